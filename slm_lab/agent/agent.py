@@ -1,0 +1,130 @@
+"""The agent: an algorithm behind its normalisers, from arrays of the env to arrays of the env."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics
+from slm_lab.agent.algorithm.policy import build_family
+from slm_lab.agent.registry import ALGORITHMS
+from slm_lab.env.normalize import ObsNormalizer, RewardScaler
+from slm_lab.env.vec_env import Step
+from slm_lab.lib.runtime import derive_seed
+from slm_lab.spec.schema import Spec
+
+# Parts of the seed key that keep the random streams of a session apart.
+_INIT, _ACT, _TRAIN = 101, 102, 103
+
+
+class Agent:
+    """Acts, observes and learns on arrays (N, ...)."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        obs_space: spaces.Box,
+        action_space: gym.Space[Any],
+        num_envs: int,
+        seed_key: tuple[int, ...],
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self.obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
+        # initial weights come from torch's global generator; nothing after them does, but for dropout layers
+        torch.manual_seed(derive_seed(*seed_key, _INIT))
+        context = Context(
+            obs_shape=obs_space.shape,
+            family=build_family(action_space, spec.agent.algorithm.action_pdtype),
+            num_envs=num_envs,
+            device=device,
+            act_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _ACT)),
+            train_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _TRAIN)),
+        )
+        self.context = context
+        self.algorithm = ALGORITHMS[spec.agent.algorithm.name](spec.agent, context)
+        env = spec.env
+        self.obs_normalizer = ObsNormalizer(obs_space.shape, env.clip_obs) if env.normalize_obs else None
+        self.clip_obs = env.clip_obs if not env.normalize_obs else None
+        self.reward_scaler = RewardScaler(
+            num_envs, spec.agent.algorithm.gamma, env.reward_scale, env.normalize_reward, env.clip_reward
+        )
+
+    def encode(self, obs: Array) -> Tensor:
+        """Raw observations as the nets see them."""
+        if self.obs_normalizer is not None:
+            obs = self.obs_normalizer(obs)
+        elif self.clip_obs is not None:
+            obs = np.clip(obs, -self.clip_obs, self.clip_obs)
+        return torch.as_tensor(obs).to(self.device, self.obs_dtype)
+
+    def init_carry(self, num_envs: int) -> Carry:
+        """Hidden state at the start of episodes."""
+        return self.algorithm.init_carry(num_envs)
+
+    def act(self, obs: Array, carry: Carry = None, explore: bool = False) -> Act:
+        """Actions for a batch of raw observations; deterministic unless asked to explore."""
+        seen = self.encode(obs)
+        act = self.algorithm.act(seen, carry, explore)
+        return act._replace(extra={**act.extra, "obs": seen})
+
+    def observe(self, obs: Array, act: Act, step: Step) -> None:
+        """Remember a step; the policy's own view of the observation is what is stored."""
+        if self.obs_normalizer is not None:
+            self.obs_normalizer.update(obs)
+        reward = self.reward_scaler(step.reward, step.done)
+        extra = dict(act.extra)
+        seen = extra.pop("obs")
+        self.algorithm.observe(
+            seen, act._replace(extra=extra), reward, step.terminated, step.truncated, self.encode(step.next_obs)
+        )
+
+    def update(self, frame: int) -> Metrics | None:
+        """Train if training is due."""
+        return self.algorithm.update(frame)
+
+    def model_state(self) -> dict[str, Any]:
+        """What acting needs: weights and normalisers."""
+        return {
+            "modules": {name: module.state_dict() for name, module in self.algorithm.modules.items()},
+            "obs_normalizer": self.obs_normalizer.stats.state_dict() if self.obs_normalizer else None,
+        }
+
+    def load_model_state(self, state: dict[str, Any]) -> None:
+        """Take weights and normalisers for acting."""
+        self.algorithm.load_weights(state["modules"])
+        if self.obs_normalizer is not None:
+            self.obs_normalizer.stats.load_state_dict(state["obs_normalizer"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a continuation needs."""
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "obs_normalizer": self.obs_normalizer.stats.state_dict() if self.obs_normalizer else None,
+            "reward_scaler": self.reward_scaler.state_dict(),
+            "act_generator": self.context.act_generator.get_state(),
+            "train_generator": self.context.train_generator.get_state(),
+            "torch_generator": torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.algorithm.load_state_dict(state["algorithm"])
+        if self.obs_normalizer is not None:
+            self.obs_normalizer.stats.load_state_dict(state["obs_normalizer"])
+        self.reward_scaler.load_state_dict(state["reward_scaler"])
+        self.context.act_generator.set_state(state["act_generator"])
+        self.context.train_generator.set_state(state["train_generator"])
+        torch.set_rng_state(state["torch_generator"])
+
+
+def reset_rows(carry: Carry, done: Array) -> Carry:
+    """Clear the hidden state of the envs whose episode ended."""
+    if carry is None or not done.any():
+        return carry
+    # layers first, envs second, as torch's recurrent cells have it
+    kept = torch.as_tensor(~done, device=carry.device, dtype=carry.dtype)
+    return carry * kept.view(1, -1, *[1] * (carry.dim() - 2))

@@ -1,0 +1,170 @@
+"""Advantage actor-critic, A2C (Mnih et al. 2016), with GAE, n-step or full returns."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import huber_loss, l1_loss, mse_loss, smooth_l1_loss
+
+from slm_lab.agent.algorithm.base import Act, Algorithm, Array, Carry, Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.policy import draw_action
+from slm_lab.agent.algorithm.reinforce import calc_policy_loss
+from slm_lab.agent.algorithm.returns import calc_gae, calc_nstep_return, calc_return
+from slm_lab.agent.algorithm.schedule import calc_schedule
+from slm_lab.agent.memory.batch import Rollout
+from slm_lab.agent.memory.build import build_on_policy
+from slm_lab.agent.net.flat import FlatParams
+from slm_lab.agent.net.model import ActorCriticNet
+from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.env.normalize import RunningStats
+from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec
+from slm_lab.spec.schema import AgentSpec
+
+VALUE_LOSSES = {"MSELoss": mse_loss, "SmoothL1Loss": smooth_l1_loss, "HuberLoss": huber_loss, "L1Loss": l1_loss}
+
+
+def standardize(adv: Tensor) -> Tensor:
+    """Advantages with mean 0 and std 1."""
+    return (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
+
+
+def calc_explained_var(value: Array, ret: Array) -> float:
+    """Share of the variance of the returns that the values predict: 1 is perfect, 0 is no better than their mean."""
+    var = ret.var()
+    return float(1 - (ret - value).var() / var) if var > 0 else 0.0
+
+
+class ActorCritic(Algorithm):
+    """One gradient step per batch: policy gradient with a learned baseline."""
+
+    config: ActorCriticSpec | PPOSpec
+
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        super().__init__(spec, context)
+        self.config = self._config(spec)
+        self.net = ActorCriticNet(spec.net, context.obs_shape, context.family.param_size, context.is_gaussian)
+        self.net.to(context.device).eval()
+        self.modules = {"net": self.net}
+        if spec.net.shared:
+            self.optimizers = {"net": FlatOptimizer(FlatParams(self.net.parameters()), spec.net)}
+        else:
+            self.optimizers = {
+                "actor": FlatOptimizer(FlatParams(self.net.actor.parameters()), spec.net.for_role("actor")),
+                "critic": FlatOptimizer(FlatParams(self.net.critic.parameters()), spec.net.for_role("critic")),
+            }
+        self.value_loss = VALUE_LOSSES[spec.net.for_role("critic").loss_spec.name]
+        self.ret_stats = RunningStats(())
+        self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self._frequency())
+
+    def _config(self, spec: AgentSpec) -> ActorCriticSpec | PPOSpec:
+        assert isinstance(spec.algorithm, ActorCriticSpec)
+        return spec.algorithm
+
+    def _frequency(self) -> int:
+        assert isinstance(self.config, ActorCriticSpec)
+        return self.config.training_frequency
+
+    @torch.inference_mode()
+    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
+        if not explore:
+            return Act(self.context.family.mode(self.net.actor(obs)), carry, {})
+        param, value = self.net(obs)
+        return Act(self._draw(param), carry, {"value": value})
+
+    def _draw(self, param: Tensor) -> Tensor:
+        explore_var = calc_schedule(self.config.explore_var_spec or 0.0, self.frame)
+        return draw_action(
+            self.context.family, param, self.config.action_policy, explore_var, self.context.act_generator
+        )
+
+    def observe(
+        self, obs: Tensor, act: Act, reward: Array, terminated: Array, truncated: Array, next_obs: Tensor
+    ) -> None:
+        self.memory.add(obs, act.action, reward, terminated, truncated, next_obs, act.extra)
+
+    @torch.inference_mode()
+    def _next_value(self, rollout: Rollout) -> Tensor:
+        """V of every true successor: the next row's value, computed afresh only where an episode or the batch ends."""
+        value = rollout.extra["value"]
+        next_value = torch.zeros_like(value)
+        next_value[:-1] = value[1:]
+        if len(rollout.cut_index):
+            next_value.view(-1)[rollout.cut_index] = self.net.value(rollout.cut_obs)
+        return next_value
+
+    def _calc_adv_ret(self, rollout: Rollout) -> tuple[Array, Array]:
+        """Advantages and value targets (T, N)."""
+        assert isinstance(self.config, ActorCriticSpec)
+        reward, value = rollout.reward.cpu().numpy(), rollout.extra["value"].cpu().numpy()
+        next_value = self._next_value(rollout).cpu().numpy()
+        terminated, done = rollout.terminated.cpu().numpy(), rollout.done.cpu().numpy()
+        gamma = self.config.gamma
+        if self.config.lam is not None:
+            adv = calc_gae(reward, value, next_value, terminated, done, gamma, self.config.lam)
+            return adv, adv + value
+        if self.config.num_step_returns is not None:
+            ret = calc_nstep_return(reward, next_value, terminated, done, gamma, self.config.num_step_returns)
+        else:
+            ret = calc_return(reward, next_value, terminated, done, gamma)
+        return ret - value, ret
+
+    def _ret_scale(self, ret: Array) -> float:
+        """1 / running std of the value targets (at least 1), or 1 when they are not normalised."""
+        if not self.config.normalize_v_targets:
+            return 1.0
+        self.ret_stats.update(ret.reshape(-1).astype(np.float64))
+        return 1 / max(float(np.sqrt(self.ret_stats.var)), 1.0)
+
+    def _to_tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(self.context.device).flatten()
+
+    def _step(self, loss: Tensor) -> dict[str, Tensor]:
+        """Gradient, clip and optimiser of every role."""
+        loss.backward()
+        norms = [optimizer.step() for optimizer in self.optimizers.values()]
+        self.opt_step += 1
+        return {"grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm()}
+
+    def update(self, frame: int) -> Metrics | None:
+        self.frame = frame
+        if not self.memory.is_ready:
+            return None
+        config = self.config
+        assert isinstance(config, ActorCriticSpec)
+        rollout = self.memory.sample()
+        adv, ret = self._calc_adv_ret(rollout)
+        scale = self._ret_scale(ret)
+        for optimizer in self.optimizers.values():
+            optimizer.set_frame(frame)
+        entropy_coef = calc_schedule(config.entropy_coef_spec, frame)
+
+        self.net.train()
+        family = self.context.family
+        param, value = self.net(rollout.obs.flatten(0, 1))
+        entropy = family.entropy(param).mean()
+        log_prob = family.log_prob(param, rollout.action.flatten(0, 1))
+        policy_loss = calc_policy_loss(log_prob, standardize(self._to_tensor(adv)))
+        val_loss = self.value_loss(value * scale, self._to_tensor(ret) * scale)
+        loss = config.policy_loss_coef * policy_loss + config.val_loss_coef * val_loss - entropy_coef * entropy
+        norm = self._step(loss)
+        self.net.eval()
+        row = {
+            "loss": loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "val_loss": val_loss.detach(),
+            "entropy": entropy.detach(),
+            **norm,
+        }
+        return {
+            **gather_metrics([row], frame),
+            "entropy_coef": entropy_coef,
+            "explained_var": calc_explained_var(rollout.extra["value"].cpu().numpy(), ret),
+        }
+
+    def memory_state(self) -> dict[str, Any]:
+        return {"rollout": self.memory.state_dict(), "ret_stats": self.ret_stats.state_dict()}
+
+    def load_memory_state(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state["rollout"])
+        self.ret_stats.load_state_dict(state["ret_stats"])

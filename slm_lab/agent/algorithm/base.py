@@ -1,0 +1,124 @@
+"""The contract of an algorithm, and what it is given."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.policy import ActionFamily
+from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.lib.errors import DivergenceError
+from slm_lab.spec.schema import AgentSpec
+
+Array = np.ndarray[Any, Any]
+Carry = Tensor | None
+Metrics = dict[str, float]
+
+
+class Act(NamedTuple):
+    """Actions (N, ...), the hidden state to go on with, and what was computed on the way and will be needed again."""
+
+    action: Tensor
+    carry: Carry
+    extra: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Context:
+    """The outside of an algorithm: shapes, device and random generators."""
+
+    obs_shape: tuple[int, ...]
+    family: ActionFamily
+    num_envs: int
+    device: torch.device
+    act_generator: torch.Generator
+    train_generator: torch.Generator
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether the policy has a std."""
+        return self.family.name in ("Normal", "TanhNormal")
+
+
+class Algorithm(ABC):
+    """Acts, remembers and learns; never touches the env, the clock or a file."""
+
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        self.spec = spec
+        self.context = context
+        self.opt_step = 0
+        self.frame = 0
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.optimizers: dict[str, FlatOptimizer] = {}
+
+    @abstractmethod
+    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
+        """Choose actions; without `explore` the deterministic policy."""
+
+    @abstractmethod
+    def observe(
+        self, obs: Tensor, act: Act, reward: Array, terminated: Array, truncated: Array, next_obs: Tensor
+    ) -> None:
+        """Remember one step of all envs."""
+
+    @abstractmethod
+    def update(self, frame: int) -> Metrics | None:
+        """Train if training is due; None otherwise."""
+
+    def init_carry(self, num_envs: int) -> Carry:
+        """Hidden state at the start of episodes; None for nets without one."""
+        return None
+
+    @property
+    def lr(self) -> float:
+        """Mean learning rate over the optimisers."""
+        rates = [optimizer.lr.value for optimizer in self.optimizers.values()]
+        return sum(rates) / len(rates) if rates else float("nan")
+
+    def memory_state(self) -> dict[str, Any]:
+        """State of the memory."""
+        return {}
+
+    def load_memory_state(self, state: dict[str, Any]) -> None:
+        """Continue with a saved memory."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a continuation needs."""
+        return {
+            "modules": {name: module.state_dict() for name, module in self.modules.items()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "memory": self.memory_state(),
+            "opt_step": self.opt_step,
+            "frame": self.frame,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.load_weights(state["modules"])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self.load_memory_state(state["memory"])
+        self.opt_step = int(state["opt_step"])
+        self.frame = int(state["frame"])
+
+    def load_weights(self, modules: dict[str, Any]) -> None:
+        """Take the weights of the nets alone."""
+        for name, module in self.modules.items():
+            module.load_state_dict(modules[name])
+
+
+def gather_metrics(rows: list[dict[str, Tensor]], frame: int) -> Metrics:
+    """Means over the gradient steps of one training; floats leave the device here, once."""
+    names = list(rows[0])
+    table = torch.stack([torch.stack([row[name] for name in names]) for row in rows])
+    metrics = dict(zip(names, table.mean(0).tolist(), strict=True))
+    for name, value in metrics.items():
+        if not np.isfinite(value):
+            raise DivergenceError(
+                f"{name} became {value} in the training at frame {frame}; "
+                "try a lower learning rate or agent.net.clip_grad_val"
+            )
+    return metrics

@@ -1,0 +1,264 @@
+"""Action distributions, and the ways to draw from them while training.
+
+A family is bound to an action space and works on the net's output `param` (B, P); argument checks are left out
+because this runs at every step.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import gymnasium as gym
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn.functional import logsigmoid, softplus
+
+from slm_lab.lib.errors import SpecError
+
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class ActionFamily(ABC):
+    """A family of action distributions on one action space."""
+
+    name: str
+    param_size: int
+    action_shape: tuple[int, ...]
+    action_dtype: torch.dtype
+
+    @abstractmethod
+    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw an action for each row."""
+
+    @abstractmethod
+    def mode(self, param: Tensor) -> Tensor:
+        """The most likely action of each row."""
+
+    @abstractmethod
+    def random(self, num: int, generator: torch.Generator) -> Tensor:
+        """Actions drawn uniformly."""
+
+    @abstractmethod
+    def log_prob(self, param: Tensor, action: Tensor) -> Tensor:
+        """Log probability (or density) of each row's action."""
+
+    @abstractmethod
+    def entropy(self, param: Tensor) -> Tensor:
+        """Entropy of each row."""
+
+    def temper(self, param: Tensor, tau: float) -> Tensor:
+        """The parameters at temperature `tau`."""
+        raise SpecError(f"agent.algorithm.action_policy: boltzmann needs discrete actions, not {self.name}")
+
+
+def _gumbel_argmax(log_prob: Tensor, generator: torch.Generator) -> Tensor:
+    """Sample from log probabilities; one exponential draw per choice."""
+    noise = torch.empty_like(log_prob).exponential_(generator=generator)
+    return (log_prob - noise.log_()).argmax(-1)
+
+
+class Categorical(ActionFamily):
+    """One of A choices; param holds logits (B, A)."""
+
+    name = "Categorical"
+
+    def __init__(self, num_choice: int) -> None:
+        self.param_size = num_choice
+        self.action_shape = ()
+        self.action_dtype = torch.int64
+
+    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
+        return _gumbel_argmax(param, generator)
+
+    def mode(self, param: Tensor) -> Tensor:
+        return param.argmax(-1)
+
+    def random(self, num: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(self.param_size, (num,), generator=generator, device=generator.device)
+
+    def log_prob(self, param: Tensor, action: Tensor) -> Tensor:
+        return param.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, param: Tensor) -> Tensor:
+        log_prob = param.log_softmax(-1)
+        return -(log_prob.exp() * log_prob).sum(-1)
+
+    def temper(self, param: Tensor, tau: float) -> Tensor:
+        return param / tau
+
+
+class MultiCategorical(ActionFamily):
+    """Several independent choices; param holds their logits side by side."""
+
+    name = "MultiCategorical"
+
+    def __init__(self, num_choices: list[int]) -> None:
+        self.num_choices = num_choices
+        self.param_size = sum(num_choices)
+        self.action_shape = (len(num_choices),)
+        self.action_dtype = torch.int64
+
+    def _split(self, param: Tensor) -> tuple[Tensor, ...]:
+        return param.split(self.num_choices, -1)
+
+    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.stack([_gumbel_argmax(logits, generator) for logits in self._split(param)], -1)
+
+    def mode(self, param: Tensor) -> Tensor:
+        return torch.stack([logits.argmax(-1) for logits in self._split(param)], -1)
+
+    def random(self, num: int, generator: torch.Generator) -> Tensor:
+        device = generator.device
+        return torch.stack(
+            [torch.randint(count, (num,), generator=generator, device=device) for count in self.num_choices], -1
+        )
+
+    def log_prob(self, param: Tensor, action: Tensor) -> Tensor:
+        parts = [
+            logits.log_softmax(-1).gather(-1, action[..., index : index + 1])
+            for index, logits in enumerate(self._split(param))
+        ]
+        return torch.cat(parts, -1).sum(-1)
+
+    def entropy(self, param: Tensor) -> Tensor:
+        total = torch.zeros(param.shape[:-1], device=param.device)
+        for logits in self._split(param):
+            log_prob = logits.log_softmax(-1)
+            total = total - (log_prob.exp() * log_prob).sum(-1)
+        return total
+
+    def temper(self, param: Tensor, tau: float) -> Tensor:
+        return param / tau
+
+
+class Bernoulli(ActionFamily):
+    """Independent switches; param holds their logits (B, A)."""
+
+    name = "Bernoulli"
+
+    def __init__(self, num_switch: int) -> None:
+        self.param_size = num_switch
+        self.action_shape = (num_switch,)
+        self.action_dtype = torch.int64
+
+    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
+        draw = torch.empty_like(param).uniform_(generator=generator)
+        return (draw < param.sigmoid()).long()
+
+    def mode(self, param: Tensor) -> Tensor:
+        return (param > 0).long()
+
+    def random(self, num: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(2, (num, self.param_size), generator=generator, device=generator.device)
+
+    def log_prob(self, param: Tensor, action: Tensor) -> Tensor:
+        return torch.where(action > 0, logsigmoid(param), logsigmoid(-param)).sum(-1)
+
+    def entropy(self, param: Tensor) -> Tensor:
+        prob = param.sigmoid()
+        return -(prob * logsigmoid(param) + (1 - prob) * logsigmoid(-param)).sum(-1)
+
+    def temper(self, param: Tensor, tau: float) -> Tensor:
+        return param / tau
+
+
+class Normal(ActionFamily):
+    """Independent Gaussians; param holds means and log stds side by side (B, 2A)."""
+
+    name = "Normal"
+
+    def __init__(self, size: int) -> None:
+        self.param_size = 2 * size
+        self.action_shape = (size,)
+        self.action_dtype = torch.float32
+
+    @staticmethod
+    def split(param: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and clamped log std."""
+        mean, log_std = param.chunk(2, -1)
+        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
+        mean, log_std = self.split(param)
+        return mean + log_std.exp() * torch.empty_like(mean).normal_(generator=generator)
+
+    def mode(self, param: Tensor) -> Tensor:
+        return self.split(param)[0]
+
+    def random(self, num: int, generator: torch.Generator) -> Tensor:
+        size = (num, *self.action_shape)
+        return torch.rand(size, generator=generator, device=generator.device) * 2 - 1
+
+    def log_prob(self, param: Tensor, action: Tensor) -> Tensor:
+        mean, log_std = self.split(param)
+        return (-0.5 * ((action - mean) * (-log_std).exp()).square() - log_std - _HALF_LOG_2PI).sum(-1)
+
+    def entropy(self, param: Tensor) -> Tensor:
+        return (self.split(param)[1] + 0.5 + _HALF_LOG_2PI).sum(-1)
+
+
+class TanhNormal(Normal):
+    """Gaussians squashed into [-1, 1] by tanh."""
+
+    name = "TanhNormal"
+
+    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
+        return super().sample(param, generator).tanh()
+
+    def mode(self, param: Tensor) -> Tensor:
+        return super().mode(param).tanh()
+
+    def log_prob(self, param: Tensor, action: Tensor) -> Tensor:
+        # float32 cannot tell actions nearer to the border than this from the border itself
+        raw = action.clamp(-1 + 1e-6, 1 - 1e-6).atanh()
+        return super().log_prob(param, raw) - log_det_tanh(raw).sum(-1)
+
+    def entropy(self, param: Tensor) -> Tensor:
+        # no closed form: the Gaussian's entropy plus the change of volume at its mean
+        return super().entropy(param) + log_det_tanh(self.split(param)[0]).sum(-1)
+
+
+def log_det_tanh(raw: Tensor) -> Tensor:
+    """log(1 - tanh(raw)^2), stable for large inputs."""
+    return 2 * (math.log(2) - raw - softplus(-2 * raw))
+
+
+def build_family(space: gym.Space[Any], pdtype: str) -> ActionFamily:
+    """The family a spec asks for, checked against the action space."""
+    choices: list[ActionFamily]
+    if isinstance(space, spaces.Discrete):
+        choices = [Categorical(int(space.n))]
+    elif isinstance(space, spaces.MultiDiscrete):
+        choices = [MultiCategorical([int(count) for count in space.nvec.flatten()])]
+    elif isinstance(space, spaces.MultiBinary):
+        choices = [Bernoulli(math.prod(space.shape))]
+    elif isinstance(space, spaces.Box):
+        size = math.prod(space.shape)
+        choices = [Normal(size), TanhNormal(size)]
+    else:
+        raise SpecError(f"env.name: actions of {type(space).__name__} are not supported")
+    if pdtype == "default":
+        return choices[0]
+    for family in choices:
+        if family.name == pdtype:
+            return family
+    names = " or ".join(family.name for family in choices)
+    raise SpecError(f"agent.algorithm.action_pdtype: {pdtype} does not fit actions of {space}; use default or {names}")
+
+
+def draw_action(
+    family: ActionFamily, param: Tensor, how: str, explore_var: float, generator: torch.Generator
+) -> Tensor:
+    """Draw actions for N envs by an action policy; every env draws for itself."""
+    if how == "default":
+        return family.sample(param, generator)
+    num = len(param)
+    if how == "random":
+        return family.random(num, generator)
+    if how == "boltzmann":
+        return family.sample(family.temper(param, max(explore_var, 1e-8)), generator)
+    explores = torch.rand(num, generator=generator, device=param.device) < explore_var
+    explores = explores.view(num, *[1] * len(family.action_shape))
+    return torch.where(explores, family.random(num, generator), family.mode(param))

@@ -1,0 +1,191 @@
+"""Proximal policy optimisation (Schulman et al. 2017): several epochs on each batch, within a clipped ratio."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.actor_critic import ActorCritic, calc_explained_var, standardize
+from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.returns import calc_gae
+from slm_lab.agent.algorithm.schedule import calc_schedule
+from slm_lab.agent.memory.batch import Rollout
+from slm_lab.spec.algorithm import PPOSpec
+from slm_lab.spec.schema import AgentSpec
+
+# exp of more than this overflows float32 before the clip can act
+MAX_LOG_RATIO = 20.0
+# weight of the past in the running percentiles of the advantages
+PERCENTILE_DECAY = 0.99
+
+
+class Minibatch(NamedTuple):
+    """Samples of one gradient step, tensors (B, ...)."""
+
+    obs: Tensor
+    action: Tensor
+    old_log_prob: Tensor
+    old_value: Tensor
+    adv: Tensor
+    ret: Tensor
+
+
+def calc_surrogate(log_prob: Tensor, old_log_prob: Tensor, adv: Tensor, clip_eps: float) -> tuple[Tensor, Tensor]:
+    """Clipped surrogate loss (eq. 7, negated) and the ratio r(theta)."""
+    ratio = (log_prob - old_log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
+    return -torch.min(ratio * adv, clipped * adv).mean(), ratio
+
+
+def calc_clipped_val_loss(value: Tensor, old_value: Tensor, ret: Tensor, clip_eps: float) -> Tensor:
+    """Value loss that does not reward moving further than clip_eps from the old value."""
+    near = old_value + (value - old_value).clamp(-clip_eps, clip_eps)
+    return 0.5 * torch.max((value - ret).square(), (near - ret).square()).mean()
+
+
+def symlog(x: Tensor) -> Tensor:
+    """sign(x) log(1 + |x|): keeps small values and tames large ones."""
+    return x.sign() * x.abs().log1p()
+
+
+class PPO(ActorCritic):
+    """Actor-critic that reuses each batch for several epochs of minibatches."""
+
+    config: PPOSpec
+
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        super().__init__(spec, context)
+        # running 5th and 95th percentile of the advantages, with normalize_advantages: percentile
+        self.percentile: list[float] | None = None
+
+    def _config(self, spec: AgentSpec) -> PPOSpec:
+        assert isinstance(spec.algorithm, PPOSpec)
+        return spec.algorithm
+
+    def _frequency(self) -> int:
+        return self.config.time_horizon
+
+    @torch.inference_mode()
+    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
+        if not explore:
+            return super().act(obs, carry, explore)
+        param, value = self.net(obs)
+        action = self._draw(param)
+        # pi_old is this very policy: stored now, never recomputed
+        return Act(action, carry, {"value": value, "log_prob": self.context.family.log_prob(param, action)})
+
+    def _calc_adv_ret(self, rollout: Rollout) -> tuple[Array, Array]:
+        value = rollout.extra["value"].cpu().numpy()
+        adv = calc_gae(
+            rollout.reward.cpu().numpy(),
+            value,
+            self._next_value(rollout).cpu().numpy(),
+            rollout.terminated.cpu().numpy(),
+            rollout.done.cpu().numpy(),
+            self.config.gamma,
+            self.config.lam,
+        )
+        return adv, adv + value
+
+    def _scale_by_percentile(self, adv: Array) -> Array:
+        """Advantages over the running range of their 5th to 95th percentile, never enlarged."""
+        now = np.percentile(adv, (5, 95)).tolist()
+        if self.percentile is None:
+            self.percentile = now
+        decay = PERCENTILE_DECAY
+        self.percentile = [decay * old + (1 - decay) * new for old, new in zip(self.percentile, now, strict=True)]
+        return adv / max(1.0, self.percentile[1] - self.percentile[0])
+
+    def calc_loss(
+        self, batch: Minibatch, clip_eps: float, entropy_coef: float, ret_scale: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of one minibatch (eq. 9, negated) and what to report of it."""
+        config, family = self.config, self.context.family
+        param, value = self.net(batch.obs)
+        adv = standardize(batch.adv) if config.normalize_advantages == "standardize" else batch.adv
+        log_prob = family.log_prob(param, batch.action)
+        policy_loss, ratio = calc_surrogate(log_prob, batch.old_log_prob, adv, clip_eps)
+        entropy = family.entropy(param).mean()
+        ret, old_value = batch.ret * ret_scale, batch.old_value
+        value = value * ret_scale
+        if config.symlog:
+            value, ret, old_value = symlog(value), symlog(ret), symlog(old_value)
+        if config.clip_vloss:
+            val_loss = calc_clipped_val_loss(value, old_value, ret, clip_eps)
+        else:
+            val_loss = self.value_loss(value, ret)
+        loss = policy_loss + config.val_loss_coef * val_loss - entropy_coef * entropy
+        with torch.no_grad():
+            aux = {
+                "loss": loss,
+                "policy_loss": policy_loss,
+                "val_loss": val_loss,
+                "entropy": entropy,
+                # E[r - 1 - log r], an estimate of KL(old || new) that is never negative
+                "kl": (ratio - 1 - ratio.log()).mean(),
+                "clip_frac": ((ratio - 1).abs() > clip_eps).float().mean(),
+            }
+        return loss, {name: tensor.detach() for name, tensor in aux.items()}
+
+    def update(self, frame: int) -> Metrics | None:
+        self.frame = frame
+        if not self.memory.is_ready:
+            return None
+        config = self.config
+        rollout = self.memory.sample()
+        adv, ret = self._calc_adv_ret(rollout)
+        ret_scale = self._ret_scale(ret)
+        if config.normalize_advantages == "percentile":
+            adv = self._scale_by_percentile(adv)
+        batch = Minibatch(
+            rollout.obs.flatten(0, 1),
+            rollout.action.flatten(0, 1),
+            rollout.extra["log_prob"].flatten(),
+            rollout.extra["value"].flatten(),
+            self._to_tensor(adv),
+            self._to_tensor(ret),
+        )
+        for optimizer in self.optimizers.values():
+            optimizer.set_frame(frame)
+        clip_eps = calc_schedule(config.clip_eps_spec, frame)
+        entropy_coef = calc_schedule(config.entropy_coef_spec, frame)
+        explained_var = calc_explained_var(rollout.extra["value"].cpu().numpy(), ret)
+
+        self.net.train()
+        rows = []
+        for _ in range(config.training_epoch):
+            rows += self._epoch(batch, clip_eps, entropy_coef, ret_scale)
+            if config.target_kl is not None and float(rows[-1]["kl"]) > config.target_kl:
+                break
+        self.net.eval()
+        return {
+            **gather_metrics(rows, frame),
+            "clip_eps": clip_eps,
+            "entropy_coef": entropy_coef,
+            "explained_var": explained_var,
+        }
+
+    def _epoch(
+        self, batch: Minibatch, clip_eps: float, entropy_coef: float, ret_scale: float
+    ) -> list[dict[str, Tensor]]:
+        """One pass over the batch in a fresh order."""
+        size = self.config.minibatch_size
+        order = torch.randperm(
+            len(batch.adv), generator=self.context.train_generator, device=self.context.train_generator.device
+        )
+        # one gather per field and epoch; minibatches are views of it
+        shuffled = Minibatch(*(field.index_select(0, order) for field in batch))
+        rows = []
+        for start in range(0, len(order), size):
+            part = Minibatch(*(field[start : start + size] for field in shuffled))
+            loss, aux = self.calc_loss(part, clip_eps, entropy_coef, ret_scale)
+            rows.append({**aux, **self._step(loss)})
+        return rows
+
+    def memory_state(self) -> dict[str, Any]:
+        return {**super().memory_state(), "percentile": self.percentile}
+
+    def load_memory_state(self, state: dict[str, Any]) -> None:
+        super().load_memory_state(state)
+        self.percentile = state["percentile"]

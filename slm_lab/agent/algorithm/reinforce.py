@@ -1,0 +1,98 @@
+"""REINFORCE (Williams 1992): the policy gradient with Monte-Carlo returns."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.base import Act, Algorithm, Array, Carry, Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.policy import draw_action
+from slm_lab.agent.algorithm.returns import calc_return
+from slm_lab.agent.algorithm.schedule import calc_schedule
+from slm_lab.agent.memory.build import build_on_policy
+from slm_lab.agent.net.flat import FlatParams
+from slm_lab.agent.net.model import PolicyNet
+from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.spec.algorithm import ReinforceSpec
+from slm_lab.spec.schema import AgentSpec
+
+
+def calc_policy_loss(log_prob: Tensor, adv: Tensor) -> Tensor:
+    """-E[log pi(a|s) A]; its gradient is the policy gradient."""
+    return -(log_prob * adv).mean()
+
+
+def scale_return(ret: Tensor, center: bool) -> Tensor:
+    """Returns in units of their std, around their mean if centred."""
+    scaled = ret - ret.mean() if center else ret
+    return scaled / (ret.std(correction=0) + 1e-8)
+
+
+class Reinforce(Algorithm):
+    """One gradient step per batch on the returns that followed each action."""
+
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        super().__init__(spec, context)
+        assert isinstance(spec.algorithm, ReinforceSpec)
+        self.config = spec.algorithm
+        net = spec.net.for_role("actor")
+        self.net = PolicyNet(net, context.obs_shape, context.family.param_size, context.is_gaussian).to(context.device)
+        self.net.eval()
+        self.modules = {"actor": self.net}
+        self.optimizers = {"actor": FlatOptimizer(FlatParams(self.net.parameters()), net)}
+        self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self.config.training_frequency)
+
+    @torch.inference_mode()
+    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
+        param = self.net(obs)
+        if not explore:
+            return Act(self.context.family.mode(param), carry, {})
+        explore_var = calc_schedule(self.config.explore_var_spec or 0.0, self.frame)
+        action = draw_action(
+            self.context.family, param, self.config.action_policy, explore_var, self.context.act_generator
+        )
+        return Act(action, carry, {})
+
+    def observe(
+        self, obs: Tensor, act: Act, reward: Array, terminated: Array, truncated: Array, next_obs: Tensor
+    ) -> None:
+        self.memory.add(obs, act.action, reward, terminated, truncated, next_obs, act.extra)
+
+    def update(self, frame: int) -> Metrics | None:
+        self.frame = frame
+        if not self.memory.is_ready:
+            return None
+        rollout = self.memory.sample()
+        reward = rollout.reward.cpu().numpy()
+        # without a critic nothing stands for what follows a cut
+        ret = calc_return(
+            reward, reward * 0, rollout.terminated.cpu().numpy(), rollout.done.cpu().numpy(), self.config.gamma
+        )
+        adv = scale_return(torch.from_numpy(ret).to(self.context.device).flatten(), self.config.center_return)
+        optimizer = self.optimizers["actor"]
+        optimizer.set_frame(frame)
+        entropy_coef = calc_schedule(self.config.entropy_coef_spec, frame)
+
+        self.net.train()
+        family = self.context.family
+        param = self.net(rollout.obs.flatten(0, 1))
+        entropy = family.entropy(param).mean()
+        policy_loss = calc_policy_loss(family.log_prob(param, rollout.action.flatten(0, 1)), adv)
+        loss = self.config.policy_loss_coef * policy_loss - entropy_coef * entropy
+        loss.backward()
+        grad_norm = optimizer.step()
+        self.net.eval()
+        self.opt_step += 1
+        row = {
+            "loss": loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "entropy": entropy.detach(),
+            "grad_norm": grad_norm,
+        }
+        return {**gather_metrics([row], frame), "entropy_coef": entropy_coef}
+
+    def memory_state(self) -> dict[str, Any]:
+        return self.memory.state_dict()
+
+    def load_memory_state(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state)

@@ -1,0 +1,28 @@
+"""What memories hand to algorithms."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Steps in order, as tensors (T, N, ...); whole episodes come as N = 1, one after the other.
+
+    `cut_index` (K,) are the rows, counted as t*N+n, whose successor is not the next row: truncated episodes and the
+    last row of the batch. `cut_obs` (K, ...) are their true successors.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    extra: dict[str, Tensor]
+    cut_index: Tensor
+    cut_obs: Tensor
+
+    @property
+    def done(self) -> Tensor:
+        """Ended by the task or by the clock."""
+        return self.terminated | self.truncated

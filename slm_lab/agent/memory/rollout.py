@@ -1,0 +1,215 @@
+"""On-policy memories: a fixed number of steps, or whole episodes."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.memory.batch import Rollout
+
+Array = np.ndarray[Any, Any]
+
+
+class StepBuffer:
+    """Preallocated tensors (capacity, N, ...) that grow when needed; one slice write per field and step."""
+
+    def __init__(self, num_envs: int, device: torch.device, capacity: int) -> None:
+        self.num_envs = num_envs
+        self.device = device
+        self.capacity = capacity
+        self.fields: dict[str, Tensor] = {}
+        self.size = 0
+
+    def add(self, row: dict[str, Tensor]) -> None:
+        """Write one step of all envs."""
+        if not self.fields:
+            self.fields = {
+                name: torch.zeros((self.capacity, *value.shape), dtype=value.dtype, device=self.device)
+                for name, value in row.items()
+            }
+        if self.size == self.capacity:
+            self.capacity *= 2
+            self.fields = {name: torch.cat([field, torch.zeros_like(field)]) for name, field in self.fields.items()}
+        for name, value in row.items():
+            self.fields[name][self.size] = value
+        self.size += 1
+
+    def drop(self, count: int) -> None:
+        """Forget the oldest rows."""
+        for field in self.fields.values():
+            field[: self.size - count] = field[count : self.size].clone()
+        self.size -= count
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows written so far."""
+        return {name: field[: self.size].clone() for name, field in self.fields.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with saved rows."""
+        self.size = 0
+        rows = len(next(iter(state.values()))) if state else 0
+        while self.capacity < rows:
+            self.capacity *= 2
+        for name, saved in state.items():
+            self.fields[name] = torch.zeros((self.capacity, *saved.shape[1:]), dtype=saved.dtype, device=self.device)
+            self.fields[name][:rows] = saved
+        self.size = rows
+
+
+class RolloutMemory:
+    """What both on-policy memories share: rows of steps, and the successors that are not the next row."""
+
+    def __init__(self, num_envs: int, device: torch.device, capacity: int) -> None:
+        self.num_envs = num_envs
+        self.device = device
+        self.buffer = StepBuffer(num_envs, device, capacity)
+        # (row, env) -> true successor of a truncated episode
+        self.cuts: dict[tuple[int, int], Tensor] = {}
+        self.last_next_obs: Tensor | None = None
+
+    def add(
+        self,
+        obs: Tensor,
+        action: Tensor,
+        reward: Array,
+        terminated: Array,
+        truncated: Array,
+        next_obs: Tensor,
+        extra: dict[str, Tensor],
+    ) -> None:
+        """Store one step of all envs."""
+        if truncated.any():
+            for env in np.flatnonzero(truncated & ~terminated):
+                self.cuts[self.buffer.size, int(env)] = next_obs[env].clone()
+        self.last_next_obs = next_obs
+        self.buffer.add(
+            {
+                "obs": obs,
+                "action": action,
+                "reward": torch.from_numpy(reward.astype(np.float32)),
+                "terminated": torch.from_numpy(terminated),
+                "truncated": torch.from_numpy(truncated),
+                **extra,
+            }
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows, cuts and the last successor."""
+        return {
+            "rows": self.buffer.state_dict(),
+            "cut_key": torch.tensor(list(self.cuts), dtype=torch.int64).reshape(-1, 2),
+            "cut_obs": torch.stack(list(self.cuts.values())) if self.cuts else None,
+            "last_next_obs": self.last_next_obs,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue a half-filled rollout."""
+        self.buffer.load_state_dict(state["rows"])
+        keys = state["cut_key"].tolist()
+        self.cuts = {(row, env): state["cut_obs"][index] for index, (row, env) in enumerate(keys)}
+        self.last_next_obs = state["last_next_obs"]
+
+    def _build(self, fields: dict[str, Tensor], cut_index: list[int], cut_obs: list[Tensor]) -> Rollout:
+        core = ("obs", "action", "reward", "terminated", "truncated")
+        obs = fields["obs"]
+        return Rollout(
+            **{name: fields[name] for name in core},
+            extra={name: value for name, value in fields.items() if name not in core},
+            cut_index=torch.tensor(cut_index, dtype=torch.int64, device=self.device),
+            cut_obs=torch.stack(cut_obs) if cut_obs else obs.new_zeros((0, *obs.shape[2:])),
+        )
+
+
+class OnPolicyBatchReplay(RolloutMemory):
+    """A batch of a fixed number of steps of all envs."""
+
+    def __init__(self, num_envs: int, device: torch.device, frequency: int) -> None:
+        super().__init__(num_envs, device, frequency)
+        self.frequency = frequency
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether training is due."""
+        return self.buffer.size >= self.frequency
+
+    def sample(self) -> Rollout:
+        """The batch; the memory is empty afterwards. Valid until the next step is added."""
+        size = self.buffer.size
+        fields = {name: field[:size] for name, field in self.buffer.fields.items()}
+        assert self.last_next_obs is not None
+        cuts = dict(self.cuts)
+        done = (fields["terminated"][-1] | fields["truncated"][-1]).tolist()
+        for env in range(self.num_envs):
+            if not done[env]:
+                cuts[size - 1, env] = self.last_next_obs[env]
+        index = [row * self.num_envs + env for row, env in cuts]
+        self.buffer.size = 0
+        self.cuts.clear()
+        return self._build(fields, index, list(cuts.values()))
+
+
+class OnPolicyReplay(RolloutMemory):
+    """Whole episodes of any of the envs; an episode under way stays until it has ended."""
+
+    def __init__(self, num_envs: int, device: torch.device, frequency: int) -> None:
+        super().__init__(num_envs, device, 1024)
+        self.frequency = frequency
+        self.began = [0] * num_envs
+        # (env, first row, row after the last)
+        self.episodes: list[tuple[int, int, int]] = []
+
+    def add(
+        self,
+        obs: Tensor,
+        action: Tensor,
+        reward: Array,
+        terminated: Array,
+        truncated: Array,
+        next_obs: Tensor,
+        extra: dict[str, Tensor],
+    ) -> None:
+        super().add(obs, action, reward, terminated, truncated, next_obs, extra)
+        for env in np.flatnonzero(terminated | truncated):
+            self.episodes.append((int(env), self.began[env], self.buffer.size))
+            self.began[env] = self.buffer.size
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether enough episodes have ended."""
+        return len(self.episodes) >= self.frequency
+
+    def sample(self) -> Rollout:
+        """All finished episodes, one after the other, as a rollout with N = 1."""
+        row, env, index, cut_obs = [], [], [], []
+        length = 0
+        for which, begin, end in self.episodes:
+            row.append(torch.arange(begin, end))
+            env.append(torch.full((end - begin,), which))
+            length += end - begin
+            if (end - 1, which) in self.cuts:
+                index.append(length - 1)
+                cut_obs.append(self.cuts.pop((end - 1, which)))
+        rows, envs = torch.cat(row).to(self.device), torch.cat(env).to(self.device)
+        fields = {name: field[rows, envs].unsqueeze(1) for name, field in self.buffer.fields.items()}
+        self._forget()
+        return self._build(fields, index, cut_obs)
+
+    def _forget(self) -> None:
+        """Drop rows that no episode under way needs."""
+        self.episodes.clear()
+        oldest = min(self.began)
+        self.buffer.drop(oldest)
+        self.began = [begin - oldest for begin in self.began]
+        self.cuts = {(row - oldest, env): obs for (row, env), obs in self.cuts.items() if row >= oldest}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "began": list(self.began), "episodes": [list(e) for e in self.episodes]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.began = list(state["began"])
+        self.episodes = [(env, begin, end) for env, begin, end in state["episodes"]]
+
+
+OnPolicyMemory = OnPolicyBatchReplay | OnPolicyReplay

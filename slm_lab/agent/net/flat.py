@@ -1,0 +1,40 @@
+"""All parameters of a role in one contiguous tensor, so that clipping and optimising are one operation each."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatParams:
+    """Parameters and gradients as two flat tensors; the modules' own are views of them.
+
+    `state_dict` of the modules is unchanged, `.backward()` fills `grad`, and nothing is ever copied.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        # a shared parameter appears once
+        self.parameters = list(dict.fromkeys(parameters))
+        first = self.parameters[0]
+        size = sum(parameter.numel() for parameter in self.parameters)
+        self.data = torch.empty(size, dtype=first.dtype, device=first.device)
+        self.grad = torch.zeros_like(self.data)
+        offset = 0
+        for parameter in self.parameters:
+            end = offset + parameter.numel()
+            view = self.data[offset:end].view(parameter.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            parameter.grad = self.grad[offset:end].view(parameter.shape)
+            offset = end
+
+    def zero_grad(self) -> None:
+        """Forget the gradient."""
+        self.grad.zero_()
+
+    def clip_grad(self, max_norm: float | None) -> Tensor:
+        """Scale the gradient down to `max_norm`; returns its norm before."""
+        norm = self.grad.norm()
+        if max_norm is not None:
+            self.grad.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+        return norm

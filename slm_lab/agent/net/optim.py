@@ -1,0 +1,220 @@
+"""Optimisers on flat parameters: gradient clip, learning rate and step in one object."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    ExponentialLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    StepLR,
+)
+from torch.optim.rmsprop import rmsprop
+from torch.optim.sgd import sgd
+
+from slm_lab.agent.net.flat import FlatParams
+from slm_lab.spec.net import (
+    AdamSpec,
+    AdamWSpec,
+    LinearToMinSpec,
+    LinearToZeroSpec,
+    NetSpec,
+    OtherOptimSpec,
+    RMSpropSpec,
+    SGDSpec,
+)
+
+OTHER_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "Adagrad": torch.optim.Adagrad,
+    "Adadelta": torch.optim.Adadelta,
+    "Adamax": torch.optim.Adamax,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+}
+LR_SCHEDULERS: dict[str, type[LRScheduler]] = {
+    "StepLR": StepLR,
+    "MultiStepLR": MultiStepLR,
+    "ExponentialLR": ExponentialLR,
+    "LinearLR": LinearLR,
+    "CosineAnnealingLR": CosineAnnealingLR,
+}
+
+
+class FlatOptimizer:
+    """Clips and applies the gradient of one role's flat parameters."""
+
+    def __init__(self, flat: FlatParams, net: NetSpec) -> None:
+        self.flat = flat
+        self.spec = net.optim_spec
+        self.max_norm = net.clip_grad_val
+        self.lr = LearningRate(net)
+        device = flat.data.device
+        # tensors, so that neither a schedule nor the count would recompile a graph
+        self.lr_tensor = torch.tensor(self.lr.value, dtype=torch.float32, device=device)
+        self.count = torch.zeros((), dtype=torch.float32, device=device)
+        self.moments: dict[str, Tensor] = {name: torch.zeros_like(flat.data) for name in _moments(self.spec)}
+        self.other: torch.optim.Optimizer | None = None
+        if isinstance(self.spec, OtherOptimSpec):
+            flat.data.grad = flat.grad
+            self.other = OTHER_OPTIMIZERS[self.spec.name](
+                [flat.data],
+                lr=self.spec.lr,
+                weight_decay=self.spec.weight_decay,  # type: ignore[call-arg]
+            )
+
+    def set_frame(self, frame: int) -> None:
+        """Move the learning rate to where it is at a frame; call once per training."""
+        self.lr.advance(frame)
+        self.lr_tensor.fill_(self.lr.value)
+        if self.other is not None:
+            self.other.param_groups[0]["lr"] = self.lr.value
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """Clip, apply and clear the gradient; returns its norm before clipping."""
+        norm = self.flat.clip_grad(self.max_norm)
+        if self.other is not None:
+            self.other.step()
+        else:
+            self._functional_step()
+        self.flat.zero_grad()
+        return norm
+
+    def _functional_step(self) -> None:
+        spec, moments = self.spec, self.moments
+        params, grads = [self.flat.data], [self.flat.grad]
+        if isinstance(spec, AdamSpec):
+            # AdamWSpec is an AdamSpec: the two differ in how weight decay enters
+            function = adamw if isinstance(spec, AdamWSpec) else adam
+            function(
+                params,
+                grads,
+                [moments["exp_avg"]],
+                [moments["exp_avg_sq"]],
+                [moments["max_exp_avg_sq"]] if spec.amsgrad else [],
+                [self.count],
+                fused=True,
+                amsgrad=spec.amsgrad,
+                beta1=spec.betas[0],
+                beta2=spec.betas[1],
+                lr=self.lr_tensor,
+                weight_decay=spec.weight_decay,
+                eps=spec.eps,
+                maximize=False,
+            )
+        elif isinstance(spec, RMSpropSpec):
+            rmsprop(
+                params,
+                grads,
+                [moments["square_avg"]],
+                [moments["grad_avg"]] if spec.centered else [],
+                [moments["momentum_buffer"]] if spec.momentum else [],
+                [self.count],
+                lr=self.lr.value,
+                alpha=spec.alpha,
+                eps=spec.eps,
+                weight_decay=spec.weight_decay,
+                momentum=spec.momentum,
+                centered=spec.centered,
+            )
+        elif isinstance(spec, SGDSpec):
+            # torch starts momentum with the first gradient itself, undamped
+            first = bool(spec.momentum) and not bool(self.count)
+            buffers: list[Tensor | None] = [None if first or not spec.momentum else moments["momentum_buffer"]]
+            sgd(
+                params,
+                grads,
+                buffers,
+                lr=self.lr.value,
+                momentum=spec.momentum,
+                dampening=spec.dampening,
+                weight_decay=spec.weight_decay,
+                nesterov=spec.nesterov,
+                maximize=False,
+            )
+            if first and buffers[0] is not None:
+                moments["momentum_buffer"].copy_(buffers[0])
+            self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the next step depends on beside the parameters."""
+        return {
+            "count": self.count,
+            "moments": self.moments,
+            "lr": self.lr.state_dict(),
+            "other": self.other.state_dict() if self.other is not None else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.count.copy_(state["count"])
+        for name, moment in self.moments.items():
+            moment.copy_(state["moments"][name])
+        self.lr.load_state_dict(state["lr"])
+        self.lr_tensor.fill_(self.lr.value)
+        if self.other is not None:
+            self.other.load_state_dict(state["other"])
+
+
+def _moments(spec: Any) -> list[str]:
+    if isinstance(spec, AdamSpec):
+        return ["exp_avg", "exp_avg_sq"] + (["max_exp_avg_sq"] if spec.amsgrad else [])
+    if isinstance(spec, RMSpropSpec):
+        return ["square_avg"] + ["grad_avg"] * spec.centered + ["momentum_buffer"] * bool(spec.momentum)
+    if isinstance(spec, SGDSpec) and spec.momentum:
+        return ["momentum_buffer"]
+    return []
+
+
+class LearningRate:
+    """The learning rate over a run: by frame for the lab's own schedules, by training call for torch's."""
+
+    def __init__(self, net: NetSpec) -> None:
+        self.start = net.optim_spec.lr
+        self.value = self.start
+        self.spec = net.lr_scheduler_spec
+        self.scheduler: LRScheduler | None = None
+        if self.spec is not None and self.spec.name in LR_SCHEDULERS:
+            # torch's schedulers drive an optimiser; this one holds nothing but the learning rate
+            self.carrier = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.start)
+            options = self.spec.model_dump(exclude={"name"})
+            self.scheduler = LR_SCHEDULERS[self.spec.name](self.carrier, **options)
+            self.value = float(self.carrier.param_groups[0]["lr"])
+            self.num_call = 0
+
+    def advance(self, frame: int) -> None:
+        """Move on to the training call at a frame."""
+        if isinstance(self.spec, LinearToZeroSpec):
+            self.value = self.start * max(0.0, 1 - frame / self.spec.frame)
+        elif isinstance(self.spec, LinearToMinSpec):
+            floor = self.spec.min_factor
+            self.value = self.start * (floor + (1 - floor) * max(0.0, 1 - frame / self.spec.frame))
+        elif self.scheduler is not None:
+            if self.num_call:
+                self.carrier.step()
+                self.scheduler.step()
+            self.num_call += 1
+            self.value = float(self.carrier.param_groups[0]["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The value, and torch's scheduler where one is used."""
+        state: dict[str, Any] = {"value": self.value}
+        if self.scheduler is not None:
+            state["num_call"] = self.num_call
+            # only plain numbers change; containers such as milestones come back from the spec
+            plain = {key: value for key, value in self.scheduler.state_dict().items() if isinstance(value, (int, float))}
+            state["scheduler"] = plain
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.value = float(state["value"])
+        if self.scheduler is not None:
+            self.num_call = int(state["num_call"])
+            self.carrier.param_groups[0]["lr"] = self.value
+            self.scheduler.load_state_dict(state["scheduler"])

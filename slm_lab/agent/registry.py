@@ -1,0 +1,41 @@
+"""Algorithms, memories and nets by name, and the way to add one from outside the package."""
+
+from slm_lab.agent.algorithm.actor_critic import ActorCritic
+from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.algorithm.ppo import PPO
+from slm_lab.agent.algorithm.random import Random
+from slm_lab.agent.algorithm.reinforce import Reinforce
+from slm_lab.agent.memory.build import ON_POLICY
+from slm_lab.agent.memory.rollout import OnPolicyBatchReplay, OnPolicyReplay
+from slm_lab.agent.net.build import NETS, BodyBuilder
+from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.spec.memory import MemorySpec
+from slm_lab.spec.net import NetSpec
+from slm_lab.spec.schema import ALGORITHM_SPECS, MEMORY_SPECS, NET_SPECS
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "Random": Random,
+    "Reinforce": Reinforce,
+    "ActorCritic": ActorCritic,
+    "PPO": PPO,
+}
+
+
+def register_algorithm(name: str, spec: type[AlgorithmSpec], algorithm: type[Algorithm]) -> None:
+    """Make an algorithm and its keys known to specs."""
+    ALGORITHM_SPECS[name] = spec
+    ALGORITHMS[name] = algorithm
+
+
+def register_net(name: str, spec: type[NetSpec], builder: BodyBuilder) -> None:
+    """Make a net body known to specs; its modules need `forward(obs)` and `out_size`."""
+    NET_SPECS[name] = spec
+    NETS[name] = builder
+
+
+def register_memory(
+    name: str, spec: type[MemorySpec], memory: type[OnPolicyBatchReplay] | type[OnPolicyReplay]
+) -> None:
+    """Make an on-policy memory known to specs."""
+    MEMORY_SPECS[name] = spec
+    ON_POLICY[name] = memory

@@ -1,0 +1,91 @@
+"""Makes one env by its name, with observations the nets can read."""
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+from gymnasium import spaces
+from gymnasium.wrappers import FlattenObservation
+
+from slm_lab.env import probe
+from slm_lab.lib.errors import EnvError, nearest
+from slm_lab.lib.runtime import add_working_folder_to_path
+from slm_lab.spec.schema import EnvSpec
+
+try:
+    import ale_py
+except ImportError:
+    ale_py = None
+
+probe.register()
+
+
+@dataclass(frozen=True)
+class EnvSettings:
+    """All that a process needs to make its envs; plain data, so that it can be sent to workers."""
+
+    name: str
+    num_envs: int
+    max_t: int | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    # start of the key from which the seeds of all episodes derive
+    seed_key: tuple[int, ...] = (0,)
+
+
+def build_settings(spec: EnvSpec, seed_key: tuple[int, ...], num_envs: int | None = None) -> EnvSettings:
+    """The settings of a spec's envs, with their seeds."""
+    return EnvSettings(spec.name, num_envs or spec.num_envs, spec.max_t, dict(spec.kwargs), seed_key)
+
+
+def make_env(settings: EnvSettings, render: bool = False) -> gym.Env[Any, Any]:
+    """Make one env; a mistake in its name or options is told in one line."""
+    kwargs = dict(settings.kwargs)
+    if settings.max_t is not None:
+        kwargs["max_episode_steps"] = settings.max_t
+    if render:
+        kwargs["render_mode"] = "human"
+    name = resolve_name(settings.name)
+    try:
+        # the passive checker costs a third of a CartPole step and repeats what the lab checks itself
+        env = gym.make(name, disable_env_checker=True, **kwargs)
+    except gym.error.DependencyNotInstalled as error:
+        raise EnvError(f"env.name: '{settings.name}' needs a package that is not installed: {error}") from None
+    except gym.error.Error as error:
+        raise EnvError(f"env.name: '{settings.name}' cannot be made: {error}") from None
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise EnvError(f"env.kwargs: '{settings.name}' does not take an option given: {error}") from None
+    return _readable(env, settings.name)
+
+
+def resolve_name(name: str) -> str:
+    """Check that a name is registered, importing the module of `package.module:EnvId`."""
+    module, sign, env_id = name.partition(":")
+    if sign:
+        add_working_folder_to_path()
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise EnvError(f"env.name: module '{module}' of '{name}' cannot be imported: {error}") from None
+    else:
+        env_id = name
+    if env_id.startswith("ALE/"):
+        if ale_py is None:
+            raise EnvError(f"env.name: '{name}' needs ale-py; run `uv sync --group ml`")
+        gym.register_envs(ale_py)
+    if env_id not in gym.registry:
+        raise EnvError(f"env.name: no env '{env_id}' is registered{nearest(env_id, gym.registry)}")
+    return env_id
+
+
+def _readable(env: gym.Env[Any, Any], name: str) -> gym.Env[Any, Any]:
+    space = env.observation_space
+    if isinstance(space, spaces.Box):
+        return env
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)):
+        # Discrete parts become one-hot
+        return FlattenObservation(env)
+    env.close()
+    raise EnvError(f"env.name: '{name}' has observations of {type(space).__name__}, which no net can read")

@@ -1,0 +1,214 @@
+"""Tiny envs with known answers, each testing one ability of an agent."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+Array = np.ndarray[Any, Any]
+
+
+class ProbeEnv(gym.Env[Array, Any]):
+    """Base: one-number observations, two actions, episodes of fixed length."""
+
+    length = 1
+
+    def __init__(self) -> None:
+        self.observation_space: gym.Space[Array] = spaces.Box(-1, 1, (1,), np.float32)
+        self.action_space: gym.Space[Any] = spaces.Discrete(2)
+        self.t = 0
+
+    def obs(self) -> Array:
+        """What the agent sees now."""
+        return np.zeros(1, np.float32)
+
+    def reward(self, action: Any) -> float:
+        """What the action earns now."""
+        return 1.0
+
+    def begin(self) -> None:
+        """Draw what an episode needs."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        self.begin()
+        return self.obs(), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        reward = self.reward(action)
+        self.t += 1
+        return self.obs(), reward, self.t >= self.length, False, {}
+
+
+class ConstantReward(ProbeEnv):
+    """One step, reward 1: the value is 1."""
+
+
+class ObsReward(ProbeEnv):
+    """One step, the reward is the observation (-1 or 1): the value is the observation."""
+
+    def begin(self) -> None:
+        self.sign = float(self.np_random.choice((-1.0, 1.0)))
+
+    def obs(self) -> Array:
+        return np.array([self.sign], np.float32)
+
+    def reward(self, action: Any) -> float:
+        return self.sign
+
+
+class TwoStep(ProbeEnv):
+    """Two steps, reward 1 at the end: the values are gamma and 1."""
+
+    length = 2
+
+    def obs(self) -> Array:
+        return np.array([float(self.t)], np.float32)
+
+    def reward(self, action: Any) -> float:
+        return float(self.t == 1)
+
+
+class ActionReward(ProbeEnv):
+    """One step, action 1 earns 1 and action 0 earns -1: always take action 1."""
+
+    def reward(self, action: Any) -> float:
+        return 1.0 if action == 1 else -1.0
+
+
+class ObsAction(ProbeEnv):
+    """One step, the action must match the sign of the observation."""
+
+    def begin(self) -> None:
+        self.sign = float(self.np_random.choice((-1.0, 1.0)))
+
+    def obs(self) -> Array:
+        return np.array([self.sign], np.float32)
+
+    def reward(self, action: Any) -> float:
+        return 1.0 if (action == 1) == (self.sign > 0) else -1.0
+
+
+class Memory(ProbeEnv):
+    """The first observation tells which action is right three steps later, when nothing shows it."""
+
+    length = 4
+
+    def begin(self) -> None:
+        self.sign = float(self.np_random.choice((-1.0, 1.0)))
+
+    def obs(self) -> Array:
+        return np.array([self.sign if self.t == 0 else 0.0], np.float32)
+
+    def reward(self, action: Any) -> float:
+        if self.t < self.length - 1:
+            return 0.0
+        return 1.0 if (action == 1) == (self.sign > 0) else -1.0
+
+
+class ContinuousTarget(ProbeEnv):
+    """One step, a continuous action must hit half the observation; bounds are unequal on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(np.array([-1.0], np.float32), np.array([3.0], np.float32))
+
+    def begin(self) -> None:
+        self.target = float(self.np_random.uniform(-1.0, 1.0))
+
+    def obs(self) -> Array:
+        return np.array([self.target], np.float32)
+
+    def reward(self, action: Any) -> float:
+        return -float((action[0] - 0.5 * self.target) ** 2)
+
+
+class MultiAction(ProbeEnv):
+    """Two sub-actions with 2 and 3 choices; the right pair is (1, 2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.MultiDiscrete([2, 3])
+
+    def reward(self, action: Any) -> float:
+        return float(action[0] == 1) + float(action[1] == 2) - 1.0
+
+
+class BinaryAction(ProbeEnv):
+    """Three switches; the right setting is (1, 0, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.MultiBinary(3)
+
+    def reward(self, action: Any) -> float:
+        return float(np.mean(np.asarray(action) == (1, 0, 1)))
+
+
+class DiscreteObs(ProbeEnv):
+    """The observation is one of three numbers; action 1 is right for number 2 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Discrete(3)  # type: ignore[assignment]
+
+    def begin(self) -> None:
+        self.number = int(self.np_random.integers(3))
+
+    def obs(self) -> Array:
+        return self.number  # type: ignore[return-value]
+
+    def reward(self, action: Any) -> float:
+        return 1.0 if (action == 1) == (self.number == 2) else -1.0
+
+
+class TimeLimit(ProbeEnv):
+    """Reward 1 for ever, cut by the clock alone: the value is 1/(1-gamma) where the cut is not taken for the end."""
+
+    length = 10
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        obs, reward, ended, _, info = super().step(action)
+        return obs, reward, False, ended, info
+
+
+class Image(ProbeEnv):
+    """A small picture that is dark or bright; action 1 is right for bright."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (1, 12, 12), np.uint8)
+
+    def begin(self) -> None:
+        self.bright = bool(self.np_random.integers(2))
+
+    def obs(self) -> Array:
+        return np.full((1, 12, 12), 255 if self.bright else 0, np.uint8)
+
+    def reward(self, action: Any) -> float:
+        return 1.0 if (action == 1) == self.bright else -1.0
+
+
+PROBES: dict[str, type[ProbeEnv]] = {
+    "probe/ConstantReward-v0": ConstantReward,
+    "probe/ObsReward-v0": ObsReward,
+    "probe/TwoStep-v0": TwoStep,
+    "probe/ActionReward-v0": ActionReward,
+    "probe/ObsAction-v0": ObsAction,
+    "probe/Memory-v0": Memory,
+    "probe/ContinuousTarget-v0": ContinuousTarget,
+    "probe/MultiAction-v0": MultiAction,
+    "probe/BinaryAction-v0": BinaryAction,
+    "probe/DiscreteObs-v0": DiscreteObs,
+    "probe/TimeLimit-v0": TimeLimit,
+    "probe/Image-v0": Image,
+}
+
+
+def register() -> None:
+    """Make the probes known to gymnasium."""
+    for name, entry_point in PROBES.items():
+        if name not in gym.registry:
+            gym.register(name, entry_point=entry_point)

@@ -1,0 +1,42 @@
+"""The errors a user can cause; everything else is a bug and shows its traceback."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class LabError(Exception):
+    """A mistake in the input: shown as one clear message, exit code 2."""
+
+
+class SpecError(LabError):
+    """A spec that cannot be run as written."""
+
+
+class EnvError(LabError):
+    """An environment that cannot be made or used as asked."""
+
+
+class RunFolderError(LabError):
+    """A run folder that is missing, foreign or cannot be continued."""
+
+
+class CheckpointError(LabError):
+    """A checkpoint file that is damaged or does not belong to the run."""
+
+
+class DivergenceError(Exception):
+    """Training produced a value that is not finite; the run stops instead of going on with it."""
+
+
+class WorkerError(Exception):
+    """A worker process failed; the message carries the worker's own traceback."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """A hint `; did you mean 'x'?`, or nothing when no choice is near."""
+    options = list(choices)
+    match = get_close_matches(name, options, n=1, cutoff=0.6)
+    if not match:
+        lowered = {option.lower(): option for option in options}
+        match = [lowered[m] for m in get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.6)]
+    return f"; did you mean '{match[0]}'?" if match else ""

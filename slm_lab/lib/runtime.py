@@ -1,0 +1,74 @@
+"""Facts about the machine and the seeds derived from the spec; torch-free."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+PACKAGES = ("slm-lab", "torch", "gymnasium", "numpy", "ale-py", "mujoco", "box2d", "pydantic")
+
+
+def derive_seed(*key: int) -> int:
+    """A 32-bit seed from a tuple of numbers; different keys give independent streams."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0])
+
+
+def num_cores() -> int:
+    """Cores this process may use, which in a container is fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def git_sha(folder: Path | None = None) -> str | None:
+    """The commit of the code in use, or None outside a checkout."""
+    try:
+        result = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=folder or Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that can change a result."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def machine_facts() -> dict[str, str | int]:
+    """What the run happened on, without names of hosts or users."""
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": num_cores(),
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def add_working_folder_to_path() -> None:
+    """Let a user's own modules beside their spec be imported, as `python script.py` would."""
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

@@ -1,0 +1,129 @@
+"""Older spellings of spec keys, brought to today's, each with a note for the log."""
+
+from typing import Any
+
+from slm_lab.lib.errors import SpecError
+
+ALGORITHM_ALIASES = {"REINFORCE": "Reinforce", "A2C": "ActorCritic"}
+PDTYPE_ALIASES = {"NormalTanh": "TanhNormal"}
+OPTIM_ALIASES = {"GlobalAdam": "Adam", "GlobalRMSprop": "RMSprop"}
+# Options of well-known envs that older specs put beside the lab's own keys.
+ENV_KWARGS = (
+    "continuous",
+    "gravity",
+    "enable_wind",
+    "wind_power",
+    "turbulence_power",
+    "hardcore",
+    "life_loss_info",
+    "repeat_action_probability",
+    "full_action_space",
+    "frameskip",
+    "obs_type",
+    "mode",
+    "difficulty",
+)
+# Written into saved specs by the published lab; a run derives them itself.
+META_DROPPED = (
+    "experiment",
+    "trial",
+    "session",
+    "cuda_offset",
+    "resume",
+    "experiment_ts",
+    "prepath",
+    "predir",
+    "graph_prepath",
+    "info_prepath",
+    "log_prepath",
+    "model_prepath",
+    "git_sha",
+    "num_gpus",
+)
+
+
+def modernize(spec: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A copy of a raw spec in today's spelling, and what was changed."""
+    notes: list[str] = []
+    spec = dict(spec)
+    for key in ("body", "git_sha"):
+        if key in spec:
+            del spec[key]
+            notes.append(f"'{key}' is no longer used")
+    for key in ("agent", "env"):
+        if isinstance(spec.get(key), list):
+            if len(spec[key]) != 1:
+                raise SpecError(f"{key}: one {key} per spec, got a list of {len(spec[key])}")
+            spec[key] = spec[key][0]
+            notes.append(f"'{key}' is now a mapping, not a list of one")
+    for key, change in (("agent", _agent), ("env", _env), ("meta", _meta)):
+        if isinstance(spec.get(key), dict):
+            spec[key] = change(dict(spec[key]), notes)
+    return spec, notes
+
+
+def _rename(section: dict[str, Any], key: str, aliases: dict[str, str], where: str, notes: list[str]) -> None:
+    value = section.get(key)
+    if isinstance(value, str) and value in aliases:
+        section[key] = aliases[value]
+        notes.append(f"{where} '{value}' is now '{aliases[value]}'")
+
+
+def _move(section: dict[str, Any], old: str, new: str, where: str, notes: list[str]) -> None:
+    if old in section:
+        if new in section:
+            raise SpecError(f"{where}.{old} is the older name of {where}.{new}; give only one of them")
+        section[new] = section.pop(old)
+        notes.append(f"{where}.{old} is now {where}.{new}")
+
+
+def _agent(agent: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    if isinstance(agent.get("algorithm"), dict):
+        algorithm = agent["algorithm"] = dict(agent["algorithm"])
+        _rename(algorithm, "name", ALGORITHM_ALIASES, "algorithm", notes)
+        _rename(algorithm, "action_pdtype", PDTYPE_ALIASES, "action_pdtype", notes)
+        _move(algorithm, "clip_val_loss", "clip_vloss", "agent.algorithm", notes)
+        if algorithm.get("entropy_coef_spec", 0) is None:
+            del algorithm["entropy_coef_spec"]
+            notes.append("entropy_coef_spec: null means 0")
+    if isinstance(agent.get("net"), dict):
+        agent["net"] = _net(dict(agent["net"]), notes)
+    return agent
+
+
+def _net(net: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    for key in ("gpu", "cuda_id"):
+        if key in net:
+            del net[key]
+            notes.append(f"agent.net.{key} is replaced by meta.device")
+    for key, value in net.items():
+        if key.endswith("optim_spec") and isinstance(value, dict):
+            net[key] = dict(value)
+            _rename(net[key], "name", OPTIM_ALIASES, "optimiser", notes)
+        if key.endswith("activation") and isinstance(value, str):
+            net[key] = value.lower()
+    return net
+
+
+def _env(env: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    _move(env, "normalize_state", "normalize_obs", "env", notes)
+    moved = {key: env.pop(key) for key in ENV_KWARGS if key in env}
+    if moved:
+        env["kwargs"] = {**(env.get("kwargs") or {}), **moved}
+    return env
+
+
+def _meta(meta: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    for key in META_DROPPED:
+        if key in meta:
+            del meta[key]
+            notes.append(f"meta.{key} is no longer used")
+    if "random_seed" in meta:
+        seed = meta.pop("random_seed")
+        if seed is not None:
+            meta.setdefault("seed", seed)
+        notes.append("meta.random_seed is now meta.seed")
+    if isinstance(meta.get("rigorous_eval"), bool):
+        meta["rigorous_eval"] = 8 if meta["rigorous_eval"] else 0
+        notes.append(f"meta.rigorous_eval is now a number of episodes: {meta['rigorous_eval']}")
+    return meta

@@ -1,0 +1,264 @@
+"""Keys of `agent.net`, one model per net type, with its optimiser and learning-rate schedule."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from slm_lab.spec.types import (
+    Bool,
+    Float,
+    Fraction,
+    Model,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Str,
+)
+
+Activation = Literal["relu", "leaky_relu", "elu", "selu", "gelu", "silu", "tanh", "sigmoid", "softplus", "mish"]
+InitFn = Literal[
+    "orthogonal_",
+    "xavier_uniform_",
+    "xavier_normal_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "normal_",
+    "uniform_",
+    "trunc_normal_",
+    "zeros_",
+]
+
+
+class AdamSpec(Model):
+    """Adam."""
+
+    name: Literal["Adam"] = "Adam"
+    lr: PositiveFloat = 1e-3
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: NonNegativeFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    amsgrad: Bool = False
+
+
+class AdamWSpec(AdamSpec):
+    """Adam with decoupled weight decay."""
+
+    name: Literal["AdamW"] = "AdamW"  # type: ignore[assignment]
+    weight_decay: NonNegativeFloat = 0.01
+
+
+class RMSpropSpec(Model):
+    """RMSprop."""
+
+    name: Literal["RMSprop"] = "RMSprop"
+    lr: PositiveFloat = 1e-2
+    alpha: Fraction = 0.99
+    eps: NonNegativeFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    momentum: NonNegativeFloat = 0.0
+    centered: Bool = False
+
+
+class SGDSpec(Model):
+    """Stochastic gradient descent."""
+
+    name: Literal["SGD"] = "SGD"
+    lr: PositiveFloat = 1e-3
+    momentum: NonNegativeFloat = 0.0
+    dampening: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    nesterov: Bool = False
+
+
+class OtherOptimSpec(Model):
+    """Element-wise optimisers of torch.optim with their default constants."""
+
+    name: Literal["Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam"]
+    lr: PositiveFloat = 1e-3
+    weight_decay: NonNegativeFloat = 0.0
+
+
+OptimSpec = Annotated[AdamSpec | AdamWSpec | RMSpropSpec | SGDSpec | OtherOptimSpec, Field(discriminator="name")]
+
+
+class LinearToZeroSpec(Model):
+    """Learning rate falling in a line to zero at `frame`."""
+
+    name: Literal["LinearToZero"] = "LinearToZero"
+    frame: PositiveInt = Field(description="Frame at which the learning rate is zero.")
+
+
+class LinearToMinSpec(Model):
+    """Learning rate falling in a line to `min_factor` of itself at `frame`."""
+
+    name: Literal["LinearToMin"] = "LinearToMin"
+    frame: PositiveInt = Field(description="Frame at which the floor is reached.")
+    min_factor: Fraction = Field(0.0, description="Share of the first learning rate that stays.")
+
+
+class StepLRSpec(Model):
+    """torch's StepLR, counted in training calls."""
+
+    name: Literal["StepLR"] = "StepLR"
+    step_size: PositiveInt
+    gamma: PositiveFloat = 0.1
+
+
+class MultiStepLRSpec(Model):
+    """torch's MultiStepLR, counted in training calls."""
+
+    name: Literal["MultiStepLR"] = "MultiStepLR"
+    milestones: tuple[PositiveInt, ...]
+    gamma: PositiveFloat = 0.1
+
+
+class ExponentialLRSpec(Model):
+    """torch's ExponentialLR, counted in training calls."""
+
+    name: Literal["ExponentialLR"] = "ExponentialLR"
+    gamma: PositiveFloat
+
+
+class LinearLRSpec(Model):
+    """torch's LinearLR, counted in training calls."""
+
+    name: Literal["LinearLR"] = "LinearLR"
+    start_factor: Annotated[Float, Field(gt=0, le=1)] = 1 / 3
+    end_factor: Fraction = 1.0
+    total_iters: PositiveInt = 5
+
+
+class CosineAnnealingLRSpec(Model):
+    """torch's CosineAnnealingLR, counted in training calls."""
+
+    name: Literal["CosineAnnealingLR"] = "CosineAnnealingLR"
+    T_max: PositiveInt
+    eta_min: NonNegativeFloat = 0.0
+
+
+LrSchedulerSpec = Annotated[
+    LinearToZeroSpec
+    | LinearToMinSpec
+    | StepLRSpec
+    | MultiStepLRSpec
+    | ExponentialLRSpec
+    | LinearLRSpec
+    | CosineAnnealingLRSpec,
+    Field(discriminator="name"),
+]
+
+
+class LossSpec(Model):
+    """How value predictions are compared with their targets."""
+
+    name: Literal["MSELoss", "SmoothL1Loss", "HuberLoss", "L1Loss"] = "MSELoss"
+
+
+ROLES = ("actor", "critic")
+# With a shared body these are what may still differ between the two heads.
+_HEAD_KEYS = {"init_std", "log_std_init", "out_layer_activation"}
+
+
+class NetSpec(Model):
+    """Keys that every net knows; any of them may carry the prefix `actor_` or `critic_` for that net alone."""
+
+    type: Str = Field(description="Kind of net.")
+    shared: Bool = Field(False, description="Actor and critic share one body and one optimiser.")
+    use_same_optim: Bool = Field(False, description="Separate actor and critic use the same optim_spec.")
+    out_layer_activation: Activation | None = Field(None, description="Activation after the last layer.")
+    init_fn: InitFn | None = Field(
+        None, description="torch.nn.init function for every weight, biases zero; null keeps torch's own init."
+    )
+    init_std: NonNegativeFloat | None = Field(
+        None, description="Gain of an orthogonal init of the output layer alone (`actor_init_std`, `critic_init_std`)."
+    )
+    log_std_init: Float | None = Field(
+        None, description="Start of a state-independent log std of a Normal policy; null: the net outputs it."
+    )
+    clip_grad_val: PositiveFloat | None = Field(None, description="Largest gradient norm; null: no clipping.")
+    loss_spec: LossSpec = Field(LossSpec(), description="Value loss.")
+    optim_spec: OptimSpec = Field(AdamSpec(), description="Optimiser and its options.")
+    lr_scheduler_spec: LrSchedulerSpec | None = Field(None, description="Learning-rate schedule.")
+    actor: dict[str, Any] = Field({}, description="Keys for the actor alone, gathered from `actor_KEY`.")
+    critic: dict[str, Any] = Field({}, description="Keys for the critic alone, gathered from `critic_KEY`.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_prefixed(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        plain = {key: value for key, value in data.items() if not _role_of(key)}
+        for role in ROLES:
+            given = data.get(role)
+            prefixed = {key.removeprefix(f"{role}_"): value for key, value in data.items() if _role_of(key) == role}
+            if prefixed and (given is None or isinstance(given, dict)):
+                plain[role] = {**(given or {}), **prefixed}
+        return plain
+
+    @model_validator(mode="after")
+    def _check_roles(self) -> Self:
+        for role, override in (("actor", self.actor), ("critic", self.critic)):
+            if self.shared and (extra := set(override) - _HEAD_KEYS):
+                raise ValueError(
+                    f"with shared: true the {role} has no net of its own for '{role}_{sorted(extra)[0]}'; "
+                    "set shared: false or give the key without prefix"
+                )
+            if self.use_same_optim and "optim_spec" in override:
+                raise ValueError(f"use_same_optim: true contradicts {role}_optim_spec; remove one of them")
+        return self
+
+    def for_role(self, role: Literal["actor", "critic"]) -> Self:
+        """The net as one role sees it: the common keys with that role's own on top."""
+        override = self.actor if role == "actor" else self.critic
+        if not override:
+            return self
+        common = self.model_dump(exclude={"actor", "critic"})
+        return type(self).model_validate({**common, **override})
+
+
+def _role_of(key: Any) -> str | None:
+    for role in ROLES:
+        if isinstance(key, str) and key.startswith(f"{role}_"):
+            return role
+    return None
+
+
+class MLPNetSpec(NetSpec):
+    """Fully connected layers."""
+
+    type: Literal["MLPNet"] = "MLPNet"
+    hid_layers: tuple[PositiveInt, ...] = Field((64, 64), description="Width of each hidden layer.")
+    hid_layers_activation: Activation = Field("relu", description="Activation of hidden layers.")
+    layer_norm: Bool = Field(False, description="LayerNorm before each hidden activation.")
+    batch_norm: Bool = Field(False, description="BatchNorm before each hidden activation.")
+
+
+class ConvNetSpec(NetSpec):
+    """Convolutions, then fully connected layers."""
+
+    type: Literal["ConvNet"] = "ConvNet"
+    conv_hid_layers: tuple[tuple[NonNegativeInt, ...], ...] = Field(
+        ((32, 8, 4, 0, 1), (64, 4, 2, 0, 1), (64, 3, 1, 0, 1)),
+        description="Per layer: channels, kernel, stride, padding, dilation (the last three may be left out).",
+    )
+    fc_hid_layers: tuple[PositiveInt, ...] = Field((512,), description="Width of each fully connected layer.")
+    hid_layers_activation: Activation = Field("relu", description="Activation of hidden layers.")
+    normalize: Bool = Field(False, description="Divide the input by 255.")
+    batch_norm: Bool = Field(False, description="BatchNorm after each convolution but the first.")
+
+    @model_validator(mode="after")
+    def _check_layers(self) -> Self:
+        for layer in self.conv_hid_layers:
+            if not 2 <= len(layer) <= 5:
+                raise ValueError(f"a conv layer is [channels, kernel, stride, padding, dilation], got {list(layer)}")
+        return self
+
+
+class TorchArcNetSpec(NetSpec):
+    """A body described by the TorchArc schema; output layers are added by the lab."""
+
+    type: Literal["TorchArcNet"] = "TorchArcNet"
+    arc: dict[str, Any] = Field(description="`modules` and `graph` of the body (or `arc_file`: a file holding them).")
+    hid_layers_activation: Activation | None = Field(None, description="Activation whose gain init_fn uses.")
+    normalize: Bool = Field(False, description="Divide the input by 255.")

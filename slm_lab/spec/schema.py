@@ -1,0 +1,157 @@
+"""The spec: what a run is, validated whole before anything starts."""
+
+from functools import cache, reduce
+from operator import or_
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, create_model, model_validator
+
+from slm_lab.spec.algorithm import ActorCriticSpec, AlgorithmSpec, PPOSpec, RandomSpec, ReinforceSpec
+from slm_lab.spec.memory import MemorySpec, OnPolicyBatchReplaySpec, OnPolicyReplaySpec
+from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec, TorchArcNetSpec
+from slm_lab.spec.types import Bool, Float, Model, NonNegativeInt, PositiveFloat, PositiveInt, Str
+
+# What a spec may name; `register_*` adds a user's own.
+ALGORITHM_SPECS: dict[str, type[AlgorithmSpec]] = {
+    "Random": RandomSpec,
+    "Reinforce": ReinforceSpec,
+    "ActorCritic": ActorCriticSpec,
+    "PPO": PPOSpec,
+}
+MEMORY_SPECS: dict[str, type[MemorySpec]] = {
+    "OnPolicyReplay": OnPolicyReplaySpec,
+    "OnPolicyBatchReplay": OnPolicyBatchReplaySpec,
+}
+NET_SPECS: dict[str, type[NetSpec]] = {
+    "MLPNet": MLPNetSpec,
+    "ConvNet": ConvNetSpec,
+    "TorchArcNet": TorchArcNetSpec,
+}
+
+
+class EnvSpec(Model):
+    """The environment and how long to train in it."""
+
+    name: Str = Field(min_length=1, description="Registered id, or `package.module:EnvId` for an env of your own.")
+    num_envs: PositiveInt = Field(1, description="Copies of the env stepped together.")
+    num_workers: NonNegativeInt = Field(0, description="Processes that step the envs; 0 steps them in the session.")
+    max_t: PositiveInt | None = Field(None, description="Time limit of an episode; null: the env's own.")
+    max_frame: PositiveInt = Field(description="Env steps to train for, over all copies.")
+    normalize_obs: Bool = Field(False, description="Shift and scale observations by their running mean and std.")
+    normalize_reward: Bool = Field(False, description="Scale rewards by the running std of the discounted return.")
+    clip_obs: PositiveFloat | None = Field(
+        None, description="Largest absolute observation after normalising; default 10 with normalize_obs, else null."
+    )
+    clip_reward: PositiveFloat | tuple[Float, Float] | None = Field(
+        None,
+        description="Largest absolute reward, or [low, high], for learning; default 10 with normalize_reward.",
+    )
+    reward_scale: Float = Field(1.0, description="Factor on the reward for learning; scores stay raw.")
+    kwargs: dict[str, Any] = Field({}, description="Options passed to the env's constructor.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_clips(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            data = dict(data)
+            for what in ("obs", "reward"):
+                if data.get(f"normalize_{what}") is True:
+                    data.setdefault(f"clip_{what}", 10.0)
+        return data
+
+
+class SearchResources(Model):
+    """What one trial of a search may use."""
+
+    cpu: PositiveFloat = 1.0
+    gpu: Annotated[Float, Field(ge=0)] = 0.0
+
+
+class SearchScheduler(Model):
+    """Early stopping of weak trials (ASHA)."""
+
+    grace_period: PositiveInt = Field(description="Frames before a trial may be stopped.")
+    reduction_factor: PositiveInt = Field(3, description="Of so many trials one goes on at each rung.")
+
+
+class MetaSpec(Model):
+    """How the experiment is run and recorded."""
+
+    seed: NonNegativeInt = Field(0, description="Every random number of the run derives from it.")
+    max_session: PositiveInt = Field(1, description="Sessions (seeds) per trial.")
+    max_trial: PositiveInt | None = Field(1, description="Trials of a search.")
+    log_frequency: PositiveInt = Field(10000, description="Frames between rows of the session table.")
+    eval_frequency: PositiveInt = Field(10000, description="Frames between evaluations, with rigorous_eval.")
+    rigorous_eval: NonNegativeInt = Field(
+        0, description="Episodes of a deterministic evaluation in envs of its own; 0: none."
+    )
+    checkpoint_frequency: PositiveInt | None = Field(
+        None, description="Frames between resume checkpoints; null: every ten seconds."
+    )
+    device: Str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
+    num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one rarely pays.")
+    tensorboard: Bool = Field(False, description="Also write TensorBoard events into log/.")
+    distributed: Literal[False] = Field(False, description="Kept for older specs; only false is known.")
+    search_resources: SearchResources = Field(SearchResources(), description="CPUs and GPUs per trial of a search.")
+    search_scheduler: SearchScheduler | None = Field(None, description="Early stopping in a search.")
+
+
+class AgentSpec(Model):
+    """Algorithm, memory and net."""
+
+    name: Str = Field("", description="Label of the agent in plots and tables; default the algorithm's name.")
+    algorithm: AlgorithmSpec
+    memory: MemorySpec
+    net: NetSpec
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_label(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data.get("name") and isinstance(data.get("algorithm"), dict):
+            data = {**data, "name": data["algorithm"].get("name", "")}
+        return data
+
+
+class Spec(Model):
+    """One experiment: everything a run needs to be repeated."""
+
+    name: Str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="Name of the run's files.")
+    agent: AgentSpec
+    env: EnvSpec
+    meta: MetaSpec = MetaSpec()
+    search: dict[str, Any] = Field({}, description="Search space: `path__space: arguments`.")
+
+    def replace(self, **sections: dict[str, Any]) -> Self:
+        """A copy with some keys of some sections changed, e.g. `replace(meta={"seed": 3})`."""
+        changes = {
+            section: getattr(self, section).model_copy(update=values)  # names of our own sections, not of a file
+            for section, values in sections.items()
+        }
+        return self.model_copy(update=changes)
+
+
+def _union(kinds: tuple[Any, ...], tag: str) -> Any:
+    """One of the known models, chosen by the value of `tag`."""
+    if len(kinds) == 1:
+        return kinds[0]
+    return Annotated[reduce(or_, kinds), Field(discriminator=tag)]
+
+
+def build_spec_model() -> type[Spec]:
+    """The spec's model over everything registered now; the single source of validation and of the JSON Schema."""
+    return _build_spec_model(tuple(ALGORITHM_SPECS.values()), tuple(MEMORY_SPECS.values()), tuple(NET_SPECS.values()))
+
+
+@cache
+def _build_spec_model(
+    algorithms: tuple[type[AlgorithmSpec], ...], memories: tuple[type[MemorySpec], ...], nets: tuple[type[NetSpec], ...]
+) -> type[Spec]:
+    agent = create_model(
+        "AgentSpec",
+        __base__=AgentSpec,
+        algorithm=(_union(algorithms, "name"), Field(description="Algorithm and its hyperparameters.")),
+        memory=(_union(memories, "name"), Field(description="Where experience is kept.")),
+        net=(_union(nets, "type"), Field(description="Nets, optimiser and learning rate.")),
+    )
+    return create_model("Spec", __base__=Spec, agent=(agent, Field(description="Who learns.")))
+

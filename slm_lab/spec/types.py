@@ -1,0 +1,52 @@
+"""Field types shared by the schema: strict numbers, schedules, and the frozen base model."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, StrictStr, Tag
+from pydantic.types import Strict
+
+
+class Model(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _whole(value: Any) -> Any:
+    """Let `1e6` stand where an integer is due; a fraction, text or true/false is still refused."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_whole), Strict()]
+Float = Annotated[float, Strict()]
+Bool = StrictBool
+Str = StrictStr
+PositiveInt = Annotated[Int, Field(gt=0)]
+NonNegativeInt = Annotated[Int, Field(ge=0)]
+PositiveFloat = Annotated[Float, Field(gt=0)]
+NonNegativeFloat = Annotated[Float, Field(ge=0)]
+Fraction = Annotated[Float, Field(ge=0, le=1)]
+
+
+class ScheduleSpec(Model):
+    """A value that changes with the frame."""
+
+    name: Literal["no_decay", "linear_decay", "rate_decay", "periodic_decay"] = Field(
+        "linear_decay", description="Shape of the path from start_val to end_val."
+    )
+    start_val: Float = Field(description="Value up to start_step.")
+    end_val: Float | None = Field(None, description="Value from end_step on; null means start_val.")
+    start_step: NonNegativeInt = Field(0, description="Frame at which the change begins.")
+    end_step: NonNegativeInt = Field(0, description="Frame at which end_val is reached.")
+
+
+def _number_or_schedule(value: Any) -> str:
+    return "schedule" if isinstance(value, (dict, ScheduleSpec)) else "number"
+
+
+Schedule = Annotated[
+    Annotated[Float, Tag("number")] | Annotated[ScheduleSpec, Tag("schedule")],
+    Discriminator(_number_or_schedule),
+]
