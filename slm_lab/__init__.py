@@ -1,0 +1,13 @@
+"""SLM-Lab: modular, spec-driven deep reinforcement learning in PyTorch."""
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["load", "load_agent", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    # `import slm_lab` stays light: torch is loaded when the first of these is used
+    if name in __all__:
+        return vars(import_module("slm_lab.api"))[name]
+    raise AttributeError(f"module 'slm_lab' has no attribute '{name}'")

@@ -41,7 +41,12 @@ def write_json(path: Path, data: Any) -> None:
 
 def write_yaml(path: Path, data: Any) -> None:
     """Write YAML atomically, keys in their own order."""
-    write_text(path, yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120))
+    write_text(path, dump_yaml(data))
+
+
+def dump_yaml(data: Any) -> str:
+    """YAML text, keys in their own order."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120)
 
 
 class _Dumper(yaml.SafeDumper):

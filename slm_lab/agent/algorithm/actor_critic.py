@@ -38,6 +38,7 @@ def calc_explained_var(value: Array, ret: Array) -> float:
 class ActorCritic(Algorithm):
     """One gradient step per batch: policy gradient with a learned baseline."""
 
+    metric_names = ("loss", "policy_loss", "val_loss", "entropy", "entropy_coef", "grad_norm", "explained_var")
     config: ActorCriticSpec | PPOSpec
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:

@@ -46,6 +46,9 @@ class Context:
 class Algorithm(ABC):
     """Acts, remembers and learns; never touches the env, the clock or a file."""
 
+    # what `update` reports, in the order of the table's columns; docs/METRICS.md explains each
+    metric_names: tuple[str, ...] = ()
+
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         self.spec = spec
         self.context = context

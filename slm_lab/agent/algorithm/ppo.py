@@ -52,6 +52,7 @@ def symlog(x: Tensor) -> Tensor:
 class PPO(ActorCritic):
     """Actor-critic that reuses each batch for several epochs of minibatches."""
 
+    metric_names = (*ActorCritic.metric_names, "clip_eps", "clip_frac", "kl")
     config: PPOSpec
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:

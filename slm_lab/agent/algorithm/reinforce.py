@@ -31,6 +31,8 @@ def scale_return(ret: Tensor, center: bool) -> Tensor:
 class Reinforce(Algorithm):
     """One gradient step per batch on the returns that followed each action."""
 
+    metric_names = ("loss", "policy_loss", "entropy", "entropy_coef", "grad_norm")
+
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
         assert isinstance(spec.algorithm, ReinforceSpec)

@@ -1,6 +1,5 @@
 """Networks written as data: modules by name, and a graph that says what feeds what."""
 
-import copy
 import inspect
 import math
 import re
@@ -10,8 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from slm_lab.agent.net.layer import MISFITS, build_layer, first_line, show, size_of
+from slm_lab.agent.net.layer import MISFITS, build_layer, first_line, foresee, show, size_of
 from slm_lab.lib.errors import SpecError, nearest
 
 Inputs = Tensor | dict[str, Tensor]
@@ -21,7 +21,8 @@ Ref = int | list[Any]  # the slot of a value in a forward pass, or a list of suc
 # An arc may come from a stranger's file: these keep it from taking the machine down.
 MAX_MODULES = 1_000
 MAX_DEPTH = 32
-MAX_SIZE = 1_000_000_000  # parameters in a net, values in one pass of the example input
+MAX_PARAMETERS = 1_000_000_000
+MAX_PASS = 100_000_000  # values made in the pass of the example input
 MAX_VALUES = 100_000  # plain values in the arc; also ends the walk through nested YAML aliases
 MAX_INT = 1_000_000_000
 MAX_TEXT = 200
@@ -111,7 +112,7 @@ def build_arc(arc: dict[str, Any], path: str = "net.arc") -> ArcNet:
         graph_spec = {"input": source, "modules": {only: [source]}, "output": only}
     graph = _GraphBuilder(graph_spec, list(specs), f"{path}.graph").build()
     # The meta device has shapes but no memory: a net too big is refused before it is allocated.
-    with torch.device("meta"):
+    with torch.device("meta"), _NoFill():
         _ModuleBuilder(path).build(specs)
     builder = _ModuleBuilder(path)
     modules = builder.build(specs)
@@ -121,39 +122,11 @@ def build_arc(arc: dict[str, Any], path: str = "net.arc") -> ArcNet:
 
 def materialize(net: nn.Module, *example_inputs: Inputs) -> Output:
     """Give lazy layers their shapes with one pass in eval mode; the net's own modes stay."""
-    try:
-        shadow, inputs = _shadow(net, example_inputs)
-        _run(shadow, inputs)
-        if size_of(shadow) > MAX_SIZE:
-            raise SizeError(f"{_paths(net)['']}: {size_of(shadow):,} parameters, at most {MAX_SIZE:,} are allowed")
-    except SizeError:
-        raise
-    except (*MISFITS, SpecError):
-        # Any other trouble shows in the real pass, with real values in its message.
-        pass
     output = _run(net, example_inputs)
     for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
             raise SpecError(f"{_path_of(name, _paths(net))}: no input reaches this lazy layer, its shape is unknown")
     return output
-
-
-def _shadow(net: nn.Module, inputs: tuple[Inputs, ...]) -> tuple[nn.Module, tuple[Inputs, ...]]:
-    """The net and its inputs on the meta device, made without copying a value."""
-    memo: dict[int, Any] = {}
-    tensors: list[Any] = [*net.parameters(), *net.buffers()]
-    for tensor in tensors:
-        if nn.parameter.is_lazy(tensor):
-            lazy: Any = type(tensor)
-            memo[id(tensor)] = lazy(tensor.requires_grad, device="meta", dtype=tensor.data.dtype)
-        else:
-            meta = torch.empty_like(tensor, device="meta")
-            memo[id(tensor)] = nn.Parameter(meta, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else meta
-    moved = tuple(
-        {key: value.to("meta") for key, value in item.items()} if isinstance(item, dict) else item.to("meta")
-        for item in inputs
-    )
-    return copy.deepcopy(net, memo), moved
 
 
 @contextmanager
@@ -170,30 +143,32 @@ def _eval_mode(net: nn.Module) -> Iterator[None]:
 
 
 def _run(net: nn.Module, inputs: tuple[Inputs, ...]) -> Output:
-    """One forward pass that names the layer where it fails and stops when values grow past the limit."""
+    """One forward pass that names the layer where it fails, and stops before a layer too big for the machine."""
     names = {module: name for name, module in net.named_modules()}
     paths = _paths(net)
-    where, shapes, total = "", "", 0
+    where, shapes = paths[""], ""
+    parameters, values = size_of(net), 0
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal where, shapes
+        nonlocal where, shapes, parameters, values
         where = _path_of(names[module], paths)
-        shapes = _shapes([*args, *kwargs.values()])
+        given = [*args, *kwargs.values()]
+        shapes = _shapes(given)
+        # A container makes nothing of its own; attention does, around a projection it holds.
+        if next(module.children(), None) is not None and not isinstance(module, nn.MultiheadAttention):
+            return
+        new_parameters, new_values = foresee(module, given)
+        parameters += new_parameters
+        values += new_values
+        if parameters > MAX_PARAMETERS:
+            raise SizeError(
+                f"{where}: the net reaches {parameters:,} parameters, at most {MAX_PARAMETERS:,} are allowed"
+            )
+        if values > MAX_PASS:
+            raise SizeError(f"{where}: one pass makes {values:,} values, at most {MAX_PASS:,} are allowed")
 
-    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        nonlocal total
-        # Not deeper than one level: nested lists can share items many times over.
-        for item in output if isinstance(output, list | tuple) else [output]:
-            total += item.numel() if isinstance(item, Tensor) else 0
-        if total > MAX_SIZE:
-            path = _path_of(names[module], paths)
-            raise SizeError(f"{path}: a pass of one example makes over {MAX_SIZE:,} values")
-
-    hooks = []
-    for module in names:
-        # First in line: a lazy layer reads its shape in a hook of its own, which may be what fails.
-        hooks.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-        hooks.append(module.register_forward_hook(leave))
+    # First in line: a lazy layer takes its shape in a hook of its own, which may be what fails.
+    hooks = [module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True) for module in names]
     try:
         with _eval_mode(net):
             return net(*inputs)
@@ -290,6 +265,16 @@ def _check_keywords(nodes: dict[str, Any], modules: dict[str, nn.Module], path: 
 _RESERVED = frozenset(dir(ArcNet)) | frozenset(vars(nn.Module())) | {"input_names"}
 
 
+class _NoFill(TorchFunctionMode):
+    """Leaves out normal initialisation, for which the meta device imports torch's compiler, taking seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ == "normal_":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
+
+
 class _ModuleBuilder:
     """Builds the modules of an arc, counting as it goes."""
 
@@ -317,8 +302,8 @@ class _ModuleBuilder:
             return self._sequence(self._expand(body, path), name)
         layer = build_layer(kind, body, path)
         self.size += size_of(layer)
-        if self.size > MAX_SIZE:
-            raise SizeError(f"{path}: the arc reaches {self.size:,} parameters, at most {MAX_SIZE:,} are allowed")
+        if self.size > MAX_PARAMETERS:
+            raise SizeError(f"{path}: the arc reaches {self.size:,} parameters, at most {MAX_PARAMETERS:,} are allowed")
         return layer
 
     def _sequence(self, entries: list[tuple[Any, str]], name: str) -> nn.Sequential:

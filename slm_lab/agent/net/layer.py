@@ -26,12 +26,13 @@ def _tensors(inputs: tuple[Tensor | Sequence[Tensor], ...], least: int = 2) -> l
     return tensors
 
 
-def _same_rank(inputs: tuple[Tensor | Sequence[Tensor], ...]) -> list[Tensor]:
-    """The tensors to merge by element."""
+def _alike(inputs: tuple[Tensor | Sequence[Tensor], ...]) -> list[Tensor]:
+    """The tensors to merge by element; the result has the shape of one of them."""
     tensors = _tensors(inputs)
-    # (B, 1) with (B,) would broadcast to (B, B) without a word.
-    if len({tensor.ndim for tensor in tensors}) > 1:
-        raise ValueError(f"tensors differ in rank: {[tuple(tensor.shape) for tensor in tensors]}")
+    shapes = [tensor.shape for tensor in tensors]
+    # (B, 1) with (B,) or with (1, B) would broadcast to (B, B) without a word.
+    if len({len(shape) for shape in shapes}) > 1 or tuple(map(max, *shapes)) not in shapes:
+        raise ValueError(f"shapes do not match by element: {[tuple(shape) for shape in shapes]}")
     return tensors
 
 
@@ -61,7 +62,7 @@ class Add(nn.Module):
     """Sum of tensors."""
 
     def forward(self, *inputs: Tensor | Sequence[Tensor]) -> Tensor:
-        total, *rest = _same_rank(inputs)
+        total, *rest = _alike(inputs)
         for tensor in rest:
             total = total + tensor
         return total
@@ -71,7 +72,7 @@ class Multiply(nn.Module):
     """Product of tensors by element."""
 
     def forward(self, *inputs: Tensor | Sequence[Tensor]) -> Tensor:
-        total, *rest = _same_rank(inputs)
+        total, *rest = _alike(inputs)
         for tensor in rest:
             total = total * tensor
         return total
@@ -81,7 +82,7 @@ class Subtract(nn.Module):
     """The first tensor minus the second."""
 
     def forward(self, *inputs: Tensor | Sequence[Tensor]) -> Tensor:
-        left, right = _same_rank(inputs)
+        left, right = _alike(inputs)
         return left - right
 
 
@@ -197,8 +198,7 @@ _BUILTIN: tuple[type[nn.Module], ...] = (
     nn.Tanh, nn.Tanhshrink, nn.Hardtanh, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Sigmoid, nn.LogSigmoid,
     nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.Softplus, nn.Softshrink, nn.Softsign, nn.Threshold,
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
-    nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Upsample,
-    nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad2d,
+    nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle,
     Concat, Stack, Add, Subtract, Multiply, Mean, Get, Split, Chunk, Reshape, Permute, Squeeze, Unsqueeze,
 )
 # fmt: on
@@ -341,3 +341,50 @@ def size_of(module: nn.Module) -> int:
     """Number of values in the parameters and buffers that have a shape already."""
     tensors = [*module.parameters(), *module.buffers()]
     return sum(prod(tensor.shape) for tensor in tensors if not nn.parameter.is_lazy(tensor))
+
+
+def foresee(module: nn.Module, inputs: list[Any]) -> tuple[int, int]:
+    """How many parameters a lazy layer is about to make, and how many values its pass.
+
+    Worked out from shapes, since torch's own way (a pass on the meta device) costs seconds of imports.
+    """
+    flat = [item for value in inputs for item in (value if isinstance(value, list | tuple) else [value])]
+    tensors = [item for item in flat if isinstance(item, Tensor)]
+    values = sum(tensor.numel() for tensor in tensors)
+    first = tensors[0] if tensors else torch.empty(())
+    lazy = isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params()
+    if isinstance(module, nn.Linear | nn.Bilinear) and first.ndim:
+        features = first.shape[-1]
+        return features * module.out_features * lazy, values // max(features, 1) * module.out_features
+    if isinstance(module, nn.Embedding):
+        return 0, values * module.embedding_dim
+    if isinstance(module, nn.MultiheadAttention) and len(tensors) > 1:
+        # Attention weights: queries times keys, for each head.
+        width = module.embed_dim
+        return 0, values + module.num_heads * (first.numel() // width) * (tensors[1].numel() // width)
+    pools = nn.modules.pooling._AdaptiveAvgPoolNd | nn.modules.pooling._AdaptiveMaxPoolNd
+    if isinstance(module, pools):
+        sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,) * 3
+        return 0, values * prod(size or 1 for size in sizes)
+    if isinstance(module, nn.modules.conv._ConvNd) and first.ndim > len(module.kernel_size):
+        return _foresee_conv(module, first, lazy)
+    # No other layer of the list gives more values than it takes.
+    return 0, values
+
+
+def _foresee_conv(module: nn.modules.conv._ConvNd, x: Tensor, lazy: bool) -> tuple[int, int]:
+    """Weights and output of a convolution, with the columns its input may be unfolded to."""
+    dims = len(module.kernel_size)
+    batch, channels = prod(x.shape[: -dims - 1]), x.shape[-dims - 1]
+    window = channels * prod(module.kernel_size) // module.groups
+    places = batch
+    for i, size in enumerate(x.shape[-dims:]):
+        reach, stride = module.dilation[i] * (module.kernel_size[i] - 1), module.stride[i]
+        if module.transposed:
+            places *= size * stride + reach + module.output_padding[i]
+        elif module.padding == "same":
+            places *= size
+        else:
+            padding = 0 if isinstance(module.padding, str) else 2 * module.padding[i]
+            places *= max(size + padding - reach - 1, 0) // stride + 1
+    return window * module.out_channels * lazy, places * max(module.out_channels, window)

@@ -207,7 +207,9 @@ class LearningRate:
         if self.scheduler is not None:
             state["num_call"] = self.num_call
             # only plain numbers change; containers such as milestones come back from the spec
-            plain = {key: value for key, value in self.scheduler.state_dict().items() if isinstance(value, (int, float))}
+            plain = {
+                key: value for key, value in self.scheduler.state_dict().items() if isinstance(value, (int, float))
+            }
             state["scheduler"] = plain
         return state
 

@@ -1,0 +1,53 @@
+"""The command `slm-lab`: a table of commands, each loaded only when it is called."""
+
+import sys
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import version
+
+# name: module of this package, one line of help
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("slm_lab.cli.run", "Train, continue or replay a spec."),
+    "spec": ("slm_lab.cli.spec", "Check, show, list and describe specs."),
+}
+
+
+def _help() -> str:
+    lines = "\n".join(f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items())
+    return (
+        "Usage: slm-lab COMMAND [ARGS]...\n\n"
+        "  Deep reinforcement learning, defined by spec files.\n\n"
+        f"Commands:\n{lines}\n\n"
+        "Options:\n  --version    Show the version.\n  --help       Show this message.\n\n"
+        "Start with:\n"
+        "  slm-lab run                      train the demo: PPO on CartPole\n"
+        "  slm-lab run ppo_cartpole train   train a shipped spec, 4 sessions\n"
+        "  slm-lab spec list                see what is shipped\n"
+        "  slm-lab COMMAND --help           options of a command\n"
+    )
+
+
+def route(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command meant and its arguments; older forms without `run` still work."""
+    first = arguments[0]
+    if first in COMMANDS:
+        return first, arguments[1:]
+    return "run", arguments
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        sys.stdout.write(_help())
+        return
+    if arguments[0] == "--version":
+        sys.stdout.write(f"slm-lab {version('slm-lab')}\n")
+        return
+    name, rest = route(arguments)
+    if name == "run" and arguments[0] != "run" and len(arguments) == 1:
+        near = get_close_matches(arguments[0], COMMANDS, n=1, cutoff=0.5)
+        if near and not arguments[0].endswith((".json", ".yaml", ".yml")):
+            sys.stderr.write(f"Error: no command '{arguments[0]}'; did you mean 'slm-lab {near[0]}'?\n")
+            sys.exit(2)
+    import_module(COMMANDS[name][0]).app(args=rest, prog_name=f"slm-lab {name}")

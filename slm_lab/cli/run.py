@@ -1,0 +1,132 @@
+"""`slm-lab run [SPEC_FILE] [SPEC_NAME] [MODE]`: train, continue or replay."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from loguru import logger
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.experiment.progress import format_seconds
+from slm_lab.experiment.run import DATA_DIR, Options, enjoy, resume, start, summarize
+from slm_lab.experiment.trial import TrialResult
+from slm_lab.experiment.worker import import_modules
+from slm_lab.lib.errors import LabError, nearest
+from slm_lab.lib.log import setup_console
+from slm_lab.spec.loading import SUFFIXES, load_spec, parse_override
+from slm_lab.spec.schema import Spec
+
+DEMO = "ppo_cartpole"
+MODES = ("dev", "train", "train@DIR", "train@latest", "enjoy@DIR")
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def split_arguments(arguments: list[str]) -> tuple[str, str | None, str]:
+    """File or bare name, spec name, and mode; what is left out takes its default."""
+    rest = list(arguments)
+    mode = rest.pop() if rest and _is_mode(rest[-1]) else "dev"
+    if len(rest) > 2:
+        raise LabError(f"unknown mode '{rest[-1]}'{nearest(rest[-1], MODES)} (known: {', '.join(MODES)})")
+    if not rest:
+        return DEMO, None, mode
+    if len(rest) == 2 and Path(rest[0]).suffix not in SUFFIXES:
+        # a bare name needs no second one, so the second word was meant as the mode
+        raise LabError(f"unknown mode '{rest[1]}'{nearest(rest[1], MODES)} (known: {', '.join(MODES)})")
+    return rest[0], rest[1] if len(rest) == 2 else None, mode
+
+
+def _is_mode(text: str) -> bool:
+    return text in ("dev", "train", "search") or text.startswith(("train@", "enjoy@"))
+
+
+@app.command(
+    help="Train, continue or replay a spec.\n\n"
+    "SPEC_FILE is a file or the bare name of a shipped spec; without it the demo is trained. MODE is dev (one "
+    "session, TensorBoard), train (all sessions), train@DIR or train@latest (continue exactly), or enjoy@DIR (play)."
+)
+def run(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[SPEC_FILE] [SPEC_NAME] [MODE]")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Fill ${KEY} or set a dotted path.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Shorthand for -s meta.seed=N.", min=0)] = None,
+    device: Annotated[str | None, typer.Option(help="Shorthand for -s meta.device=...")] = None,
+    render: Annotated[bool, typer.Option("--render", help="Show the first env in a window.")] = False,
+    episodes: Annotated[int, typer.Option(help="Episodes to play in enjoy mode.", min=1)] = 10,
+    profile: Annotated[bool, typer.Option("--profile", help="Show the time split by phase at the end.")] = False,
+    imports: Annotated[
+        list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own modules first.")
+    ] = None,
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="What the log shows.", case_sensitive=False)
+    ] = "INFO",
+    data_dir: Annotated[Path, typer.Option(help="Where run folders are made.")] = DATA_DIR,
+) -> None:
+    """Entry of the command."""
+    setup_console(log_level)
+    options = Options(data_dir, log_level, render, tuple(imports or ()))
+    with user_errors():
+        source, name, mode = split_arguments(arguments or [])
+        changes = [*(set_ or [])]
+        changes += [f"meta.seed={seed}"] if seed is not None else []
+        changes += [f"meta.device={device}"] if device is not None else []
+        if mode == "search":
+            raise LabError("mode 'search' is not available yet; use train with the values you want to try")
+        if mode.startswith("enjoy@"):
+            _enjoy(mode.removeprefix("enjoy@"), options, episodes)
+            return
+        if mode.startswith("train@"):
+            if changes:
+                raise LabError("a continued run keeps its saved spec; -s, --seed and --device do not go with train@")
+            result = resume(mode.removeprefix("train@"), options)
+        else:
+            import_modules(options.imports)
+            result = start(_load(source, name, changes, mode), options)
+    _conclude(result, options, profile)
+
+
+def _load(source: str, name: str | None, changes: list[str], mode: str) -> Spec:
+    loaded = load_spec(source, name, dict(parse_override(text) for text in changes))
+    for note in loaded.notes:
+        logger.info(f"Spec note: {note}")
+    spec = loaded.spec
+    if mode == "dev":
+        spec = spec.replace(meta={"max_session": 1, "max_trial": 1, "tensorboard": True})
+    return spec
+
+
+def _enjoy(where: str, options: Options, episodes: int) -> None:
+    def on_episode(index: int, value: float) -> None:
+        logger.info(f"Episode {index + 1}/{episodes}: total_reward {value:.2f}")
+
+    returns = enjoy(where, options, episodes, on_episode)
+    sys.stdout.write(f"mean total_reward {sum(returns) / len(returns):.2f} over {len(returns)} episodes\n")
+
+
+def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
+    """The score, the files and the next commands; the exit code tells whether all is well."""
+    out = sys.stdout
+    if result.stop_code:
+        out.write(f"\nStopped and saved. Continue with:\n  slm-lab run train@{result.folder}\n")
+        sys.exit(result.stop_code)
+    if result.metrics is not None:
+        out.write(f"\nScore    {summarize(result)}\n")
+    out.write(f"Files    {result.folder}\n")
+    out.write(f"Curve    {result.curve}\n")
+    if profile:
+        out.write(_profile(result))
+    out.write(f"Replay   slm-lab run enjoy@{result.folder}\n")
+    if result.failures:
+        out.write(f"Failed   sessions {sorted(result.failures)}; continue them with slm-lab run train@{result.folder}\n")
+    sys.exit(result.exit_code)
+
+
+def _profile(result: TrialResult) -> str:
+    lines = []
+    for session in result.results:
+        total = sum(session.phases.values())
+        shares = ", ".join(f"{name} {value / total:.1%}" for name, value in session.phases.items())
+        lines.append(f"Time     session {session.session}: {format_seconds(total)}: {shares}\n")
+    return "".join(lines)

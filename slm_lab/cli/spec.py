@@ -1,0 +1,87 @@
+"""`slm-lab spec`: check, show, list and describe specs; works without torch."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.lib.io import dump_yaml
+from slm_lab.spec.document import spec_reference
+from slm_lab.spec.loading import SHIPPED, dump_spec, load_spec, locate, parse_override, spec_files, spec_names
+from slm_lab.spec.reader import read_document
+from slm_lab.spec.schema import build_spec_model
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Work with spec files.")
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="A spec file, or the name of a shipped spec.")]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The spec in the file; default: every one.")]
+Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Fill ${KEY} or set a path.")]
+
+
+@app.command()
+def check(file: File, name: Name = None, set_: Set = None) -> None:
+    """Check that specs are valid; every mistake is listed."""
+    with user_errors():
+        overrides = dict(parse_override(text) for text in set_ or [])
+        if name is None and file.endswith((".json", ".yaml", ".yml")):
+            path = locate(file, "")[0]
+            names = spec_names(path)
+        else:
+            path, only = locate(file, name)
+            names = [only]
+        for one in names:
+            loaded = load_spec(path, one, overrides)
+            for note in loaded.notes:
+                sys.stderr.write(f"note: {note}\n")
+            sys.stdout.write(f"{one}: valid\n")
+
+
+@app.command()
+def show(
+    file: File, name: Name = None, set_: Set = None, as_json: Annotated[bool, typer.Option("--json")] = False
+) -> None:
+    """Print a spec with every default filled in."""
+    with user_errors():
+        spec = load_spec(file, name, dict(parse_override(text) for text in set_ or [])).spec
+    data = dump_spec(spec)
+    sys.stdout.write(json.dumps(data, indent=2) + "\n" if as_json else dump_yaml(data))
+
+
+@app.command("list")
+def list_(words: Annotated[list[str] | None, typer.Argument(help="Show only lines with all of these.")] = None) -> None:
+    """List shipped specs: name, algorithm, env, file."""
+    rows = []
+    for path in spec_files():
+        document = read_document(path)
+        for name in spec_names(path):
+            agent, env = document[name].get("agent", {}), document[name].get("env", {})
+            algorithm = agent.get("algorithm", {}).get("name", "")
+            rows.append((name, algorithm, str(env.get("name", "")), str(path.relative_to(SHIPPED.parent.parent))))
+    shown = [row for row in rows if all(word.lower() in " ".join(row).lower() for word in words or [])]
+    if not shown:
+        sys.stderr.write(f"no shipped spec matches: {' '.join(words or [])}\n")
+        sys.exit(2)
+    widths = [max(len(row[column]) for row in shown) for column in range(3)]
+    for row in sorted(shown):
+        sys.stdout.write("  ".join(f"{cell:<{width}}" for cell, width in zip(row, [*widths, 0], strict=True)) + "\n")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a spec file, for completion in editors."""
+    one = build_spec_model().model_json_schema()
+    definitions = one.pop("$defs", {})
+    required = [key for key in one["required"] if key != "name"]
+    one = {**one, "required": required}
+    document = {"type": "object", "additionalProperties": one, "$defs": definitions}
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+@app.command(hidden=True)
+def reference() -> None:
+    """Print docs/SPEC.md."""
+    sys.stdout.write(spec_reference())
+
+

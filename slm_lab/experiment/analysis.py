@@ -1,0 +1,155 @@
+"""Scores of sessions and trials with their uncertainty; pure functions of tables.
+
+s_i is the strength at checkpoint i: the return R_i minus that of a random policy. t_i is the frame or opt_step.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+Array = np.ndarray[Any, Any]
+Table = Mapping[str, Array]
+
+# checkpoints in the moving average, and episodes in each checkpoint's mean
+MA_WINDOW = 100
+METRICS = (
+    "total_reward_ma",
+    "strength",
+    "max_strength",
+    "final_strength",
+    "sample_efficiency",
+    "training_efficiency",
+    "stability",
+)
+
+
+@dataclass(frozen=True)
+class SessionMetrics:
+    """One session in numbers."""
+
+    frame: int
+    total_reward_ma: float
+    strength: float
+    max_strength: float
+    final_strength: float
+    sample_efficiency: float
+    training_efficiency: float
+    stability: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over sessions with its uncertainty."""
+
+    mean: float
+    std: float
+    iqm: float
+    low: float
+    high: float
+    values: tuple[float, ...]
+
+
+def calc_total_reward_ma(total_reward: Array) -> float:
+    """Mean over the last checkpoints; those before the first finished episode do not count."""
+    recent = total_reward[np.isfinite(total_reward)][-MA_WINDOW:]
+    return float(recent.mean()) if len(recent) else math.nan
+
+
+def calc_efficiency(strength: Array, t: Array) -> float:
+    """Mean strength weighted by 1/t: what is learned early counts more."""
+    weight = 1 / np.maximum(t, 1)
+    return float((strength * weight).sum() / weight.sum())
+
+
+def calc_stability(strength: Array) -> float:
+    """One minus the share of strength lost in falls between checkpoints."""
+    total = strength[:-1].sum()
+    if len(strength) < 2 or total == 0:
+        return 1.0
+    return float(1 - abs(np.minimum(np.diff(strength), 0).sum() / total))
+
+
+def calc_session_metrics(table: Table, random_return: float) -> SessionMetrics:
+    """All metrics of one session."""
+    known = np.isfinite(table["total_reward"])
+    reward = table["total_reward"][known]
+    frame = int(table["frame"][-1]) if len(table["frame"]) else 0
+    if not len(reward):
+        return SessionMetrics(frame, *[math.nan] * 7)
+    strength = reward - random_return
+    return SessionMetrics(
+        frame=frame,
+        total_reward_ma=calc_total_reward_ma(reward),
+        strength=float(strength.mean()),
+        max_strength=float(strength.max()),
+        final_strength=float(strength[-1]),
+        sample_efficiency=calc_efficiency(strength, table["frame"][known]),
+        training_efficiency=calc_efficiency(strength, table["opt_step"][known]),
+        stability=calc_stability(strength),
+    )
+
+
+def calc_consistency(strengths: Sequence[Array]) -> float:
+    """One minus twice the relative spread between sessions, over the checkpoints all of them have."""
+    length = min(len(strength) for strength in strengths)
+    if len(strengths) < 2 or length == 0:
+        return 1.0
+    grid = np.stack([strength[:length] for strength in strengths])
+    total = grid.mean(0).sum()
+    return float(1 - 2 * grid.std(0).sum() / total) if total else math.nan
+
+
+def calc_spread(values: Sequence[float]) -> Spread:
+    """Mean, std, interquartile mean and 95 % t interval of per-session values."""
+    array = np.asarray(values, float)
+    mean = float(array.mean())
+    # the mean of the middle half
+    cut = len(array) // 4
+    iqm = float(np.sort(array)[cut : len(array) - cut].mean())
+    if len(array) < 2:
+        return Spread(mean, math.nan, iqm, math.nan, math.nan, tuple(values))
+    std = float(array.std(ddof=1))
+    half = float(stdtrit(len(array) - 1, 0.975)) * std / math.sqrt(len(array))
+    return Spread(mean, std, iqm, mean - half, mean + half, tuple(values))
+
+
+def calc_trial_metrics(tables: Sequence[Table], random_return: float) -> dict[str, Any]:
+    """Mean metrics of a trial, the spread of its score, and every session's own."""
+    sessions = [calc_session_metrics(table, random_return) for table in tables]
+    rows = [asdict(session) for session in sessions]
+    strengths = [
+        table["total_reward"][np.isfinite(table["total_reward"])] - random_return for table in tables
+    ]
+    scalar = {"frame": max(session.frame for session in sessions)}
+    scalar |= {name: float(np.mean([row[name] for row in rows])) for name in METRICS}
+    scalar["consistency"] = calc_consistency(strengths)
+    return {
+        "scalar": scalar,
+        "total_reward_ma": asdict(calc_spread([session.total_reward_ma for session in sessions])),
+        "random_return": random_return,
+        "sessions": rows,
+    }
+
+
+def format_trial_metrics(scalar: Mapping[str, float]) -> str:
+    """The line people grep for."""
+    parts = [f"frame:{scalar['frame']:.2e}", f"total_reward_ma:{scalar['total_reward_ma']:.2f}"]
+    parts += [f"{name}:{scalar[name]:.4g}" for name in (*METRICS[1:], "consistency")]
+    return "trial_metrics: " + " | ".join(parts)
+
+
+def read_table(path: Path) -> dict[str, Array]:
+    """A session's table; a row cut short by a kill is left out."""
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))
+    if not rows:
+        return {}
+    header = rows[0]
+    body = [row for row in rows[1:] if len(row) == len(header)]
+    return {name: np.array([float(row[index] or "nan") for row in body]) for index, name in enumerate(header)}

@@ -1,0 +1,86 @@
+"""Checkpoints that are whole, hashed, and loaded without running anything in them."""
+
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slm_lab.lib.errors import CheckpointError
+from slm_lab.lib.io import seal, unseal, write_bytes
+
+_ARRAY = "__array__"
+
+
+def _to_plain(value: Any) -> Any:
+    """Only tensors and plain Python: what a safe loader accepts."""
+    if isinstance(value, np.ndarray):
+        return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value))}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: _to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(item) for item in value]
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {_ARRAY}:
+            return value[_ARRAY].numpy()
+        return {key: _from_plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_from_plain(item) for item in value]
+    return value
+
+
+def save_state(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
+    """Write a state; the one before stays under another name until the next call, if asked."""
+    buffer = io.BytesIO()
+    torch.save(_to_plain(state), buffer)
+    data = seal(buffer.getvalue())
+    if keep_previous and path.exists():
+        os.replace(path, previous_file(path))
+    write_bytes(path, data)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read a state; a single changed bit is an error."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    payload = unseal(data)
+    if payload is None:
+        raise CheckpointError(f"{path}: damaged or not a checkpoint of this lab (its hash does not match)")
+    try:
+        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path}: refused ({reason[:200]})") from None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: does not hold a state")
+    return _from_plain(state)
+
+
+def previous_file(path: Path) -> Path:
+    """Where the checkpoint before the last is kept."""
+    return path.with_name(path.name.replace("ckpt-last", "ckpt-prev"))
+
+
+def load_latest(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """The last good state, or None if there is none yet, and what was wrong with those passed over."""
+    problems: list[str] = []
+    for candidate in (path, previous_file(path)):
+        if candidate.exists():
+            try:
+                return load_state(candidate), problems
+            except CheckpointError as error:
+                problems.append(str(error))
+    if problems:
+        raise CheckpointError("; ".join(problems) + "; no good checkpoint is left to continue from")
+    return None, problems

@@ -1,0 +1,318 @@
+"""Session: one seed, one agent, one loop."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from loguru import logger
+from torch.utils.tensorboard import SummaryWriter
+
+from slm_lab.agent.agent import Agent, reset_rows
+from slm_lab.env.make import build_settings
+from slm_lab.env.vec_env import VecEnv, build_vec_env
+from slm_lab.experiment.checkpoint import load_latest, save_state
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.tracker import Tracker
+from slm_lab.lib.device import pick_device
+from slm_lab.lib.errors import CheckpointError
+from slm_lab.lib.io import write_json
+from slm_lab.spec.loading import dump_spec
+from slm_lab.spec.schema import Spec
+
+# Parts of the seed key that keep envs for training and for evaluation apart.
+TRAIN_ENV, EVAL_ENV, ENJOY_ENV = 1, 2, 3
+CHECKPOINT_SECONDS = 10.0
+FORMAT = 1
+PHASES = ("act", "env", "observe", "update", "record", "save")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a session stands; sent to whoever shows it."""
+
+    session: int
+    frame: int
+    max_frame: int
+    fps: float
+    total_reward: float
+    total_reward_ma: float
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """How a session ended."""
+
+    session: int
+    is_done: bool
+    frame: int
+    wall_t: float
+    phases: dict[str, float]
+
+
+class Due:
+    """Says when periodic work is due: at each multiple passed, however large the steps are."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.next = every
+
+    def __call__(self, frame: int) -> bool:
+        if frame < self.next:
+            return False
+        self.next += self.every * ((frame - self.next) // self.every + 1)
+        return True
+
+    def skip_to(self, frame: int) -> None:
+        """Forget what was due up to a frame."""
+        self.next = self.every * (frame // self.every + 1)
+
+
+def build_agent(spec: Spec, env: VecEnv, session: int, num_envs: int | None = None) -> Agent:
+    """The agent of a session, with the seeds of that session."""
+    device = pick_device(spec.meta.device, session)
+    return Agent(
+        spec, env.obs_space, env.action_space, num_envs or spec.env.num_envs, (spec.meta.seed, session), device
+    )
+
+
+class Session:
+    """Trains one agent from its first frame, or from its last checkpoint, to the end."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        folder: RunFolder,
+        trial: int,
+        session: int,
+        on_progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+        render: bool = False,
+    ) -> None:
+        torch.set_num_threads(spec.meta.num_threads)
+        self.spec = spec
+        self.folder = folder
+        self.trial = trial
+        self.session = session
+        self.on_progress = on_progress
+        self.should_stop = should_stop
+        settings = build_settings(spec.env, (TRAIN_ENV, spec.meta.seed, session))
+        self.env = build_vec_env(settings, spec.env.num_workers, render)
+        self.agent = build_agent(spec, self.env, session)
+        names = self.agent.algorithm.metric_names
+        self.tracker = Tracker(folder.table_file(trial, session, "train"), names)
+        self.eval_tracker = (
+            Tracker(folder.table_file(trial, session, "eval"), ()) if spec.meta.rigorous_eval else None
+        )
+        self.eval_env: VecEnv | None = None
+        self.writer = SummaryWriter(folder.log_file(trial, session).with_suffix("")) if spec.meta.tensorboard else None
+        self.log_due = Due(spec.meta.log_frequency)
+        self.eval_due = Due(spec.meta.eval_frequency)
+        self.save_due = Due(spec.meta.checkpoint_frequency) if spec.meta.checkpoint_frequency else None
+        self.frame = 0
+        self.wall_t = 0.0
+        self.phases = dict.fromkeys(PHASES, 0.0)
+        self.best_model: dict[str, Any] | None = None
+
+    def run(self) -> SessionResult:
+        """Train to the end or until asked to stop; either way everything is saved."""
+        try:
+            return self._run()
+        finally:
+            self.tracker.close()
+            self.env.close()
+            if self.eval_env is not None:
+                self.eval_env.close()
+            if self.eval_tracker is not None:
+                self.eval_tracker.close()
+            if self.writer is not None:
+                self.writer.close()
+
+    def _run(self) -> SessionResult:
+        obs, carry = self._begin()
+        env, agent, tracker = self.env, self.agent, self.tracker
+        max_frame, num_envs = self.spec.env.max_frame, self.spec.env.num_envs
+        act_t = env_t = observe_t = update_t = record_t = 0.0
+        clock = time.perf_counter
+        start = saved = now = clock()
+        wall_t = self.wall_t
+        while self.frame < max_frame and not self.should_stop():
+            act = agent.act(obs, carry, explore=True)
+            acted = clock()
+            step = env.step(act.action.cpu().numpy())
+            stepped = clock()
+            agent.observe(obs, act, step)
+            observed = clock()
+            self.frame += num_envs
+            metrics = agent.update(self.frame)
+            updated = clock()
+            obs, carry = step.obs, reset_rows(act.carry, step.done)
+            if metrics is not None or env.finished:
+                tracker.record(env.pop_finished(), metrics)
+            self.wall_t = wall_t + updated - start
+            if self.log_due(self.frame):
+                self._log_row()
+            if self.eval_tracker is not None and self.eval_due(self.frame):
+                self._evaluate()
+            act_t += acted - now
+            env_t += stepped - acted
+            observe_t += observed - stepped
+            update_t += updated - observed
+            now = clock()
+            record_t += now - updated
+            if self.save_due(self.frame) if self.save_due else now - saved > CHECKPOINT_SECONDS:
+                self._save(obs, carry)
+                saved = clock()
+                self.phases["save"] += saved - now
+                now = saved
+        is_done = self.frame >= max_frame
+        if is_done and (not tracker.rows or tracker.rows[-1][4] != self.frame):
+            self._log_row()
+        self._save(obs, carry)
+        for name, value in zip(PHASES, (act_t, env_t, observe_t, update_t, record_t), strict=False):
+            self.phases[name] += value
+        return SessionResult(self.session, is_done, self.frame, self.wall_t, self.phases)
+
+    # --- start and continuation
+
+    def _begin(self) -> tuple[np.ndarray[Any, Any], Any]:
+        """The first observation and hidden state, or those of the checkpoint."""
+        path = self.folder.resume_file(self.trial, self.session)
+        state, problems = load_latest(path)
+        for problem in problems:
+            logger.warning(f"{problem}; the checkpoint before it is used")
+        if state is None:
+            return self.env.reset(), self.agent.init_carry(self.spec.env.num_envs)
+        if state.get("format") != FORMAT or state.get("spec") != self._identity():
+            raise CheckpointError(f"{path}: belongs to another spec; continue it with the spec it was made with")
+        self.agent.load_state_dict(state["agent"])
+        self.tracker.load_state_dict(state["tracker"])
+        if self.eval_tracker is not None and state["eval_tracker"] is not None:
+            self.eval_tracker.load_state_dict(state["eval_tracker"])
+        self.frame = state["frame"]
+        self.wall_t = state["wall_t"]
+        self.phases.update(state["phases"])
+        self.best_model = state["best_model"]
+        for due in (self.log_due, self.eval_due, self.save_due):
+            if due is not None:
+                due.skip_to(self.frame)
+        obs = self.env.load_state_dict(state["env"])
+        if np.array_equal(obs, state["obs"]):
+            logger.info(f"Session {self.session} continues at frame {self.frame}: exact")
+        else:
+            logger.warning(
+                f"Session {self.session} continues at frame {self.frame}: statistical only, because the env could "
+                "not be rebuilt from its seed and actions; scores stay comparable, bits do not"
+            )
+        return obs, state["carry"]
+
+    def _identity(self) -> dict[str, Any]:
+        """What must not differ between a checkpoint and the run that continues it."""
+        spec = dump_spec(self.spec)[self.spec.name]
+        spec["env"].pop("max_frame")
+        return {key: spec[key] for key in ("agent", "env")} | {"seed": self.spec.meta.seed}
+
+    def _save(self, obs: np.ndarray[Any, Any], carry: Any) -> None:
+        folder, trial, session = self.folder, self.trial, self.session
+        state = {
+            "format": FORMAT,
+            "spec": self._identity(),
+            "agent": self.agent.state_dict(),
+            "env": self.env.state_dict(),
+            "obs": obs,
+            "carry": carry,
+            "tracker": self.tracker.state_dict(),
+            "eval_tracker": self.eval_tracker.state_dict() if self.eval_tracker else None,
+            "frame": self.frame,
+            "wall_t": self.wall_t,
+            "phases": dict(self.phases),
+            "best_model": self.best_model,
+        }
+        save_state(folder.resume_file(trial, session), state, keep_previous=True)
+        model = self.agent.model_state()
+        save_state(folder.model_file(trial, session, "last"), model)
+        save_state(folder.model_file(trial, session, "best"), self.best_model or model)
+
+    # --- records
+
+    def _log_row(self) -> None:
+        row = self.tracker.add_row(self._clock())
+        if self.tracker.is_best():
+            self.best_model = clone_state(self.agent.model_state())
+        if self.writer is not None:
+            for name, value in row.items():
+                if name != "frame" and not math.isnan(value):
+                    self.writer.add_scalar(name, value, self.frame)
+        self.on_progress(
+            Progress(
+                self.session,
+                self.frame,
+                self.spec.env.max_frame,
+                row["fps"],
+                row["total_reward"],
+                row["total_reward_ma"],
+            )
+        )
+
+    def _clock(self) -> dict[str, float]:
+        return {
+            "frame": self.frame,
+            "wall_t": round(self.wall_t, 3),
+            "fps": round(self.frame / max(self.wall_t, 1e-9), 1),
+            "t": self.frame // self.spec.env.num_envs,
+            "epi": self.env.num_episode,
+            "opt_step": self.agent.algorithm.opt_step,
+            "lr": self.agent.algorithm.lr,
+        }
+
+    def _evaluate(self) -> None:
+        """Deterministic episodes in envs of their own; training does not notice."""
+        assert self.eval_tracker is not None
+        if self.eval_env is None:
+            settings = build_settings(
+                self.spec.env, (EVAL_ENV, self.spec.meta.seed, self.session), self.spec.meta.rigorous_eval
+            )
+            self.eval_env = build_vec_env(settings)
+        returns = list(play_episodes(self.eval_env, self.agent, self.spec.meta.rigorous_eval))
+        self.eval_tracker.recent.clear()
+        self.eval_tracker.record(returns, None)
+        self.eval_tracker.add_row(self._clock())
+
+
+def play_episodes(env: VecEnv, agent: Agent, num_episode: int) -> Iterator[float]:
+    """Raw returns of `num_episode` episodes without exploring, as they end; one of each env comes first."""
+    obs, carry = env.reset(), agent.init_carry(env.num_envs)
+    env.pop_finished()
+    waiting = np.ones(env.num_envs, bool)
+    count = 0
+    while True:
+        act = agent.act(obs, carry)
+        step = env.step(act.action.cpu().numpy())
+        ended = env.pop_finished()
+        # counting each env once first keeps short episodes from crowding out long ones
+        for index, value in zip(np.flatnonzero(step.done), ended, strict=True):
+            if waiting[index] or not waiting.any():
+                waiting[index] = False
+                yield value
+                count += 1
+                if count == num_episode:
+                    return
+        obs, carry = step.obs, reset_rows(act.carry, step.done)
+
+
+def clone_state(value: Any) -> Any:
+    """A copy that training does not change."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: clone_state(item) for key, item in value.items()}
+    return value
+
+
+def write_session_metrics(folder: RunFolder, trial: int, result: SessionResult, metrics: dict[str, Any]) -> None:
+    """One session's numbers as a file."""
+    path = folder.session_metrics_file(trial, result.session)
+    write_json(path, {"session": result.session, "is_done": result.is_done, **metrics, "phases": result.phases})

@@ -1,0 +1,100 @@
+"""The files of a run: one place for every name."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slm_lab.lib.errors import RunFolderError, nearest
+from slm_lab.spec.loading import load_spec
+from slm_lab.spec.reader import read_document
+from slm_lab.spec.schema import Spec
+
+SPEC_SUFFIX = "_spec.yaml"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """`data/{spec_name}_{time}/` and the names inside it."""
+
+    path: Path
+    name: str
+
+    @property
+    def spec_file(self) -> Path:
+        return self.path / f"{self.name}{SPEC_SUFFIX}"
+
+    @property
+    def provenance_file(self) -> Path:
+        return self.path / "info" / f"{self.name}_provenance.json"
+
+    def trial_prefix(self, trial: int) -> str:
+        return f"{self.name}_t{trial}"
+
+    def session_prefix(self, trial: int, session: int) -> str:
+        return f"{self.name}_t{trial}_s{session}"
+
+    def trial_spec_file(self, trial: int) -> Path:
+        return self.path / f"{self.trial_prefix(trial)}{SPEC_SUFFIX}"
+
+    def trial_metrics_file(self, trial: int) -> Path:
+        return self.path / f"{self.trial_prefix(trial)}_trial_metrics.json"
+
+    def session_metrics_file(self, trial: int, session: int) -> Path:
+        return self.path / "info" / f"{self.session_prefix(trial, session)}_session_metrics.json"
+
+    def table_file(self, trial: int, session: int, kind: str) -> Path:
+        return self.path / "info" / f"{self.session_prefix(trial, session)}_session_df_{kind}.csv"
+
+    def model_file(self, trial: int, session: int, which: str) -> Path:
+        return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-{which}_net_model.pt"
+
+    def resume_file(self, trial: int, session: int) -> Path:
+        return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-last_resume.pt"
+
+    def graph_prefix(self, trial: int, session: int | None = None) -> Path:
+        prefix = self.trial_prefix(trial) if session is None else self.session_prefix(trial, session)
+        return self.path / "graph" / prefix
+
+    def log_file(self, trial: int | None = None, session: int | None = None) -> Path:
+        if trial is None:
+            prefix = self.name
+        else:
+            prefix = self.trial_prefix(trial) if session is None else self.session_prefix(trial, session)
+        return self.path / "log" / f"{prefix}.log"
+
+
+def open_run_folder(where: str, data_dir: Path) -> tuple[RunFolder, Spec]:
+    """The run meant by a folder, a file in it, a glob, or `latest`, with its saved spec."""
+    path = _find_folder(where, data_dir)
+    spec_files = [file for file in path.glob(f"*{SPEC_SUFFIX}") if file.is_file()]
+    # {name}_spec.yaml is the shortest; {name}_t0_spec.yaml are its trials
+    spec_files.sort(key=lambda file: (len(file.name), file.name))
+    if not spec_files:
+        raise RunFolderError(f"{path} is not a run of this lab: it has no *{SPEC_SUFFIX} (runs are folders in {data_dir})")
+    name = spec_files[0].name.removesuffix(SPEC_SUFFIX)
+    if list(read_document(spec_files[0])) != [name]:
+        raise RunFolderError(f"{spec_files[0]} does not hold the one spec '{name}'; was it renamed?")
+    return RunFolder(path, name), load_spec(spec_files[0], name).spec
+
+
+def _find_folder(where: str, data_dir: Path) -> Path:
+    if where == "latest":
+        runs = [folder for folder in data_dir.glob("*") if any(folder.glob(f"*{SPEC_SUFFIX}"))]
+        if not runs:
+            raise RunFolderError(f"there is no run in {data_dir} yet; start one with `slm-lab run`")
+        return max(runs, key=lambda folder: max(file.stat().st_mtime_ns for file in folder.glob(f"*{SPEC_SUFFIX}")))
+    if any(char in where for char in "*?["):
+        path = Path(where)
+        base = Path(path.anchor) if path.is_absolute() else Path()
+        pattern = str(path.relative_to(path.anchor)) if path.is_absolute() else where
+        matches = sorted({match if match.is_dir() else match.parent for match in base.glob(pattern)})
+        if len(matches) != 1:
+            found = "".join(f"\n  {match}" for match in matches) or " nothing"
+            raise RunFolderError(f"'{where}' should match one run, it matches{found}")
+        return matches[0]
+    for candidate in (Path(where), data_dir / where):
+        if candidate.is_dir():
+            return candidate
+        if candidate.is_file():
+            return candidate.parent
+    known = [folder.name for folder in data_dir.glob("*") if folder.is_dir()]
+    raise RunFolderError(f"no run folder '{where}'{nearest(Path(where).name, known)} (runs are folders in {data_dir})")

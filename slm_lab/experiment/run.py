@@ -1,0 +1,148 @@
+"""Start, continue and replay runs; what the command line and Python both call."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from loguru import logger
+
+from slm_lab.agent.agent import Agent
+from slm_lab.env.make import build_settings
+from slm_lab.env.vec_env import VecEnv, build_vec_env
+from slm_lab.experiment.analysis import calc_spread
+from slm_lab.experiment.checkpoint import load_state
+from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
+from slm_lab.experiment.folder import RunFolder, open_run_folder
+from slm_lab.experiment.trial import Trial, TrialResult
+from slm_lab.experiment.worker import import_modules
+from slm_lab.lib.errors import CheckpointError, RunFolderError, SpecError
+from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
+from slm_lab.lib.log import add_file
+from slm_lab.lib.runtime import git_sha, machine_facts, package_versions
+from slm_lab.spec.loading import dump_spec
+from slm_lab.spec.reader import read_document
+from slm_lab.spec.schema import Spec
+
+DATA_DIR = Path("data")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run, beside what: none of it changes a result."""
+
+    data_dir: Path = DATA_DIR
+    log_level: str = "INFO"
+    render: bool = False
+    imports: tuple[str, ...] = ()
+
+
+def check_runnable(spec: Spec) -> None:
+    """Build env and agent once, so that a mistake is told before anything is written."""
+    torch.set_num_threads(spec.meta.num_threads)
+    env = build_vec_env(build_settings(spec.env, (0,), 1))
+    try:
+        build_agent(spec, env, 0)
+    finally:
+        env.close()
+
+
+def start(spec: Spec, options: Options) -> TrialResult:
+    """Train a spec in a new run folder."""
+    import_modules(options.imports)
+    check_runnable(spec)
+    folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
+    write_yaml(folder.spec_file, dump_spec(spec))
+    write_yaml(folder.trial_spec_file(0), dump_spec(spec))
+    write_json(
+        folder.provenance_file,
+        {
+            "command": sys.argv,
+            "git_sha": git_sha(),
+            "versions": package_versions(),
+            "machine": machine_facts(),
+            "imports": list(options.imports),
+        },
+    )
+    add_file(folder.log_file(), options.log_level)
+    logger.info(f"Run folder {folder.path}")
+    return Trial(spec, folder, 0, options.imports, options.log_level, options.render).run()
+
+
+def resume(where: str, options: Options, spec: Spec | None = None) -> TrialResult:
+    """Continue a run from its last checkpoints, or show its result if it is done."""
+    import_modules(options.imports)
+    folder, saved = open_run_folder(where, options.data_dir)
+    if spec is not None and spec.name != saved.name:
+        raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{spec.name}'")
+    check_runnable(saved)
+    remove_orphans(folder.path)
+    add_file(folder.log_file(), options.log_level)
+    logger.info(f"Continuing {folder.path}")
+    return Trial(saved, folder, 0, options.imports, options.log_level, options.render).run()
+
+
+def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
+    """The session with the best score; the first that has a model if no score is known."""
+    scores = {}
+    for session in range(spec.meta.max_session):
+        if not folder.model_file(trial, session, "best").exists():
+            continue
+        path = folder.session_metrics_file(trial, session)
+        score = read_document(path).get("total_reward_ma") if path.exists() else None
+        scores[session] = float(score) if isinstance(score, (int, float)) else float("-inf")
+    if not scores:
+        raise RunFolderError(f"{folder.path} has no trained model yet; continue it with train@{folder.path}")
+    return max(scores, key=lambda session: scores[session])
+
+
+def load_trained(
+    where: str, data_dir: Path = DATA_DIR, num_envs: int = 1, render: bool = False, session: int | None = None
+) -> tuple[Agent, VecEnv, Spec]:
+    """The best agent of a run with envs to play in."""
+    folder, spec = open_run_folder(where, data_dir)
+    if session is None:
+        session = best_session(folder, spec)
+    torch.set_num_threads(spec.meta.num_threads)
+    env = build_vec_env(build_settings(spec.env, (ENJOY_ENV, spec.meta.seed, session), num_envs), render=render)
+    try:
+        agent = build_agent(spec, env, session, num_envs)
+        path = folder.model_file(0, session, "best")
+        state = load_state(path)
+        try:
+            agent.load_model_state(state)
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise CheckpointError(f"{path}: does not fit the spec beside it ({str(error).splitlines()[0]})") from None
+    except BaseException:
+        env.close()
+        raise
+    return agent, env, spec
+
+
+def enjoy(where: str, options: Options, num_episode: int, on_episode: Callable[[int, float], None]) -> list[float]:
+    """Play episodes with the trained, deterministic policy; nothing of the run is written to."""
+    import_modules(options.imports)
+    agent, env, _ = load_trained(where, options.data_dir, render=options.render)
+    returns = []
+    try:
+        for index, value in enumerate(play_episodes(env, agent, num_episode)):
+            returns.append(value)
+            on_episode(index, value)
+    finally:
+        env.close()
+    return returns
+
+
+def summarize(result: TrialResult) -> str:
+    """The score with its spread, in one line."""
+    if result.metrics is None:
+        raise SpecError("the run has no row in its table yet; it was stopped before env.max_frame or log_frequency")
+    spread = calc_spread(result.session_scores)
+    if len(spread.values) == 1:
+        return f"total_reward_ma {spread.mean:.2f} (1 session)"
+    values = ", ".join(f"{value:.2f}" for value in spread.values)
+    return (
+        f"total_reward_ma {spread.mean:.2f}, 95% interval [{spread.low:.2f}, {spread.high:.2f}], "
+        f"IQM {spread.iqm:.2f}, {len(spread.values)} sessions: {values}"
+    )

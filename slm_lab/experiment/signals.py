@@ -1,0 +1,37 @@
+"""SIGTERM and Ctrl-C become a wish to stop; a second one ends the process at once."""
+
+import signal
+import threading
+from types import FrameType
+
+
+class StopSignal:
+    """Remembers the first stop signal; the loop asks, saves and ends."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._old: dict[int, signal.Handlers] = {}
+
+    def __enter__(self) -> "StopSignal":
+        # only the main thread may handle signals; elsewhere the caller stops the run
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._old[number] = signal.signal(number, self._handle)  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number
+
+    def __call__(self) -> bool:
+        return self.number is not None
+
+    @property
+    def exit_code(self) -> int:
+        """143 for SIGTERM, 130 for Ctrl-C."""
+        return 128 + self.number if self.number is not None else 0

@@ -1,0 +1,192 @@
+"""Trial: several sessions of one spec, their score and its spread."""
+
+import math
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from slm_lab.env.make import build_settings, make_env
+from slm_lab.env.random_baseline import baseline_key, get_random_baseline
+from slm_lab.experiment.analysis import (
+    SessionMetrics,
+    calc_session_metrics,
+    calc_trial_metrics,
+    format_trial_metrics,
+    read_table,
+)
+from slm_lab.experiment.control import Progress, Session, SessionResult, write_session_metrics
+from slm_lab.experiment.executor import LocalExecutor, Outcome, SessionTask
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.plot import plot_session, plot_trial
+from slm_lab.experiment.progress import ProgressView
+from slm_lab.experiment.signals import StopSignal
+from slm_lab.lib.errors import DivergenceError, LabError, WorkerError
+from slm_lab.lib.io import write_json
+from slm_lab.lib.log import add_file
+from slm_lab.spec.schema import Spec
+
+PLOT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What a trial came to."""
+
+    folder: Path
+    trial: int
+    metrics: dict[str, Any] | None
+    results: list[SessionResult]
+    failures: dict[int, str]
+    stop_code: int
+    curve: Path
+
+    @property
+    def score(self) -> float:
+        """total_reward_ma, the mean over sessions."""
+        return float(self.metrics["scalar"]["total_reward_ma"]) if self.metrics else math.nan
+
+    @property
+    def session_scores(self) -> list[float]:
+        """total_reward_ma of each session."""
+        return [float(value) for value in self.metrics["total_reward_ma"]["values"]] if self.metrics else []
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every session is done."""
+        return self.stop_code or (1 if self.failures else 0)
+
+
+class Trial:
+    """Runs the sessions of a spec and draws the sum."""
+
+    def __init__(
+        self, spec: Spec, folder: RunFolder, trial: int, imports: tuple[str, ...], log_level: str, render: bool
+    ) -> None:
+        self.spec = spec
+        self.folder = folder
+        self.trial = trial
+        self.imports = imports
+        self.log_level = log_level
+        self.render = render
+        self.last_plot = time.monotonic()
+
+    def run(self) -> TrialResult:
+        """Train every session; a failed one makes the result partial, it never vanishes from it."""
+        add_file(self.folder.log_file(self.trial), self.log_level)
+        num_session = self.spec.meta.max_session
+        with StopSignal() as stop, ProgressView(num_session, self.spec.env.max_frame, self.log_level) as view:
+            run = self._run_here if num_session == 1 else self._run_processes
+            outcomes = run(view, stop)
+        results, failures = [], {}
+        for outcome in outcomes:
+            if outcome.result is not None:
+                results.append(SessionResult(**outcome.result))
+            elif outcome.is_user_error:
+                raise LabError(f"session {outcome.session}: {outcome.error}")
+            elif not stop():
+                failures[outcome.session] = str(outcome.error)
+                logger.error(f"Session {outcome.session} failed: {outcome.error}")
+        return self._conclude(results, failures, stop.exit_code)
+
+    def _run_here(self, view: ProgressView, stop: StopSignal) -> list[Outcome]:
+        def on_progress(progress: Progress) -> None:
+            view.update(asdict(progress))
+            self._plot_now_and_then()
+
+        try:
+            session = Session(self.spec, self.folder, self.trial, 0, on_progress, stop, self.render)
+            return [Outcome(0, asdict(session.run()))]
+        except LabError:
+            raise
+        except (DivergenceError, WorkerError) as error:
+            return [Outcome(0, error=str(error))]
+        except Exception:
+            return [Outcome(0, error=traceback.format_exc())]
+
+    def _run_processes(self, view: ProgressView, stop: StopSignal) -> list[Outcome]:
+        tasks = [
+            SessionTask(
+                str(self.folder.path),
+                self.folder.name,
+                self.trial,
+                session,
+                self.imports,
+                # what matters reaches the parent; the rest is in the session's own log
+                "WARNING" if self.log_level == "INFO" else self.log_level,
+                self.spec.meta.num_threads,
+            )
+            for session in range(self.spec.meta.max_session)
+        ]
+        return LocalExecutor().run(tasks, view.update, stop, self._plot_now_and_then)
+
+    def _conclude(self, results: list[SessionResult], failures: dict[int, str], stop_code: int) -> TrialResult:
+        for result in results:
+            state = "done" if result.is_done else f"stopped at frame {result.frame}"
+            logger.info(f"Session {result.session} {state}")
+        metrics = None
+        sessions = [result.session for result in results]
+        tables = self._tables(sessions)
+        if tables:
+            baseline = self._random_return()
+            metrics = calc_trial_metrics(list(tables.values()), baseline)
+            metrics["num_session"] = self.spec.meta.max_session
+            metrics["session_index"] = list(tables)
+            metrics["failed"] = sorted(failures)
+            metrics["is_complete"] = len(results) == self.spec.meta.max_session and all(r.is_done for r in results)
+            for result in results:
+                if result.session in tables:
+                    session = calc_session_metrics(tables[result.session], baseline)
+                    write_session_metrics(self.folder, self.trial, result, _plain(session))
+            write_json(self.folder.trial_metrics_file(self.trial), _finite(metrics))
+            self._plot(tables)
+            logger.info(format_trial_metrics(metrics["scalar"]))
+        if failures:
+            logger.error(f"Trial {self.trial}: {len(results)} of {self.spec.meta.max_session} sessions have a result")
+        elif not stop_code:
+            logger.info(f"Trial {self.trial} done")
+        prefix = self.folder.graph_prefix(self.trial)
+        curve = prefix.with_name(f"{prefix.name}_trial_graph_mean_returns_ma_vs_frames.png")
+        return TrialResult(self.folder.path, self.trial, metrics, results, failures, stop_code, curve)
+
+    def _tables(self, sessions: list[int]) -> dict[int, dict[str, Any]]:
+        tables = {}
+        for session in sessions:
+            path = self.folder.table_file(self.trial, session, "train")
+            if path.exists() and len(table := read_table(path)) and len(table["frame"]):
+                tables[session] = table
+        return tables
+
+    def _random_return(self) -> float:
+        env = self.spec.env
+        key = baseline_key(env.name, dict(env.kwargs), env.max_t)
+        return get_random_baseline(key, lambda: make_env(build_settings(env, (0,), 1)))
+
+    def _plot_now_and_then(self) -> None:
+        if time.monotonic() - self.last_plot > PLOT_SECONDS:
+            self._plot(self._tables(list(range(self.spec.meta.max_session))))
+
+    def _plot(self, tables: dict[int, dict[str, Any]]) -> None:
+        title = f"{self.spec.agent.name} on {self.spec.env.name}"
+        for session, table in tables.items():
+            plot_session(table, self.folder.graph_prefix(self.trial, session), f"{title}, session {session}")
+        if tables:
+            plot_trial(list(tables.values()), self.folder.graph_prefix(self.trial), title)
+        self.last_plot = time.monotonic()
+
+
+def _plain(session: SessionMetrics) -> dict[str, Any]:
+    return _finite(asdict(session))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: what is unknown is null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+

@@ -1,0 +1,70 @@
+"""One session in a process of its own: `python -m slm_lab.experiment.worker`, started by the executor."""
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.control import Progress, Session
+from slm_lab.experiment.executor import SessionTask
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.signals import StopSignal
+from slm_lab.lib.errors import DivergenceError, LabError, WorkerError
+from slm_lab.lib.log import add_file, setup_console
+from slm_lab.lib.runtime import add_working_folder_to_path
+from slm_lab.spec.loading import load_spec
+
+
+def import_modules(names: tuple[str, ...]) -> None:
+    """Bring in a user's own modules, which register algorithms, nets or envs."""
+    if names:
+        add_working_folder_to_path()
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise LabError(f"--import {name}: {error}") from None
+
+
+def main(task: SessionTask, descriptor: int) -> int:
+    """Run one session, telling the parent what happens through a pipe."""
+    with os.fdopen(descriptor, "w", buffering=1) as pipe, StopSignal() as stop:
+
+        def tell(kind: str, content: Any) -> None:
+            try:
+                pipe.write(json.dumps([kind, content]) + "\n")
+            except BrokenPipeError:
+                # the parent is gone: save and end rather than train unseen
+                stop.number = stop.number or 15
+
+        def on_progress(progress: Progress) -> None:
+            tell("progress", asdict(progress))
+
+        setup_console(task.log_level)
+        folder = RunFolder(Path(task.folder), task.name)
+        add_file(folder.log_file(task.trial, task.session), task.log_level)
+        try:
+            import_modules(task.imports)
+            spec = load_spec(folder.trial_spec_file(task.trial), task.name).spec
+            result = Session(spec, folder, task.trial, task.session, on_progress, stop).run()
+        except LabError as error:
+            tell("user_error", str(error))
+            return 2
+        except (DivergenceError, WorkerError) as error:
+            tell("error", str(error))
+            return 1
+        except Exception:
+            tell("error", traceback.format_exc())
+            return 1
+        tell("result", asdict(result))
+        return stop.exit_code
+
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.argv[1])
+    arguments["imports"] = tuple(arguments["imports"])
+    sys.exit(main(SessionTask(**arguments), int(sys.argv[2])))

@@ -1,0 +1,250 @@
+"""Graphs of sessions and trials are written whole, show the data and open offline."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import plotly.graph_objects
+import pytest
+from matplotlib.figure import Figure
+
+from slm_lab.experiment import plot
+from slm_lab.experiment.plot import Table, plot_session, plot_trial
+
+RETURNS = ("mean_returns", "mean_returns_ma")
+
+
+def make_table(rows: int = 30, step: int = 1000, seed: int = 0, **columns: np.ndarray) -> dict[str, np.ndarray]:
+    """A session that learns, noisily."""
+    rng = np.random.default_rng(seed)
+    frame = np.arange(1, rows + 1) * float(step)
+    reward = np.linspace(20, 480, rows) + rng.normal(0, 15, rows)
+    table = dict(total_reward=reward, total_reward_ma=reward / 2, loss=rng.random(rows), fps=np.full(rows, 900.0))
+    table |= dict(frame=frame, wall_t=frame / 900, t=frame, epi=frame / 100, opt_step=frame / 32)
+    return table | dict(lr=np.full(rows, 3e-4), entropy=rng.random(rows)) | columns
+
+
+def names(paths: list[Path]) -> set[str]:
+    return {path.name for path in paths}
+
+
+def read_page(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The traces and the layout inside a page."""
+    text = path.read_text()
+    match = re.search(r'Plotly\.newPlot\(\s*"graph",\s*', text)
+    assert match
+    decoder = json.JSONDecoder()
+    traces, end = decoder.raw_decode(text, match.end())
+    layout, _ = decoder.raw_decode(text, re.compile(r",\s*").match(text, end).end())
+    return traces, layout
+
+
+def assert_drawn(path: Path) -> None:
+    """A readable picture that is not blank."""
+    image = matplotlib.image.imread(path)
+    assert min(image.shape[:2]) >= 700
+    assert image[..., :3].std() > 0.01
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+def test_session_files(tmp_path, kind) -> None:
+    paths = plot_session(make_table(), tmp_path / "graph" / "demo_t0_s0", "demo", kind=kind)
+    stem = f"demo_t0_s0_session_graph_{kind}"
+    expected = {f"{stem}_{name}_vs_frames.{ending}" for name in RETURNS for ending in ("png", "html")}
+    assert names(paths) == expected | {f"{stem}_metrics_vs_frames.png"}
+    # Nothing half written stays behind.
+    assert set((tmp_path / "graph").iterdir()) == {*paths, tmp_path / "graph" / "plotly.min.js"}
+    for path in paths:
+        if path.suffix == ".png":
+            assert_drawn(path)
+
+
+def test_trial_files(tmp_path) -> None:
+    paths = plot_trial([make_table(seed=i) for i in range(3)], tmp_path / "demo_t0", "demo")
+    expected = {f"demo_t0_trial_graph_{name}_vs_frames.{ending}" for name in RETURNS for ending in ("png", "html")}
+    assert names(paths) == expected
+    for path in paths:
+        if path.suffix == ".png":
+            assert_drawn(path)
+
+
+def test_prefix_with_a_dot_keeps_its_name(tmp_path) -> None:
+    paths = plot_trial([make_table()], tmp_path / "lr_0.1", "demo")
+    assert all(path.name.startswith("lr_0.1_trial_graph_") for path in paths)
+
+
+def test_page_holds_the_data_and_opens_offline(tmp_path) -> None:
+    table = make_table()
+    _, page = plot_session(table, tmp_path / "demo", "demo <b>&</b> $x")[:2]
+    traces, layout = read_page(page)
+    np.testing.assert_allclose(traces[0]["x"], table["frame"])
+    np.testing.assert_allclose(traces[0]["y"], table["total_reward"])
+    assert layout["xaxis"]["title"]["text"] == "frames (env steps)"
+    assert layout["yaxis"]["title"]["text"] == "total reward (mean of last 100 episodes)"
+    assert "<title>demo &lt;b&gt;&amp;&lt;/b&gt; $x</title>" in page.read_text()
+    sources = re.findall(r"<script[^>]*\ssrc=\"([^\"]*)\"", page.read_text())
+    assert sources == ["plotly.min.js"]
+    assert (tmp_path / "plotly.min.js").stat().st_size > 1_000_000
+
+
+def test_pages_share_one_script(tmp_path) -> None:
+    (tmp_path / "plotly.min.js").write_text("there already")
+    plot_session(make_table(), tmp_path / "demo", "demo")
+    assert (tmp_path / "plotly.min.js").read_text() == "there already"
+
+
+def test_plotly_accepts_every_option(tmp_path) -> None:
+    page = plot_trial([make_table(), make_table(rows=20)], tmp_path / "demo", "demo")[1]
+    traces, layout = read_page(page)
+    plotly.graph_objects.Figure(data=traces, layout=layout)  # raises on an unknown option
+
+
+def test_same_data_gives_the_same_files(tmp_path) -> None:
+    first, second = (plot_trial([make_table(), make_table()], tmp_path / name / "demo", "demo") for name in "ab")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_trial_on_the_same_frames_is_the_plain_mean(tmp_path) -> None:
+    tables = [make_table(seed=i) for i in range(4)]
+    traces, layout = read_page(plot_trial(tables, tmp_path / "demo", "demo")[1])
+    assert [trace["name"] for trace in traces] == [
+        *(f"session {i}" for i in range(4)),
+        "mean of 4 sessions",
+        "±1 std over sessions",
+    ]
+    rewards = np.stack([table["total_reward"] for table in tables])
+    mean, std = rewards.mean(axis=0), rewards.std(axis=0)
+    np.testing.assert_allclose(traces[4]["y"], mean)
+    np.testing.assert_allclose(traces[5]["y"], np.concatenate([mean + std, (mean - std)[::-1]]))
+    assert layout["title"]["subtitle"]["text"] == ""
+    assert layout["showlegend"]
+
+
+def test_trial_of_unequal_sessions_stops_at_the_shortest(tmp_path) -> None:
+    def line(rows: int, step: int) -> Table:
+        table = make_table(rows, step)
+        return table | dict(total_reward=table["frame"] / 1000)
+
+    # The reward is linear in the frame, so interpolating must give it back.
+    traces, layout = read_page(
+        plot_trial([line(30, 1000), line(10, 2000), line(50, 700)], tmp_path / "demo", "demo")[1]
+    )
+    mean, band = traces[3], traces[4]
+    assert (mean["x"][0], mean["x"][-1]) == (2000, 20_000)
+    np.testing.assert_allclose(mean["y"], np.array(mean["x"]) / 1000)
+    np.testing.assert_allclose(band["y"], np.array(band["x"]) / 1000)
+    assert "up to the shortest (20k frames)" in layout["title"]["subtitle"]["text"]
+
+
+def test_trial_without_common_frames_has_no_mean(tmp_path) -> None:
+    late = make_table() | dict(frame=make_table()["frame"] + 1e6)
+    traces, layout = read_page(plot_trial([make_table(), late], tmp_path / "demo", "demo")[1])
+    assert [trace["name"] for trace in traces] == ["session 0", "session 1"]
+    assert "no mean" in layout["title"]["subtitle"]["text"]
+
+
+def test_trial_of_one_session_is_its_line(tmp_path) -> None:
+    traces, layout = read_page(plot_trial([make_table()], tmp_path / "demo", "demo")[1])
+    assert [trace["name"] for trace in traces] == ["session 0"]
+    assert not layout["showlegend"]
+
+
+def test_session_without_rows_keeps_the_numbers_of_the_others(tmp_path) -> None:
+    traces, _ = read_page(plot_trial([{}, make_table(), make_table()], tmp_path / "demo", "demo")[1])
+    assert [trace["name"] for trace in traces][:3] == ["session 1", "session 2", "mean of 2 sessions"]
+
+
+def test_many_sessions_and_one_row_in_one_of_them(tmp_path) -> None:
+    tables = [make_table(rows=1 if i == 0 else 5, seed=i) for i in range(30)]
+    for path in plot_trial(tables, tmp_path / "demo", "a long title " * 20):
+        assert path.stat().st_size
+
+
+def test_one_row_is_a_point(tmp_path) -> None:
+    paths = plot_session(make_table(rows=1), tmp_path / "demo", "demo")
+    assert len(paths) == 5
+    assert read_page(paths[1])[0][0]["mode"] == "markers"
+    assert len(plot_trial([make_table(rows=1)] * 2, tmp_path / "demo", "demo")) == 4
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {},
+        {name: np.array([]) for name in make_table()},
+        {name: np.full(5, np.nan) for name in make_table()},
+        {name: np.full(5, np.inf) for name in make_table()},
+        make_table() | dict(frame=np.full(30, np.nan)),
+    ],
+    ids=["no columns", "no rows", "nan", "inf", "no frames"],
+)
+def test_nothing_to_draw_writes_nothing(tmp_path, table) -> None:
+    assert plot_session(table, tmp_path / "demo", "demo") == []
+    assert plot_trial([table, table], tmp_path / "demo", "demo") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_tables_write_nothing(tmp_path) -> None:
+    assert plot_trial([], tmp_path / "demo", "demo") == []
+
+
+def test_rows_that_cannot_be_drawn_are_left_out(tmp_path) -> None:
+    table = make_table(rows=6) | dict(total_reward=np.array([1, np.nan, np.inf, -np.inf, 1e308, 6]))
+    paths = plot_session(table | dict(kl=np.full(6, np.nan)), tmp_path / "demo", "demo")
+    traces, _ = read_page(paths[1])
+    assert (traces[0]["x"], traces[0]["y"]) == ([1000, 6000], [1, 6])
+    assert_drawn(paths[0])
+
+
+def test_rows_are_sorted_and_the_last_of_a_frame_counts(tmp_path) -> None:
+    table = dict(frame=np.array([2.0, 1.0, 2.0, 3.0]), total_reward=np.array([5.0, 4.0, 6.0, 7.0]))
+    traces, _ = read_page(plot_session(table, tmp_path / "demo", "demo")[1])
+    assert (traces[0]["x"], traces[0]["y"]) == ([1, 2, 3], [4, 6, 7])
+
+
+def test_extreme_values_are_drawn(tmp_path) -> None:
+    table = make_table(rows=3) | dict(total_reward=np.array([-1e99, 0, 1e99]), loss=np.array([1e38, 1e-38, -1e38]))
+    assert len(plot_session(table, tmp_path / "demo", "demo")) == 5
+    assert len(plot_trial([table, make_table(rows=4)], tmp_path / "demo", "demo")) == 4
+
+
+@pytest.mark.parametrize("count", [1, 4, 10])
+def test_metrics_have_a_panel_each(tmp_path, count, monkeypatch) -> None:
+    drawn: list[list[str]] = []
+    png = plot._png
+
+    def record(figure: Figure) -> bytes:
+        drawn.append([axes.get_title() for axes in figure.axes])
+        return png(figure)
+
+    monkeypatch.setattr(plot, "_png", record)
+    metrics = [f"metric_{i}$" for i in range(count - 1)]
+    table = {"lr": np.ones(3), "frame": np.arange(3.0), "fps": np.ones(3), "kl": np.full(3, np.nan)}
+    (path,) = plot_session(table | {name: np.arange(3.0) for name in metrics}, tmp_path / "demo", "demo")
+    assert drawn == [[*metrics, "lr"]]
+    assert_drawn(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (500, "500"), (2500, "2.5k"), (200_000, "200k"), (1_500_000, "1.5M"), (-50_000, "-50k"), (3e9, "3G")],
+)
+def test_short_numbers(value, text) -> None:
+    assert plot._short(value) == text
+
+
+def test_neither_pyplot_nor_torch_is_imported(tmp_path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+import numpy as np
+from slm_lab.experiment.plot import plot_trial
+assert plot_trial([dict(frame=np.arange(3.0), total_reward=np.arange(3.0))], Path({str(tmp_path)!r}) / "demo", "demo")
+assert not {{"matplotlib.pyplot", "torch", "pandas"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
