@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.lib.io import dump_yaml
 from slm_lab.spec.document import spec_reference
-from slm_lab.spec.loading import SHIPPED, dump_spec, load_spec, locate, parse_override, spec_files, spec_names
+from slm_lab.spec.loading import SHIPPED, dump_spec, find_file, load_spec, locate, parse_override, spec_files, spec_names
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import build_spec_model
 
@@ -26,7 +27,7 @@ def check(file: File, name: Name = None, set_: Set = None) -> None:
     with user_errors():
         overrides = dict(parse_override(text) for text in set_ or [])
         if name is None and file.endswith((".json", ".yaml", ".yml")):
-            path = locate(file, "")[0]
+            path = find_file(Path(file))
             names = spec_names(path)
         else:
             path, only = locate(file, name)

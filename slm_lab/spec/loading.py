@@ -81,7 +81,7 @@ def locate(source: str | Path, name: str | None) -> tuple[Path, str]:
     """The file and spec name meant by a path, a path inside the package, or a bare spec name."""
     path = Path(source)
     if path.suffix in SUFFIXES:
-        found = _find_file(path)
+        found = find_file(path)
         return found, name or _only_name(found)
     hits = [file for file in spec_files() if str(source) in spec_names(file)]
     if not hits:
@@ -93,7 +93,8 @@ def locate(source: str | Path, name: str | None) -> tuple[Path, str]:
     return hits[0], str(source)
 
 
-def _find_file(path: Path) -> Path:
+def find_file(path: Path) -> Path:
+    """A spec file by its path, also of a shipped file from any folder."""
     # `slm_lab/spec/...` names a shipped file from any folder, as specs are written down in result tables
     candidates = [path]
     if path.parts[:2] == ("slm_lab", "spec"):

@@ -120,12 +120,12 @@ class ActorCritic(Algorithm):
     def _to_tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(self.context.device).flatten()
 
-    def _step(self, loss: Tensor) -> dict[str, Tensor]:
-        """Gradient, clip and optimiser of every role."""
+    def _step(self, loss: Tensor) -> Tensor:
+        """Gradient, clip and optimiser of every role; returns the gradient norm, of the actor where there are two."""
         loss.backward()
         norms = [optimizer.step() for optimizer in self.optimizers.values()]
         self.opt_step += 1
-        return {"grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm()}
+        return norms[0]
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
@@ -143,19 +143,19 @@ class ActorCritic(Algorithm):
         self.net.train()
         family = self.context.family
         param, value = self.net(rollout.obs.flatten(0, 1))
-        entropy = family.entropy(param).mean()
-        log_prob = family.log_prob(param, rollout.action.flatten(0, 1))
+        log_prob, entropies = family.log_prob_entropy(param, rollout.action.flatten(0, 1))
+        entropy = entropies.mean()
         policy_loss = calc_policy_loss(log_prob, standardize(self._to_tensor(adv)))
         val_loss = self.value_loss(value * scale, self._to_tensor(ret) * scale)
         loss = config.policy_loss_coef * policy_loss + config.val_loss_coef * val_loss - entropy_coef * entropy
-        norm = self._step(loss)
+        grad_norm = self._step(loss)
         self.net.eval()
         row = {
             "loss": loss.detach(),
             "policy_loss": policy_loss.detach(),
             "val_loss": val_loss.detach(),
             "entropy": entropy.detach(),
-            **norm,
+            "grad_norm": grad_norm,
         }
         return {
             **gather_metrics([row], frame),

@@ -1,5 +1,6 @@
 """The contract of an algorithm, and what it is given."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -116,10 +117,10 @@ class Algorithm(ABC):
 def gather_metrics(rows: list[dict[str, Tensor]], frame: int) -> Metrics:
     """Means over the gradient steps of one training; floats leave the device here, once."""
     names = list(rows[0])
-    table = torch.stack([torch.stack([row[name] for name in names]) for row in rows])
+    table = torch.stack([row[name] for row in rows for name in names]).view(len(rows), len(names))
     metrics = dict(zip(names, table.mean(0).tolist(), strict=True))
     for name, value in metrics.items():
-        if not np.isfinite(value):
+        if not math.isfinite(value):
             raise DivergenceError(
                 f"{name} became {value} in the training at frame {frame}; "
                 "try a lower learning rate or agent.net.clip_grad_val"

@@ -48,6 +48,10 @@ class ActionFamily(ABC):
     def entropy(self, param: Tensor) -> Tensor:
         """Entropy of each row."""
 
+    def log_prob_entropy(self, param: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Both at once, where they share work."""
+        return self.log_prob(param, action), self.entropy(param)
+
     def temper(self, param: Tensor, tau: float) -> Tensor:
         """The parameters at temperature `tau`."""
         raise SpecError(f"agent.algorithm.action_policy: boltzmann needs discrete actions, not {self.name}")
@@ -84,6 +88,11 @@ class Categorical(ActionFamily):
     def entropy(self, param: Tensor) -> Tensor:
         log_prob = param.log_softmax(-1)
         return -(log_prob.exp() * log_prob).sum(-1)
+
+    def log_prob_entropy(self, param: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        log_prob = param.log_softmax(-1)
+        entropy = -(log_prob.exp() * log_prob).sum(-1)
+        return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
 
     def temper(self, param: Tensor, tau: float) -> Tensor:
         return param / tau

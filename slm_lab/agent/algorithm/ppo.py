@@ -32,10 +32,21 @@ class Minibatch(NamedTuple):
 
 
 def calc_surrogate(log_prob: Tensor, old_log_prob: Tensor, adv: Tensor, clip_eps: float) -> tuple[Tensor, Tensor]:
-    """Clipped surrogate loss (eq. 7, negated) and the ratio r(theta)."""
-    ratio = (log_prob - old_log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    """Clipped surrogate loss (eq. 7, negated) and the log of the ratio r(theta)."""
+    log_ratio = (log_prob - old_log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
-    return -torch.min(ratio * adv, clipped * adv).mean(), ratio
+    return -torch.min(ratio * adv, clipped * adv).mean(), log_ratio.detach()
+
+
+def calc_kl(log_ratio: Tensor) -> Tensor:
+    """E[r - 1 - log r], an estimate of KL(old || new) that is never negative."""
+    return (log_ratio.exp() - 1 - log_ratio).mean()
+
+
+def calc_clip_frac(log_ratio: Tensor, clip_eps: float) -> Tensor:
+    """Share of samples whose ratio is outside the clip range."""
+    return ((log_ratio.exp() - 1).abs() > clip_eps).float().mean()
 
 
 def calc_clipped_val_loss(value: Tensor, old_value: Tensor, ret: Tensor, clip_eps: float) -> Tensor:
@@ -100,14 +111,14 @@ class PPO(ActorCritic):
 
     def calc_loss(
         self, batch: Minibatch, clip_eps: float, entropy_coef: float, ret_scale: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of one minibatch (eq. 9, negated) and what to report of it."""
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Loss of one minibatch (eq. 9, negated), what to report of it, and the log ratios."""
         config, family = self.config, self.context.family
         param, value = self.net(batch.obs)
         adv = standardize(batch.adv) if config.normalize_advantages == "standardize" else batch.adv
-        log_prob = family.log_prob(param, batch.action)
-        policy_loss, ratio = calc_surrogate(log_prob, batch.old_log_prob, adv, clip_eps)
-        entropy = family.entropy(param).mean()
+        log_prob, entropies = family.log_prob_entropy(param, batch.action)
+        policy_loss, log_ratio = calc_surrogate(log_prob, batch.old_log_prob, adv, clip_eps)
+        entropy = entropies.mean()
         ret, old_value = batch.ret * ret_scale, batch.old_value
         value = value * ret_scale
         if config.symlog:
@@ -117,17 +128,13 @@ class PPO(ActorCritic):
         else:
             val_loss = self.value_loss(value, ret)
         loss = policy_loss + config.val_loss_coef * val_loss - entropy_coef * entropy
-        with torch.no_grad():
-            aux = {
-                "loss": loss,
-                "policy_loss": policy_loss,
-                "val_loss": val_loss,
-                "entropy": entropy,
-                # E[r - 1 - log r], an estimate of KL(old || new) that is never negative
-                "kl": (ratio - 1 - ratio.log()).mean(),
-                "clip_frac": ((ratio - 1).abs() > clip_eps).float().mean(),
-            }
-        return loss, {name: tensor.detach() for name, tensor in aux.items()}
+        aux = {
+            "loss": loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "val_loss": val_loss.detach(),
+            "entropy": entropy.detach(),
+        }
+        return loss, aux, log_ratio
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
@@ -154,35 +161,43 @@ class PPO(ActorCritic):
         explained_var = calc_explained_var(rollout.extra["value"].cpu().numpy(), ret)
 
         self.net.train()
-        rows = []
+        rows: list[dict[str, Tensor]] = []
+        log_ratios: list[Tensor] = []
         for _ in range(config.training_epoch):
-            rows += self._epoch(batch, clip_eps, entropy_coef, ret_scale)
-            if config.target_kl is not None and float(rows[-1]["kl"]) > config.target_kl:
+            self._epoch(batch, clip_eps, entropy_coef, ret_scale, rows, log_ratios)
+            if config.target_kl is not None and float(calc_kl(log_ratios[-1])) > config.target_kl:
                 break
         self.net.eval()
+        # over all samples of all epochs, computed once
+        log_ratio = torch.cat(log_ratios)
         return {
             **gather_metrics(rows, frame),
+            "kl": float(calc_kl(log_ratio)),
+            "clip_frac": float(calc_clip_frac(log_ratio, clip_eps)),
             "clip_eps": clip_eps,
             "entropy_coef": entropy_coef,
             "explained_var": explained_var,
         }
 
     def _epoch(
-        self, batch: Minibatch, clip_eps: float, entropy_coef: float, ret_scale: float
-    ) -> list[dict[str, Tensor]]:
+        self,
+        batch: Minibatch,
+        clip_eps: float,
+        entropy_coef: float,
+        ret_scale: float,
+        rows: list[dict[str, Tensor]],
+        log_ratios: list[Tensor],
+    ) -> None:
         """One pass over the batch in a fresh order."""
-        size = self.config.minibatch_size
-        order = torch.randperm(
-            len(batch.adv), generator=self.context.train_generator, device=self.context.train_generator.device
-        )
+        generator = self.context.train_generator
+        order = torch.randperm(len(batch.adv), generator=generator, device=generator.device)
         # one gather per field and epoch; minibatches are views of it
-        shuffled = Minibatch(*(field.index_select(0, order) for field in batch))
-        rows = []
-        for start in range(0, len(order), size):
-            part = Minibatch(*(field[start : start + size] for field in shuffled))
-            loss, aux = self.calc_loss(part, clip_eps, entropy_coef, ret_scale)
-            rows.append({**aux, **self._step(loss)})
-        return rows
+        shuffled = [field.index_select(0, order).split(self.config.minibatch_size) for field in batch]
+        for fields in zip(*shuffled, strict=True):
+            loss, aux, log_ratio = self.calc_loss(Minibatch(*fields), clip_eps, entropy_coef, ret_scale)
+            aux["grad_norm"] = self._step(loss)
+            rows.append(aux)
+            log_ratios.append(log_ratio)
 
     def memory_state(self) -> dict[str, Any]:
         return {**super().memory_state(), "percentile": self.percentile}
