@@ -1,0 +1,236 @@
+"""The batched env contract: true successors, own seeds, exact rebuilding, in process and in workers."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from slm_lab.env.make import EnvSettings, make_env
+from slm_lab.env.vec_env import LocalVecEnv, Step, VecEnv, WorkerVecEnv, build_vec_env
+from slm_lab.lib.errors import EnvError, WorkerError
+
+Array = np.ndarray[Any, Any]
+
+
+class Counter(gym.Env[Array, int]):
+    """Counts its steps; terminates at 3 with action 1, otherwise truncated at 5; the start tells the seed."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        self.start = float(self.np_random.integers(1_000_000))
+        return self._obs(), {}
+
+    def _obs(self) -> Array:
+        return np.array([self.start, self.t])
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self._obs(), 1.0, bool(self.t == 3 and action == 1), self.t == 5, {}
+
+
+@pytest.fixture(autouse=True)
+def _counter() -> None:
+    if "test/Counter-v0" not in gym.registry:
+        gym.register("test/Counter-v0", entry_point=Counter)
+
+
+def settings(name: str = "test/Counter-v0", num_envs: int = 2, **options: Any) -> EnvSettings:
+    return EnvSettings(name, num_envs, seed_key=(1, 0, 0), **options)
+
+
+def run(env: VecEnv, actions: list[Array]) -> list[Step]:
+    return [env.step(action) for action in actions]
+
+
+def test_next_obs_is_the_true_successor_and_obs_the_new_start() -> None:
+    # an autoreset of gymnasium's vector envs would give a fake row, or the new start as successor
+    env = LocalVecEnv(settings())
+    first = env.reset()
+    steps = run(env, [np.array([0, 1])] * 6)
+    third = steps[2]
+    assert third.terminated.tolist() == [False, True]
+    assert third.next_obs[1].tolist() == [first[1, 0], 3]
+    assert third.obs[1, 1] == 0
+    assert third.obs[1, 0] != first[1, 0]
+    fifth = steps[4]
+    assert fifth.truncated.tolist() == [True, False]
+    assert not fifth.terminated[0]
+    assert fifth.next_obs[0].tolist() == [first[0, 0], 5]
+    # no fake row: the step after an end is the first of the new episode, with its reward
+    assert steps[3].next_obs[1, 1] == 1
+    assert all((step.reward == 1).all() for step in steps)
+    assert np.array_equal(steps[0].obs, steps[0].next_obs)
+
+
+def test_raw_returns_of_whole_episodes_are_counted() -> None:
+    env = LocalVecEnv(settings())
+    env.reset()
+    run(env, [np.array([0, 1])] * 6)
+    # env 1 ends after 3 and 6 steps, env 0 after 5
+    assert env.pop_finished() == [3.0, 5.0, 3.0]
+    assert env.pop_finished() == []
+    assert env.num_episode == 3
+
+
+def test_every_episode_of_every_env_has_a_seed_of_its_own_and_repeats() -> None:
+    def starts() -> list[float]:
+        env = LocalVecEnv(settings(num_envs=3))
+        found = env.reset()[:, 0].tolist()
+        for step in run(env, [np.ones(3, int)] * 9):
+            found += step.obs[step.done, 0].tolist()
+        return found
+
+    first = starts()
+    assert len(set(first)) == len(first) == 12
+    assert first == starts()
+    other = LocalVecEnv(EnvSettings("test/Counter-v0", 3, seed_key=(1, 1, 0))).reset()[:, 0].tolist()
+    assert not set(other) & set(first)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "LunarLander-v3", "LunarLanderContinuous-v3", "Hopper-v5"],
+)
+def test_an_env_is_rebuilt_exactly_from_seed_and_actions(name: str) -> None:
+    env = LocalVecEnv(settings(name, max_t=60))
+    env.reset()
+    draw = np.random.default_rng(0)
+
+    def action() -> Array:
+        if isinstance(env.action_space, spaces.Discrete):
+            return draw.integers(env.action_space.n, size=2)
+        return draw.normal(size=(2, *env.action_space.shape)).astype(np.float32)  # type: ignore[misc]
+
+    last = run(env, [action() for _ in range(157)])[-1]
+    twin = LocalVecEnv(settings(name, max_t=60))
+    assert np.array_equal(twin.load_state_dict(env.state_dict()), last.obs)
+    rest = [action() for _ in range(90)]
+    for one, two in zip(run(env, rest), run(twin, rest), strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+    assert env.pop_finished()[-1] == twin.pop_finished()[-1]
+
+
+def test_the_action_log_stays_short() -> None:
+    env = LocalVecEnv(settings())
+    env.reset()
+    run(env, [np.array([0, 1])] * 5000)
+    assert len(env._action_log) <= 1100
+    assert len(env.state_dict()["action"]) <= 5
+
+
+def test_max_t_truncates() -> None:
+    env = LocalVecEnv(settings("CartPole-v1", max_t=7))
+    env.reset()
+    # alternating pushes keep the pole up for seven steps
+    steps = run(env, [np.array([t % 2, t % 2]) for t in range(7)])
+    assert steps[-1].truncated.all()
+    assert not steps[-1].terminated.any()
+    assert not any(step.done.any() for step in steps[:-1])
+
+
+def test_workers_give_the_same_steps_as_one_process() -> None:
+    one, two = LocalVecEnv(settings("CartPole-v1", 5)), WorkerVecEnv(settings("CartPole-v1", 5), 2)
+    try:
+        assert np.array_equal(one.reset(), two.reset())
+        draw = np.random.default_rng(0)
+        for _ in range(80):
+            action = draw.integers(2, size=5)
+            for a, b in zip(one.step(action), two.step(action), strict=True):
+                assert np.array_equal(a, b)
+        assert one.pop_finished() == two.pop_finished()
+    finally:
+        two.close()
+
+
+def test_a_worker_shows_its_own_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_env.py").write_text(
+        "import gymnasium as gym\n"
+        "class Broken(gym.Env):\n"
+        "    observation_space = gym.spaces.Box(-1, 1, (1,))\n"
+        "    action_space = gym.spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return self.observation_space.sample(), {}\n"
+        "    def step(self, action):\n"
+        "        raise ZeroDivisionError('planted')\n"
+        "gym.register('Broken-v0', entry_point=Broken)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    env = WorkerVecEnv(settings("broken_env:Broken-v0"), 2)
+    try:
+        env.reset()
+        with pytest.raises(WorkerError, match="ZeroDivisionError: planted"):
+            env.step(np.zeros(2, int))
+    finally:
+        env.close()
+
+
+def test_a_dead_worker_is_named() -> None:
+    env = WorkerVecEnv(settings("CartPole-v1"), 1)
+    try:
+        env.reset()
+        os.kill(env.workers[0].process.pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="killed by signal 9"):
+            env.step(np.zeros(2, int))
+    finally:
+        env.close()
+
+
+def test_workers_end_with_the_env() -> None:
+    env = WorkerVecEnv(settings("CartPole-v1"), 2)
+    env.reset()
+    env.close()
+    assert [worker.process.returncode for worker in env.workers] == [0, 0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_unknown_env_names_the_nearest(num_workers: int) -> None:
+    with pytest.raises(EnvError, match="no env 'CartPol-v1' is registered; did you mean 'CartPole-v1'"):
+        build_vec_env(settings("CartPol-v1"), num_workers)
+
+
+def test_a_missing_module_and_a_wrong_option_are_told() -> None:
+    with pytest.raises(EnvError, match="module 'no_such_module'"):
+        make_env(settings("no_such_module:Env-v0"))
+    with pytest.raises(EnvError, match=r"env\.kwargs"):
+        make_env(settings("CartPole-v1", kwargs={"colour": "red"}))
+
+
+def test_a_user_env_is_imported_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "my_env.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gym.register('MyEnv-v0', entry_point=CartPoleEnv, max_episode_steps=50)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    env = LocalVecEnv(settings("my_package.my_env:MyEnv-v0"))
+    assert env.reset().shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("space", "size"),
+    [(spaces.Discrete(3), 3), (spaces.MultiDiscrete([2, 3]), 5), (spaces.Dict(a=spaces.Discrete(2)), 2)],
+)
+def test_observations_that_are_not_arrays_become_one_hot(space: gym.Space[Any], size: int) -> None:
+    class Odd(Counter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = space  # type: ignore[assignment]
+
+        def _obs(self) -> Any:
+            return space.sample()
+
+    gym.register(f"test/Odd{size}-v0", entry_point=Odd)
+    obs = LocalVecEnv(settings(f"test/Odd{size}-v0")).reset()
+    assert obs.shape == (2, size)
+    assert set(np.unique(obs)) <= {0, 1}

@@ -1,0 +1,215 @@
+"""Same seed, same result; stop anywhere, go on exactly."""
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.experiment.checkpoint import load_state
+from slm_lab.experiment.control import Session
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.schema import Spec
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "Random": {"name": "Random"},
+    "Reinforce": {"name": "Reinforce", "training_frequency": 40, "entropy_coef_spec": 0.01},
+    "ActorCritic": {"name": "ActorCritic", "training_frequency": 16, "lam": 0.95, "normalize_v_targets": True},
+    "ActorCritic-n": {"name": "ActorCritic", "num_step_returns": 8},
+    "PPO": {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 3},
+    "PPO-percentile": {
+        "name": "PPO",
+        "time_horizon": 32,
+        "minibatch_size": 32,
+        "training_epoch": 2,
+        "normalize_advantages": "percentile",
+        "symlog": True,
+        "clip_eps_spec": {"name": "linear_decay", "start_val": 0.3, "end_val": 0.0, "end_step": 2000},
+    },
+}
+NETS: dict[str, dict[str, Any]] = {
+    "MLPNet": {"type": "MLPNet", "hid_layers": [16], "optim_spec": {"name": "Adam", "lr": 3e-3}},
+    "shared": {
+        "type": "MLPNet",
+        "hid_layers": [16],
+        "shared": True,
+        "batch_norm": True,
+        "optim_spec": {"name": "RMSprop", "lr": 1e-3, "momentum": 0.5},
+        "lr_scheduler_spec": {"name": "StepLR", "step_size": 5},
+    },
+    "TorchArcNet": {
+        "type": "TorchArcNet",
+        "arc": {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 16}}, {"Dropout": {"p": 0.1}}]}}},
+        "optim_spec": {"name": "SGD", "lr": 1e-2, "momentum": 0.9},
+        "lr_scheduler_spec": {"name": "LinearToZero", "frame": 4000},
+    },
+}
+
+
+def make_spec(
+    algorithm: str, net: str = "MLPNet", env: dict[str, Any] | None = None, memory: str = "OnPolicyBatchReplay"
+) -> Spec:
+    raw = {
+        "name": "exact",
+        "agent": {"algorithm": ALGORITHMS[algorithm], "memory": {"name": memory}, "net": NETS[net]},
+        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 2000, **(env or {})},
+        "meta": {"log_frequency": 100, "rigorous_eval": 2, "eval_frequency": 900, "checkpoint_frequency": 10_000_000},
+    }
+    return parse_spec(raw)[0]
+
+
+def train(spec: Spec, path: Path, stops: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Train to the end, stopping and continuing in a new session at each of some frames; the final state."""
+    folder = RunFolder(path, spec.name)
+    for stop in (*stops, spec.env.max_frame):
+        session = Session(spec, folder, 0, 0, lambda _: None, lambda: False)
+        session.should_stop = lambda stop=stop, session=session: session.frame >= stop  # type: ignore[misc]
+        session.run()
+    return load_state(folder.resume_file(0, 0))
+
+
+def rows(path: Path, kind: str = "train") -> list[dict[str, str]]:
+    """The session's table without what depends on the clock on the wall."""
+    with RunFolder(path, "exact").table_file(0, 0, kind).open(newline="") as file:
+        return [{k: v for k, v in row.items() if k not in ("wall_t", "fps")} for row in csv.DictReader(file)]
+
+
+def assert_equal(one: Any, two: Any, where: str = "") -> None:
+    assert type(one) is type(two), where
+    if isinstance(one, dict):
+        assert one.keys() == two.keys(), where
+        for key in one:
+            if key not in ("wall_t", "phases"):
+                assert_equal(one[key], two[key], f"{where}.{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(two), where
+        for index, pair in enumerate(zip(one, two, strict=True)):
+            assert_equal(*pair, f"{where}[{index}]")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, two), where
+    elif isinstance(one, np.ndarray):
+        if where == ".tracker.rows" or where == ".eval_tracker.rows":
+            # columns 3 and 5 are fps and wall_t
+            one, two = np.delete(one, [3, 5], 1), np.delete(two, [3, 5], 1)
+        assert np.array_equal(one, two, equal_nan=one.dtype.kind == "f"), where
+    else:
+        assert one == two or (one != one and two != two), where
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_same_seed_gives_the_same_files_and_another_seed_does_not(algorithm: str, tmp_path: Path) -> None:
+    spec = make_spec(algorithm)
+    first = train(spec, tmp_path / "a")
+    assert_equal(first, train(spec, tmp_path / "b"))
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+    train(spec.replace(meta={"seed": 1}), tmp_path / "c")
+    assert rows(tmp_path / "a") != rows(tmp_path / "c")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("net", NETS)
+def test_stopped_runs_end_bit_for_bit_like_whole_ones(algorithm: str, net: str, tmp_path: Path) -> None:
+    spec = make_spec(algorithm, net)
+    whole = train(spec, tmp_path / "whole")
+    # frames in the middle of a rollout, right after an update, and before anything was learned
+    stopped = train(spec, tmp_path / "stopped", stops=(4, 500, 1024, 1500))
+    assert_equal(whole, stopped)
+    assert rows(tmp_path / "whole") == rows(tmp_path / "stopped")
+    assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "stopped", "eval")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "memory"),
+    [
+        ("PPO", {"name": "Pendulum-v1", "normalize_obs": True, "normalize_reward": True}, "OnPolicyBatchReplay"),
+        ("PPO", {"name": "LunarLander-v3", "max_t": 150}, "OnPolicyBatchReplay"),
+        ("PPO", {"name": "Acrobot-v1", "num_envs": 1, "max_t": 60, "num_workers": 1}, "OnPolicyBatchReplay"),
+        ("PPO", {"name": "Hopper-v5", "num_workers": 2}, "OnPolicyBatchReplay"),
+        ("ActorCritic", {"name": "probe/MultiAction-v0"}, "OnPolicyReplay"),
+        ("Reinforce", {"normalize_obs": True, "clip_reward": [-1, 1]}, "OnPolicyReplay"),
+    ],
+)
+def test_envs_normalisers_and_episode_memories_continue_exactly(
+    algorithm: str, env: dict[str, Any], memory: str, tmp_path: Path
+) -> None:
+    spec = make_spec(algorithm, env=env, memory=memory)
+    whole = train(spec, tmp_path / "whole")
+    stopped = train(spec, tmp_path / "stopped", stops=(300, 1100))
+    assert_equal(whole, stopped)
+
+
+def test_an_image_agent_continues_exactly(tmp_path: Path) -> None:
+    NETS["ConvNet"] = {
+        "type": "ConvNet",
+        "conv_hid_layers": [[4, 4, 2], [4, 3, 1]],
+        "fc_hid_layers": [8],
+        "normalize": True,
+        "batch_norm": True,
+    }
+    spec = make_spec("PPO", "ConvNet", {"name": "probe/Image-v0", "max_frame": 800})
+    assert_equal(train(spec, tmp_path / "whole"), train(spec, tmp_path / "stopped", stops=(200, 444)))
+
+
+def kill_until_done(spec_file: Path, data: Path, num_kill: int, seed: int) -> Path:
+    """Run the command, killing it at random moments and continuing; the run folder in the end."""
+    command = [sys.executable, "-m", "slm_lab.cli"]
+    draw = random.Random(seed)
+    arguments = ["run", str(spec_file), "exact", "train"]
+    kills = 0
+    while True:
+        process = subprocess.Popen(
+            [*command, *arguments, "--data-dir", str(data)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        if kills < num_kill:
+            # wait until the session is under way, then let it run for a moment
+            for line in process.stderr:
+                if "Run folder" in line or "Continuing" in line:
+                    break
+            time.sleep(draw.uniform(0.0, 1.2))
+            ended = process.poll() is not None
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            kills += not ended
+            if ended:
+                break
+            arguments = ["run", "train@latest"]
+        else:
+            _, errors = process.communicate()
+            assert process.returncode == 0, errors
+            break
+    (folder,) = data.iterdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "num_kill"),
+    [("PPO", 2)]
+    + [
+        pytest.param(name, 20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])
+        for name in ("Random", "Reinforce", "ActorCritic", "PPO")
+    ],
+)
+def test_kills_at_random_moments_change_nothing(
+    algorithm: str, num_kill: int, tmp_path: Path, write_spec: Callable[[Spec, Path], Path]
+) -> None:
+    spec = make_spec(algorithm).replace(
+        env={"max_frame": 40_000 if num_kill > 2 else 6000}, meta={"checkpoint_frequency": 500, "rigorous_eval": 0}
+    )
+    spec_file = write_spec(spec, tmp_path / "exact.yaml")
+    whole = kill_until_done(spec_file, tmp_path / "whole", 0, 0)
+    killed = kill_until_done(spec_file, tmp_path / "killed", num_kill, num_kill)
+    assert rows(whole) == rows(killed)
+    file = RunFolder(whole, "exact").resume_file(0, 0).relative_to(whole)
+    assert_equal(load_state(whole / file), load_state(killed / file))
+    assert not [name for _, _, names in os.walk(killed) for name in names if name.endswith(".tmp")]
