@@ -1,9 +1,14 @@
 """What every test shares: one torch thread, and a cache folder of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from slm_lab.lib.io import write_yaml
+from slm_lab.spec.loading import dump_spec
+from slm_lab.spec.schema import Spec
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,3 +19,14 @@ def _quiet_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("SLM_LAB_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def write_spec() -> Callable[[Spec, Path], Path]:
+    """Writes a spec as a file and returns its path."""
+
+    def write(spec: Spec, path: Path) -> Path:
+        write_yaml(path, dump_spec(spec))
+        return path
+
+    return write

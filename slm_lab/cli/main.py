@@ -50,4 +50,8 @@ def main() -> None:
         if near and not arguments[0].endswith((".json", ".yaml", ".yml")):
             sys.stderr.write(f"Error: no command '{arguments[0]}'; did you mean 'slm-lab {near[0]}'?\n")
             sys.exit(2)
-    import_module(COMMANDS[name][0]).app(args=rest, prog_name=f"slm-lab {name}")
+    try:
+        import_module(COMMANDS[name][0]).app(args=rest, prog_name=f"slm-lab {name}")
+    except KeyboardInterrupt:
+        # before training began, so there is nothing to save
+        sys.exit(130)

@@ -14,7 +14,7 @@ from slm_lab.experiment.trial import TrialResult
 from slm_lab.experiment.worker import import_modules
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
-from slm_lab.spec.loading import SUFFIXES, load_spec, parse_override
+from slm_lab.spec.loading import SUFFIXES, load_spec, locate, parse_override
 from slm_lab.spec.schema import Spec
 
 DEMO = "ppo_cartpole"
@@ -80,7 +80,8 @@ def run(
         if mode.startswith("train@"):
             if changes:
                 raise LabError("a continued run keeps its saved spec; -s, --seed and --device do not go with train@")
-            result = resume(mode.removeprefix("train@"), options)
+            expected = locate(source, name)[1] if len(arguments or []) > 1 else None
+            result = resume(mode.removeprefix("train@"), options, expected)
         else:
             import_modules(options.imports)
             result = start(_load(source, name, changes, mode), options)
@@ -119,7 +120,9 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         out.write(_profile(result))
     out.write(f"Replay   slm-lab run enjoy@{result.folder}\n")
     if result.failures:
-        out.write(f"Failed   sessions {sorted(result.failures)}; continue them with slm-lab run train@{result.folder}\n")
+        out.write(
+            f"Failed   sessions {sorted(result.failures)}; continue them with slm-lab run train@{result.folder}\n"
+        )
     sys.exit(result.exit_code)
 
 

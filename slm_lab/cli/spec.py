@@ -10,7 +10,16 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.lib.io import dump_yaml
 from slm_lab.spec.document import spec_reference
-from slm_lab.spec.loading import SHIPPED, dump_spec, find_file, load_spec, locate, parse_override, spec_files, spec_names
+from slm_lab.spec.loading import (
+    SHIPPED,
+    dump_spec,
+    find_file,
+    load_spec,
+    locate,
+    parse_override,
+    spec_files,
+    spec_names,
+)
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import build_spec_model
 
@@ -84,5 +93,3 @@ def schema() -> None:
 def reference() -> None:
     """Print docs/SPEC.md."""
     sys.stdout.write(spec_reference())
-
-

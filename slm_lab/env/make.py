@@ -4,6 +4,7 @@ import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
+import ale_py
 import gymnasium as gym
 from gymnasium import spaces
 from gymnasium.wrappers import FlattenObservation
@@ -13,12 +14,8 @@ from slm_lab.lib.errors import EnvError, nearest
 from slm_lab.lib.runtime import add_working_folder_to_path
 from slm_lab.spec.schema import EnvSpec
 
-try:
-    import ale_py
-except ImportError:
-    ale_py = None
-
 probe.register()
+gym.register_envs(ale_py)
 
 
 @dataclass(frozen=True)
@@ -71,10 +68,6 @@ def resolve_name(name: str) -> str:
             raise EnvError(f"env.name: module '{module}' of '{name}' cannot be imported: {error}") from None
     else:
         env_id = name
-    if env_id.startswith("ALE/"):
-        if ale_py is None:
-            raise EnvError(f"env.name: '{name}' needs ale-py; run `uv sync --group ml`")
-        gym.register_envs(ale_py)
     if env_id not in gym.registry:
         raise EnvError(f"env.name: no env '{env_id}' is registered{nearest(env_id, gym.registry)}")
     return env_id

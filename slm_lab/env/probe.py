@@ -211,4 +211,4 @@ def register() -> None:
     """Make the probes known to gymnasium."""
     for name, entry_point in PROBES.items():
         if name not in gym.registry:
-            gym.register(name, entry_point=entry_point)
+            gym.register(name, entry_point=lambda probe=entry_point, **_: probe())

@@ -16,6 +16,8 @@ import gymnasium as gym
 import numpy as np
 from loguru import logger
 
+from slm_lab.lib.io import write_text
+
 gym.register_envs(ale_py)
 
 SHIPPED_PATH = Path(__file__).with_name("random_baseline.json")
@@ -228,17 +230,7 @@ def _write_baselines(path: Path, baselines: Mapping[str, RandomBaseline]) -> Non
     """Write the file atomically, sorted, one line per env."""
     lines = [f"  {json.dumps(key)}: {json.dumps(baselines[key]._asdict())}" for key in sorted(baselines)]
     text = "{\n" + ",\n".join(lines) + "\n}\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temp_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        # mkstemp makes the file private; a baseline is not, and other users may share the folder.
-        os.chmod(temp_name, 0o644)
-        os.replace(temp_name, path)
-    except BaseException:
-        Path(temp_name).unlink(missing_ok=True)
-        raise
+    write_text(path, text)
 
 
 def _add_to_cache(path: Path, key: str, baseline: RandomBaseline) -> None:
@@ -258,7 +250,10 @@ def _shipped_baselines() -> dict[str, RandomBaseline]:
 
 
 def get_random_baseline(
-    env_key: str, make_env: Callable[[], gym.Env[Any, Any]], cache_dir: Path | None = None
+    env_key: str,
+    make_env: Callable[[], gym.Env[Any, Any]],
+    cache_dir: Path | None = None,
+    max_step: int = 20_000_000,
 ) -> float:
     """Return the mean random return: as shipped, else from the user's cache, else measured now and cached."""
     if baseline := _shipped_baselines().get(env_key):
@@ -267,7 +262,7 @@ def get_random_baseline(
     if baseline := _read_baselines(path).get(env_key):
         return baseline.mean
     logger.info(f"Measuring the random baseline of {env_key} over {NUM_EPISODE} episodes (only once)")
-    baseline = measure_random_baseline(make_env, NUM_EPISODE)
+    baseline = measure_random_baseline(make_env, NUM_EPISODE, max_step=max_step)
     if all(_is_number(value) for value in baseline):
         _add_to_cache(path, env_key, baseline)
     return baseline.mean

@@ -234,7 +234,9 @@ class WorkerVecEnv(VecEnv):
         shares = [list(share) for share in np.array_split(np.arange(settings.num_envs), num_workers)]
         for share in shares:
             self.workers.append(Worker(settings, [int(index) for index in share]))
-        obs_space, action_space = [worker.receive() for worker in self.workers][0]
+        # every worker answers once its envs are made
+        spaces_of_workers = [worker.receive() for worker in self.workers]
+        obs_space, action_space = spaces_of_workers[0]
         super().__init__(settings, obs_space, action_space)
         self.shares = [slice(int(share[0]), int(share[-1]) + 1) for share in shares]
 

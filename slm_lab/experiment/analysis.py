@@ -123,10 +123,8 @@ def calc_trial_metrics(tables: Sequence[Table], random_return: float) -> dict[st
     """Mean metrics of a trial, the spread of its score, and every session's own."""
     sessions = [calc_session_metrics(table, random_return) for table in tables]
     rows = [asdict(session) for session in sessions]
-    strengths = [
-        table["total_reward"][np.isfinite(table["total_reward"])] - random_return for table in tables
-    ]
-    scalar = {"frame": max(session.frame for session in sessions)}
+    strengths = [table["total_reward"][np.isfinite(table["total_reward"])] - random_return for table in tables]
+    scalar: dict[str, float] = {"frame": max(session.frame for session in sessions)}
     scalar |= {name: float(np.mean([row[name] for row in rows])) for name in METRICS}
     scalar["consistency"] = calc_consistency(strengths)
     return {

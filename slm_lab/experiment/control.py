@@ -19,13 +19,15 @@ from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.tracker import Tracker
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import CheckpointError
-from slm_lab.lib.io import write_json
+from slm_lab.lib.io import lock_file, write_json
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 
 # Parts of the seed key that keep envs for training and for evaluation apart.
 TRAIN_ENV, EVAL_ENV, ENJOY_ENV = 1, 2, 3
 CHECKPOINT_SECONDS = 10.0
+# a session whose parent was killed needs a moment to save and end
+LOCK_SECONDS = 20.0
 FORMAT = 1
 PHASES = ("act", "env", "observe", "update", "record", "save")
 
@@ -104,9 +106,7 @@ class Session:
         self.agent = build_agent(spec, self.env, session)
         names = self.agent.algorithm.metric_names
         self.tracker = Tracker(folder.table_file(trial, session, "train"), names)
-        self.eval_tracker = (
-            Tracker(folder.table_file(trial, session, "eval"), ()) if spec.meta.rigorous_eval else None
-        )
+        self.eval_tracker = Tracker(folder.table_file(trial, session, "eval"), ()) if spec.meta.rigorous_eval else None
         self.eval_env: VecEnv | None = None
         self.writer = SummaryWriter(folder.log_file(trial, session).with_suffix("")) if spec.meta.tensorboard else None
         self.log_due = Due(spec.meta.log_frequency)
@@ -120,7 +120,8 @@ class Session:
     def run(self) -> SessionResult:
         """Train to the end or until asked to stop; either way everything is saved."""
         try:
-            return self._run()
+            with lock_file(self.folder.lock_file(self.trial, self.session), LOCK_SECONDS):
+                return self._run()
         finally:
             self.tracker.close()
             self.env.close()

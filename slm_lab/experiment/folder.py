@@ -50,6 +50,9 @@ class RunFolder:
     def resume_file(self, trial: int, session: int) -> Path:
         return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-last_resume.pt"
 
+    def lock_file(self, trial: int, session: int) -> Path:
+        return self.path / "model" / f".{self.session_prefix(trial, session)}.lock"
+
     def graph_prefix(self, trial: int, session: int | None = None) -> Path:
         prefix = self.trial_prefix(trial) if session is None else self.session_prefix(trial, session)
         return self.path / "graph" / prefix
@@ -69,7 +72,9 @@ def open_run_folder(where: str, data_dir: Path) -> tuple[RunFolder, Spec]:
     # {name}_spec.yaml is the shortest; {name}_t0_spec.yaml are its trials
     spec_files.sort(key=lambda file: (len(file.name), file.name))
     if not spec_files:
-        raise RunFolderError(f"{path} is not a run of this lab: it has no *{SPEC_SUFFIX} (runs are folders in {data_dir})")
+        raise RunFolderError(
+            f"{path} is not a run of this lab: it has no *{SPEC_SUFFIX} (runs are folders in {data_dir})"
+        )
     name = spec_files[0].name.removesuffix(SPEC_SUFFIX)
     if list(read_document(spec_files[0])) != [name]:
         raise RunFolderError(f"{spec_files[0]} does not hold the one spec '{name}'; was it renamed?")

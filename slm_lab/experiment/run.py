@@ -70,12 +70,13 @@ def start(spec: Spec, options: Options) -> TrialResult:
     return Trial(spec, folder, 0, options.imports, options.log_level, options.render).run()
 
 
-def resume(where: str, options: Options, spec: Spec | None = None) -> TrialResult:
+def resume(where: str, options: Options, name: str | None = None) -> TrialResult:
     """Continue a run from its last checkpoints, or show its result if it is done."""
     import_modules(options.imports)
     folder, saved = open_run_folder(where, options.data_dir)
-    if spec is not None and spec.name != saved.name:
-        raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{spec.name}'")
+    # a name may have been extended by its env
+    if name is not None and saved.name != name and not saved.name.startswith(f"{name}_"):
+        raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{name}'; leave the spec out")
     check_runnable(saved)
     remove_orphans(folder.path)
     add_file(folder.log_file(), options.log_level)

@@ -30,6 +30,8 @@ from slm_lab.lib.log import add_file
 from slm_lab.spec.schema import Spec
 
 PLOT_SECONDS = 60.0
+# a baseline that is not shipped is measured within so many steps
+MAX_BASELINE_STEP = 100_000
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ class Trial:
         """Train every session; a failed one makes the result partial, it never vanishes from it."""
         add_file(self.folder.log_file(self.trial), self.log_level)
         num_session = self.spec.meta.max_session
+        if self.render and num_session > 1:
+            logger.warning("--render shows nothing with several sessions; use dev or -s meta.max_session=1")
+        logger.info(
+            f"{self._title}: {num_session} session(s) of {self.spec.env.max_frame:,} frames, "
+            f"{self.spec.env.num_envs} env(s), seed {self.spec.meta.seed}"
+        )
         with StopSignal() as stop, ProgressView(num_session, self.spec.env.max_frame, self.log_level) as view:
             run = self._run_here if num_session == 1 else self._run_processes
             outcomes = run(view, stop)
@@ -163,19 +171,28 @@ class Trial:
     def _random_return(self) -> float:
         env = self.spec.env
         key = baseline_key(env.name, dict(env.kwargs), env.max_t)
-        return get_random_baseline(key, lambda: make_env(build_settings(env, (0,), 1)))
+        try:
+            return get_random_baseline(key, lambda: make_env(build_settings(env, (0,), 1)), max_step=MAX_BASELINE_STEP)
+        except RuntimeError as error:
+            logger.warning(f"No random baseline, so strength counts from 0: {error}")
+            return 0.0
+
+    @property
+    def _title(self) -> str:
+        return f"{self.spec.agent.name} on {self.spec.env.name}"
 
     def _plot_now_and_then(self) -> None:
+        """The trial's curve so far; the sessions' own are drawn at the end."""
         if time.monotonic() - self.last_plot > PLOT_SECONDS:
-            self._plot(self._tables(list(range(self.spec.meta.max_session))))
+            tables = self._tables(list(range(self.spec.meta.max_session)))
+            if tables:
+                plot_trial(list(tables.values()), self.folder.graph_prefix(self.trial), self._title)
+            self.last_plot = time.monotonic()
 
     def _plot(self, tables: dict[int, dict[str, Any]]) -> None:
-        title = f"{self.spec.agent.name} on {self.spec.env.name}"
         for session, table in tables.items():
-            plot_session(table, self.folder.graph_prefix(self.trial, session), f"{title}, session {session}")
-        if tables:
-            plot_trial(list(tables.values()), self.folder.graph_prefix(self.trial), title)
-        self.last_plot = time.monotonic()
+            plot_session(table, self.folder.graph_prefix(self.trial, session), f"{self._title}, session {session}")
+        plot_trial(list(tables.values()), self.folder.graph_prefix(self.trial), self._title)
 
 
 def _plain(session: SessionMetrics) -> dict[str, Any]:
@@ -189,4 +206,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,16 @@ def import_modules(names: tuple[str, ...]) -> None:
 
 def main(task: SessionTask, descriptor: int) -> int:
     """Run one session, telling the parent what happens through a pipe."""
+    parent = os.getppid()
     with os.fdopen(descriptor, "w", buffering=1) as pipe, StopSignal() as stop:
 
         def tell(kind: str, content: Any) -> None:
-            try:
+            with suppress(BrokenPipeError):
                 pipe.write(json.dumps([kind, content]) + "\n")
-            except BrokenPipeError:
-                # the parent is gone: save and end rather than train unseen
-                stop.number = stop.number or 15
+
+        def should_stop() -> bool:
+            # without its parent a session saves and ends rather than train unseen
+            return stop() or os.getppid() != parent
 
         def on_progress(progress: Progress) -> None:
             tell("progress", asdict(progress))
@@ -50,7 +53,7 @@ def main(task: SessionTask, descriptor: int) -> int:
         try:
             import_modules(task.imports)
             spec = load_spec(folder.trial_spec_file(task.trial), task.name).spec
-            result = Session(spec, folder, task.trial, task.session, on_progress, stop).run()
+            result = Session(spec, folder, task.trial, task.session, on_progress, should_stop).run()
         except LabError as error:
             tell("user_error", str(error))
             return 2

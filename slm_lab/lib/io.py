@@ -1,31 +1,42 @@
 """Files that are either whole or not there: atomic writes, hashes, unique folders."""
 
+import fcntl
 import hashlib
 import json
 import os
-import tempfile
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from slm_lab.lib.errors import RunFolderError
+
 _SEAL = b"SLMLAB-SHA256:"
 _DIGEST_SIZE = hashlib.sha256().digest_size
+# Numbers that YAML 1.1 takes for text: 1e6, 5e-4, 1.e3
+EXPONENT_FLOAT = re.compile(r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically: temporary file, flush, rename; the old file stays until the new one is safe."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    # opened outside the try: a name that is taken belongs to another writer and is not ours to remove
+    file = temporary.open("xb")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -69,6 +80,8 @@ def _represent_float(dumper: yaml.SafeDumper, data: float) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:float", text)
 
 
+# Text such as 1e6 is a number to YAML 1.2 and to our reader, so it needs quotes
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT_FLOAT, list("-+0123456789."))
 _Dumper.add_representer(list, _represent_list)
 _Dumper.add_representer(tuple, lambda dumper, data: _represent_list(dumper, list(data)))
 _Dumper.add_representer(float, _represent_float)
@@ -106,3 +119,22 @@ def remove_orphans(folder: Path) -> None:
     """Delete temporary files that a killed write left behind."""
     for path in folder.rglob(".*.tmp"):
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def lock_file(path: Path, wait: float) -> Iterator[None]:
+    """Hold a lock that the system frees when the process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RunFolderError(
+                        f"another process is using {path.parent.parent}; wait for it or stop it"
+                    ) from None
+                time.sleep(0.05)
+        yield

@@ -100,16 +100,21 @@ def _net(net: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         if key.endswith("optim_spec") and isinstance(value, dict):
             net[key] = dict(value)
             _rename(net[key], "name", OPTIM_ALIASES, "optimiser", notes)
-        if key.endswith("activation") and isinstance(value, str):
+        if key.endswith("activation") and isinstance(value, str) and value != value.lower():
             net[key] = value.lower()
+            notes.append(f"agent.net.{key} '{value}' is now '{value.lower()}'")
     return net
 
 
 def _env(env: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     _move(env, "normalize_state", "normalize_obs", "env", notes)
+    kwargs = env.get("kwargs") or {}
     moved = {key: env.pop(key) for key in ENV_KWARGS if key in env}
-    if moved:
-        env["kwargs"] = {**(env.get("kwargs") or {}), **moved}
+    if moved and isinstance(kwargs, dict):  # anything else is refused as what it is
+        for key in moved:
+            if key in kwargs:
+                raise SpecError(f"env.{key} is also given in env.kwargs; give only one of them")
+        env["kwargs"] = {**kwargs, **moved}
     return env
 
 
@@ -118,11 +123,10 @@ def _meta(meta: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         if key in meta:
             del meta[key]
             notes.append(f"meta.{key} is no longer used")
-    if "random_seed" in meta:
-        seed = meta.pop("random_seed")
-        if seed is not None:
-            meta.setdefault("seed", seed)
+    if "random_seed" in meta and meta["random_seed"] is None:
+        del meta["random_seed"]
         notes.append("meta.random_seed is now meta.seed")
+    _move(meta, "random_seed", "seed", "meta", notes)
     if isinstance(meta.get("rigorous_eval"), bool):
         meta["rigorous_eval"] = 8 if meta["rigorous_eval"] else 0
         notes.append(f"meta.rigorous_eval is now a number of episodes: {meta['rigorous_eval']}")

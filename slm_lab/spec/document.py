@@ -1,14 +1,19 @@
 """docs/SPEC.md, written from the schema so that it cannot drift from it."""
 
+import inspect
 import json
-import re
-from typing import Any
+from collections.abc import Iterable, Iterator
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from slm_lab.spec import net as nets
+from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.spec.loading import PAIR_KEYS
+from slm_lab.spec.memory import MemorySpec
 from slm_lab.spec.schema import (
     ALGORITHM_SPECS,
     MEMORY_SPECS,
@@ -18,7 +23,7 @@ from slm_lab.spec.schema import (
     MetaSpec,
     SearchResources,
     SearchScheduler,
-    Spec,
+    build_spec_model,
 )
 from slm_lab.spec.search_space import SPACES
 from slm_lab.spec.types import ScheduleSpec
@@ -33,84 +38,183 @@ _SCHEDULERS = (
     nets.LinearLRSpec,
     nets.CosineAnnealingLRSpec,
 )
+_WORDS: dict[Any, str] = {
+    bool: "true/false",
+    dict: "mapping",
+    float: "number",
+    int: "whole number",
+    NoneType: "null",
+    str: "text",
+    ScheduleSpec: "[schedule](#schedule)",
+    AgentSpec: "[mapping](#agent)",
+    AlgorithmSpec: "[mapping](#agentalgorithm)",
+    MemorySpec: "[mapping](#agentmemory)",
+    nets.NetSpec: "[mapping](#agentnet)",
+    nets.LossSpec: "[mapping](#loss_spec)",
+    EnvSpec: "[mapping](#env)",
+    MetaSpec: "[mapping](#meta)",
+    SearchResources: "[mapping](#metasearch_resources)",
+    SearchScheduler: "[mapping](#metasearch_scheduler)",
+    **dict.fromkeys(_OPTIMIZERS, "[mapping](#optim_spec)"),
+    **dict.fromkeys(_SCHEDULERS, "[mapping](#lr_scheduler_spec)"),
+}
 
 
 def spec_reference() -> str:
     """Every key of a spec with its type, default and meaning, as Markdown."""
+    spec = build_spec_model()
+    agent = spec.model_fields["agent"].annotation
+    assert isinstance(agent, type)
     parts = [
         "# Spec reference",
-        "Generated from the schema by `slm-lab spec reference`; a test fails when it drifts. "
-        "A file holds specs by name; keys beginning with `_` may hold YAML anchors. "
+        "Generated from the schema by `slm-lab spec reference`; a test fails when it drifts.",
+        "A file holds specs by name: up to 128 letters, digits, `_`, `.` or `-`, a letter or digit first. "
+        "Names beginning with `_` are not specs and may hold YAML anchors. "
+        "`1e6` may stand wherever a whole number is due.",
         "`${key}` is filled by `-s key=value`; `-s agent.algorithm.gamma=0.98` sets any key by its dotted path.",
-        _section("Top level", Spec, skip=("agent", "env", "meta")),
-        _section("env", EnvSpec),
-        _section("meta", MetaSpec),
-        _section("meta.search_resources", SearchResources),
-        _section("meta.search_scheduler", SearchScheduler),
-        _section("agent", AgentSpec),
+        _section("## A spec", spec, skip=("name",)),
+        _section("## env", EnvSpec),
+        _section("## meta", MetaSpec),
+        _section("### meta.search_resources", SearchResources),
+        _section("### meta.search_scheduler", SearchScheduler),
+        _section("## agent", agent),
+        *_family("agent.algorithm", "name", AlgorithmSpec, ALGORITHM_SPECS.values()),
+        *_family("agent.memory", "name", MemorySpec, MEMORY_SPECS.values()),
+        *_family("agent.net", "type", nets.NetSpec, NET_SPECS.values()),
+        _section("## loss_spec", nets.LossSpec),
+        "## optim_spec\n\nThe options mean what they mean in `torch.optim`.",
+        *(_kind(model, "name") for model in _OPTIMIZERS),
+        "## lr_scheduler_spec\n\nSchedules named as in `torch.optim.lr_scheduler` take the same options.",
+        *(_kind(model, "name") for model in _SCHEDULERS),
+        _section("## schedule", ScheduleSpec) + "\n\nWherever a schedule is taken, a plain number is too.",
+        _search_section(),
     ]
-    for name, algorithm in ALGORITHM_SPECS.items():
-        parts.append(_section(f"agent.algorithm: {name}", algorithm))
-    for name, memory in MEMORY_SPECS.items():
-        parts.append(_section(f"agent.memory: {name}", memory))
-    for name, net in NET_SPECS.items():
-        parts.append(_section(f"agent.net: {name}", net))
-    parts.append(
-        "Any net key may carry the prefix `actor_` or `critic_` to hold for that net alone, e.g. `actor_optim_spec`."
-    )
-    for optimizer in _OPTIMIZERS:
-        parts.append(_section(f"optim_spec: {_names(optimizer)}", optimizer))
-    for scheduler in _SCHEDULERS:
-        parts.append(_section(f"lr_scheduler_spec: {_names(scheduler)}", scheduler))
-    parts.append(_section("A value over time", ScheduleSpec))
-    parts.append("Wherever a schedule is taken, a plain number is too.")
-    spaces = "\n".join(f"- `{name}`: {count or 'any number of'} arguments" for name, count in SPACES.items())
-    parts.append(f"## search\n\n`path__space: arguments`, flat or nested. Spaces:\n\n{spaces}")
     return "\n\n".join(parts) + "\n"
 
 
-def _names(model: type[BaseModel]) -> str:
-    return re.sub(r"[\"']", "", _type(model.model_fields["name"])).replace(" | ", ", ").replace(r" \| ", ", ")
+def spec_file_schema() -> dict[str, Any]:
+    """JSON Schema of a file of specs as they may be written, for completion in editors."""
+    spec = build_spec_model().model_json_schema()
+    definitions = spec.pop("$defs")
+    spec["required"] = [key for key in spec["required"] if key != "name"]  # its key in the file
+    for model in NET_SPECS.values():
+        net = definitions[model.__name__]
+        if "arc" in net["properties"]:
+            file = {"type": "string", "description": "File beside the spec that holds `arc`."}
+            net["properties"] |= {"arc_file": file}
+            net["required"] = [key for key in net["required"] if key != "arc"]
+        own = {key: value for key, value in net["properties"].items() if key not in ("type", *PAIR_KEYS)}
+        net["properties"] |= {f"{role}_{key}": value for role in nets.ROLES for key, value in own.items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "patternProperties": {"^_": {}},
+        "additionalProperties": spec,
+        "$defs": definitions,
+    }
+
+
+def _search_section() -> str:
+    lines = [f"| `{name}` | `[{', '.join(takes) or 'value, ...'}]` |" for name, takes in SPACES.items()]
+    return (
+        "## search\n\n`path__space: arguments`, flat or nested, e.g. "
+        "`agent.algorithm.gamma__uniform: [0.98, 0.999]`.\n\n| space | arguments |\n|---|---|\n" + "\n".join(lines)
+    )
+
+
+def _family(title: str, tag: str, base: type[BaseModel], kinds: Iterable[type[BaseModel]]) -> Iterator[str]:
+    """The keys that every kind knows, then each kind with its own."""
+    yield _section(f"## {title}", base)
+    for kind in kinds:
+        yield _kind(kind, tag, base)
+
+
+def _kind(model: type[BaseModel], tag: str, base: type[BaseModel] = BaseModel) -> str:
+    names = _choices(model.model_fields[tag].annotation)
+    known = [name for name, field in model.model_fields.items() if _is_same(field, base.model_fields.get(name))]
+    return _section(f"### {tag}: {', '.join(names)}", model, skip=(tag, *known))
+
+
+def _is_same(field: FieldInfo, other: FieldInfo | None) -> bool:
+    return other is not None and (_type(field), _default(field), field.description) == (
+        _type(other),
+        _default(other),
+        other.description,
+    )
 
 
 def _section(title: str, model: type[BaseModel], skip: tuple[str, ...] = ()) -> str:
+    fields = {name: field for name, field in model.model_fields.items() if name not in skip}
+    intro = f"{title}\n\n{(inspect.getdoc(model) or '').partition(chr(10))[0]}"
+    if not fields:
+        return f"{intro} It has no other keys."
+    if not any(field.description for field in fields.values()):
+        rows = [f"| `{name}` | {_type(field)} | {_default(field)} |" for name, field in fields.items()]
+        return f"{intro}\n\n| key | type | default |\n|---|---|---|\n" + "\n".join(rows)
     rows = [
         f"| `{name}` | {_type(field)} | {_default(field)} | {field.description or ''} |"
-        for name, field in model.model_fields.items()
-        if name not in skip
+        for name, field in fields.items()
     ]
-    intro = (model.__doc__ or "").strip().splitlines()[0]
-    return f"## {title}\n\n{intro}\n\n| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
+    return f"{intro}\n\n| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     default: Any = field.default
-    if default is PydanticUndefined:
-        return ""
     if isinstance(default, BaseModel):
         default = default.model_dump(mode="json")
-        default = {key: default[key] for key in ("name", "lr") if key in default} or default
+        if "name" in default:
+            default = {key: default[key] for key in ("name", "lr") if key in default}
+        else:
+            return "its own defaults"
+    if isinstance(default, float):
+        default = float(f"{default:.4g}")
     return f"`{json.dumps(default)}`"
 
 
 def _type(field: FieldInfo) -> str:
-    text = str(field.annotation) if not isinstance(field.annotation, type) else field.annotation.__name__
-    text = re.sub(r"typing\.|slm_lab\.spec\.\w+\.|<class '|'>", "", text)
-    literals = re.findall(r"Literal\[([^\]]*)\]", text)
-    if literals:
-        shown = " | ".join(part.strip() for part in literals[0].split(","))
-        text = shown + (" | null" if "None" in text else "")
-    text = re.sub(r"Annotated\[(\w+)[^\]]*\]", r"\1", text)
-    for model, name in (("ScheduleSpec", "schedule"), ("NoneType", "null"), ("None", "null")):
-        text = text.replace(model, name)
-    if "Tag(" in text or "schedule" in text:
-        text = "number | schedule" + (" | null" if "null" in text else "")
-    text = re.sub(r", (FieldInfo|BeforeValidator|Strict|Discriminator|Gt|Ge|Le|Lt)\(.*", "", text)
-    text = re.sub(r"tuple\[.*", "list", text) if text.startswith("tuple") else text
-    if "AdamSpec" in text:
-        text = "optim_spec"
-    if "LinearToZeroSpec" in text:
-        text = "lr_scheduler_spec | null"
-    return text.replace("|", "\\|")
+    return _words(field.annotation, field.metadata)
+
+
+def _words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """A type as a reader of specs would say it."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _words(arguments[0], (*arguments[1:], *metadata))
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in _choices(annotation))
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_words(part, metadata) for part in arguments))
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return f"list of {_plural(_words(arguments[0]))}"
+    if origin is tuple:
+        return f"[{', '.join(_words(part) for part in arguments)}]"
+    known = [_WORDS[base] for base in inspect.getmro(origin or annotation) if base in _WORDS]
+    return known[0] + (_bounds(metadata) if annotation in (int, float) else "")
+
+
+def _plural(words: str) -> str:
+    return words.replace("list of", "lists of") if "list of" in words else words.replace("number", "numbers")
+
+
+def _bounds(metadata: Iterable[Any]) -> str:
+    texts = []
+    for item in metadata:
+        for bound in item.metadata if isinstance(item, FieldInfo) else (item,):
+            match bound:
+                case Gt(gt=limit):
+                    texts.append(f"> {limit}")
+                case Ge(ge=limit):
+                    texts.append(f">= {limit}")
+                case Lt(lt=limit):
+                    texts.append(f"< {limit}")
+                case Le(le=limit):
+                    texts.append(f"<= {limit}")
+    if texts == [">= 0", "<= 1"]:
+        return " from 0 to 1"
+    return " " + " and ".join(texts) if texts else ""
+
+
+def _choices(annotation: Any) -> list[str]:
+    return [choice if isinstance(choice, str) else json.dumps(choice) for choice in get_args(annotation)]

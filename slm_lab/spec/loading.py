@@ -14,13 +14,16 @@ from pydantic_core import ErrorDetails
 from slm_lab.lib.errors import SpecError, nearest
 from slm_lab.spec.check import check_combination
 from slm_lab.spec.compat import modernize
-from slm_lab.spec.reader import read_document
-from slm_lab.spec.schema import Spec, build_spec_model
+from slm_lab.spec.net import ROLES, NetSpec
+from slm_lab.spec.reader import kind_of, parse_value, printable, read_document
+from slm_lab.spec.schema import NET_SPECS, Spec, build_spec_model
+from slm_lab.spec.types import ScheduleSpec
 
 SHIPPED = Path(__file__).parent
 SUFFIXES = (".json", ".yaml", ".yml")
-_PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
+_PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
 SECTIONS = ("agent", "env", "meta", "search")
+MAX_PROBLEMS = 50
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def load_spec(
     path, name = locate(source, name)
     document = read_document(path)
     raw = _select(document, name, path)
-    where = f"spec '{name}' in {path}"
+    where = f"spec '{printable(name)}' in {path}"
     raw, used = _fill(raw, overrides or {})
     raw = _override(raw, {key: value for key, value in (overrides or {}).items() if key not in used}, where, used)
     _refuse_unfilled(raw, where)
@@ -59,12 +62,15 @@ def parse_spec(raw: dict[str, Any], where: str = "spec") -> tuple[Spec, tuple[st
     model = build_spec_model()
     try:
         spec = model.model_validate(raw)
-        problems = _role_problems(spec, raw) or check_combination(spec)
+        problems = _role_problems(raw) or check_combination(spec)
     except ValidationError as error:
-        problems = [_describe(detail, model) for detail in error.errors(include_url=False)]
+        problems = [*_describe_all(error, model), *_role_problems(raw)]
+    problems = list(dict.fromkeys(problems))
     if problems:
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
-        raise SpecError(f"{where} has {count}:\n" + "\n".join(f"  {problem}" for problem in dict.fromkeys(problems)))
+        shown = problems[:MAX_PROBLEMS]
+        shown += [f"... and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+        raise SpecError(f"{where} has {count}:\n" + "\n".join(f"  {problem}" for problem in shown))
     return spec, tuple(dict.fromkeys(notes))
 
 
@@ -82,7 +88,9 @@ def locate(source: str | Path, name: str | None) -> tuple[Path, str]:
     path = Path(source)
     if path.suffix in SUFFIXES:
         found = find_file(path)
-        return found, name or _only_name(found)
+        return found, _only_name(found) if name is None else name
+    if name not in (None, str(source)):
+        raise SpecError(f"'{source}' is not a file, so it takes no second name '{name}'; files end in .json or .yaml")
     hits = [file for file in spec_files() if str(source) in spec_names(file)]
     if not hits:
         known = [known for file in spec_files() for known in spec_names(file)]
@@ -121,16 +129,18 @@ def spec_names(path: Path) -> list[str]:
 def _only_name(path: Path) -> str:
     names = spec_names(path)
     if len(names) != 1:
-        raise SpecError(f"{path} holds {len(names)} specs; name one of: {', '.join(names)}")
+        held = ", ".join(printable(known) for known in names[:MAX_PROBLEMS])
+        raise SpecError(f"{path} holds {len(names)} specs" + (f"; name one of: {held}" if names else ""))
     return names[0]
 
 
 def _select(document: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
     names = [known for known in document if not known.startswith("_")]
     if name not in names:
-        raise SpecError(f"{path} has no spec '{name}'{nearest(name, names)} It holds: {', '.join(names)}")
+        held = ", ".join(printable(known) for known in names[:MAX_PROBLEMS]) or "none"
+        raise SpecError(f"{path} has no spec '{printable(name)}'{nearest(name, names)} (it holds: {held})")
     if not isinstance(document[name], dict):
-        raise SpecError(f"{path}: '{name}' is not a spec but a {type(document[name]).__name__}")
+        raise SpecError(f"{path}: '{printable(name)}' is not a spec but {kind_of(document[name])}")
     return {key: value for key, value in document[name].items() if key != "name"}
 
 
@@ -142,19 +152,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise SpecError(f"-s takes KEY=VALUE, got '{text}'")
-    return key.strip(), parse_value(value)
-
-
-def parse_value(text: str) -> Any:
-    """A value as typed: a number, true/false/null, JSON, or else the text itself."""
     try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        return float(text) if re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", text.strip()) else text
-    except ValueError:
-        return text
+        return key.strip(), parse_value(value)
+    except SpecError as error:
+        raise SpecError(f"-s {key.strip()}: {error}") from None
 
 
 def _fill(raw: dict[str, Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
@@ -184,9 +185,11 @@ def _override(raw: dict[str, Any], values: Mapping[str, Any], where: str, used: 
     for key, value in values.items():
         path = key.split(".")
         if len(path) < 2 or path[0] not in SECTIONS or "" in path:
-            known = [*_placeholders(raw), *used, *("agent.", "env.", "meta.", "search.")]
+            leaves = [leaf for leaf, _ in _walk(raw)]
+            ends = [leaf for leaf in leaves if leaf.endswith(f".{key}")]
+            hint = f"; did you mean '{ends[0]}'?" if ends else nearest(key, [*_placeholders(raw), *used, *leaves])
             raise SpecError(
-                f"-s {key}: {where} has no ${{{key}}} and '{key}' is no dotted path of it{nearest(key, known)} "
+                f"-s {key}: {where} has no ${{{key}}} and '{key}' is no dotted path of it{hint} "
                 f"(dotted paths start with {', '.join(SECTIONS)}; e.g. -s agent.algorithm.gamma=0.98)"
             )
         node = raw
@@ -195,7 +198,7 @@ def _override(raw: dict[str, Any], values: Mapping[str, Any], where: str, used: 
             if child is None:
                 child = node[part] = {}
             if not isinstance(child, dict):
-                raise SpecError(f"-s {key}: '{part}' is a {type(child).__name__} and has no keys")
+                raise SpecError(f"-s {key}: '{part}' is {kind_of(child)} and has no keys")
             node = child
         node[path[-1]] = value
     return raw
@@ -234,48 +237,126 @@ def _inline_arc_files(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(net, dict):
         return raw
     net = dict(net)
-    for key in [key for key in net if key == "arc_file" or key.endswith("_arc_file")]:
-        folder = path.resolve().parent
-        file = (folder / str(net.pop(key))).resolve()
-        if not file.is_relative_to(folder):
-            raise SpecError(f"agent.net.{key}: {file.name} lies outside the spec's folder")
-        net[key.removesuffix("_file")] = read_document(file)
+    for key in [key for key in ("arc_file", "actor_arc_file", "critic_arc_file") if key in net]:
+        arc = key.removesuffix("_file")
+        if arc in net:
+            raise SpecError(f"agent.net.{key}: contradicts agent.net.{arc}; give only one of them")
+        net[arc] = _read_arc(net.pop(key), path, f"agent.net.{key}")
     return {**raw, "agent": {**raw["agent"], "net": net}}
+
+
+def _read_arc(given: Any, path: Path, where: str) -> dict[str, Any]:
+    if not isinstance(given, str):
+        raise SpecError(f"{where}: the name of a file expected, got {_show(given)}")
+    try:
+        folder = path.resolve().parent
+        file = (folder / given).resolve()
+    except (OSError, RuntimeError, ValueError):
+        raise SpecError(f"{where}: {_show(given)} is no path of a file") from None
+    if not file.is_relative_to(folder):
+        raise SpecError(f"{where}: {_show(given)} lies outside the spec's folder")
+    arc = read_document(file)
+    if missing := _placeholders(arc):
+        raise SpecError(f"{where}: {_show(given)} holds ${{{next(iter(missing))}}}; such a file takes no placeholders")
+    return arc
 
 
 # --- messages
 
 
-def _role_problems(spec: Spec, raw: dict[str, Any]) -> list[str]:
+# Keys of the pair of nets, not of one of them.
+PAIR_KEYS = ("shared", "use_same_optim", *ROLES)
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "mapping",
+    "float_type": "number",
+    "int_from_float": "whole number",
+    "int_type": "whole number",
+    "model_attributes_type": "mapping",
+    "model_type": "mapping",
+    "string_type": "text",
+    "tuple_type": "list",
+}
+
+
+def _role_problems(raw: dict[str, Any]) -> list[str]:
+    """Mistakes in the keys of one net alone, which its model keeps unread until that net is built."""
+    agent = raw.get("agent")
+    given = agent.get("net") if isinstance(agent, dict) else None
+    if not isinstance(given, dict) or not isinstance(given.get("type"), str) or given["type"] not in NET_SPECS:
+        return []
+    model = NET_SPECS[given["type"]]
+    common = {key: value for key, value in given.items() if key not in ROLES and not _is_prefixed(key)}
+    whole = _whole_net_errors(model, common)
     problems = []
-    given = raw["agent"]["net"]
-    net_model = type(spec.agent.net)
-    for role in ("actor", "critic"):
+    for role in ROLES:
+        nested = given[role] if isinstance(given.get(role), dict) else {}
+        prefixed = {key.removeprefix(f"{role}_"): given[key] for key in given if key.startswith(f"{role}_")}
+        for key in {**nested, **prefixed}:
+            shown = f"agent.net.{role}{'_' if key in prefixed else '.'}{printable(key)}"
+            if key in nested and key in prefixed:
+                problems.append(f"{shown}: also given in agent.net.{role}; remove one of them")
+            elif key in PAIR_KEYS or _is_prefixed(key):
+                problems.append(f"{shown}: unknown key")
+        own = {key: nested[key] for key in nested if key not in PAIR_KEYS and not _is_prefixed(key)}
+        own |= {key: prefixed[key] for key in prefixed if key not in PAIR_KEYS and not _is_prefixed(key)}
         try:
-            spec.agent.net.for_role(role)
+            model.model_validate({**common, **own})
         except ValidationError as error:
-            for detail in error.errors(include_url=False):
-                key = str(detail["loc"][0]) if detail["loc"] else ""
-                prefixed = f"{role}_{key}" in given
-                problems.append(_describe(detail, net_model, f"agent.net.{role}{'_' if prefixed else '.'}"))
+            for detail in error.errors(include_url=False)[:MAX_PROBLEMS]:
+                if detail["loc"] and detail["loc"][0] in own:
+                    lead = f"{role}_" if detail["loc"][0] in prefixed else f"{role}."
+                    problems.append(_describe(detail, model, f"agent.net.{lead}"))
+                elif not detail["loc"] and detail["msg"] not in whole:
+                    problems.append(f"agent.net.{role}: {detail['ctx']['error']}")
     return problems
+
+
+def _is_prefixed(key: str) -> bool:
+    return key.startswith(tuple(f"{role}_" for role in ROLES))
+
+
+def _whole_net_errors(model: type[NetSpec], common: dict[str, Any]) -> set[str]:
+    """Messages about the common keys as a whole, which belong to neither net alone."""
+    try:
+        model.model_validate(common)
+    except ValidationError as error:
+        return {detail["msg"] for detail in error.errors(include_url=False) if not detail["loc"]}
+    return set()
+
+
+def _describe_all(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    every = error.errors(include_url=False)
+    details = [detail for detail in every if not _is_other_branch(detail)] or every
+    described = [_describe(detail, model) for detail in details[:MAX_PROBLEMS]]
+    # the rest is only counted: a hint for each of thousands would take seconds
+    return [*described, *(str(detail["loc"]) for detail in details[MAX_PROBLEMS:])]
+
+
+def _is_other_branch(error: ErrorDetails) -> bool:
+    """Whether an error is about a form of the value that was not meant: no list for a number, no number for a list."""
+    branch = next((part for part in reversed(error["loc"]) if isinstance(part, str)), "")
+    if branch.startswith("tuple["):
+        return error["type"] == "tuple_type"
+    return branch in ("float", "constrained-float") and isinstance(error["input"], (list, tuple))
 
 
 def _describe(error: ErrorDetails, model: type[BaseModel], prefix: str = "") -> str:
     """One line for one mistake: where, what, and the nearest valid choice."""
     path, at = _resolve(error["loc"], model)
-    shown = prefix + _join(path) if path else prefix.rstrip("._") or "spec"
-    kind, context = error["type"], error.get("ctx", {})
+    shown = prefix + _join(path) if path else "spec"
+    kind, context, given = error["type"], error.get("ctx", {}), _show(error["input"])
     if kind == "extra_forbidden":
-        known = list(at.model_fields) if at else []
-        return f"{shown}: unknown key{nearest(str(path[-1]), known)}"
+        lead = prefix.rpartition(".")[2] if len(path) == 1 else ""
+        known = [f"{lead}{key}" for key in at.model_fields] if at else []
+        return f"{shown}: unknown key{nearest(f'{lead}{path[-1]}', known)}"
     if kind == "missing":
-        return f"{shown}: required key is missing"
+        return f"{shown}: required {'item' if isinstance(path[-1], int) else 'key'} is missing"
     if kind == "union_tag_invalid":
         known = re.findall(r"'([^']+)'", str(context["expected_tags"]))
+        tag = str(context["tag"])
         return (
-            f"{shown}.{_tag_key(context)}: unknown '{context['tag']}'"
-            f"{nearest(str(context['tag']), known)} (known: {', '.join(known)})"
+            f"{shown}.{_tag_key(context)}: unknown '{printable(tag)}'{nearest(tag, known)} (known: {', '.join(known)})"
         )
     if kind == "union_tag_not_found":
         return f"{shown}: needs the key {context['discriminator']}"
@@ -283,10 +364,18 @@ def _describe(error: ErrorDetails, model: type[BaseModel], prefix: str = "") -> 
         return f"{shown}: {context['error']}"
     if kind == "literal_error":
         known = re.findall(r"'([^']+)'", str(context["expected"]))
-        hint = nearest(str(error["input"]), known)
-        return f"{shown}: {context['expected']} expected, got {_show(error['input'])}{hint}"
-    message = error["msg"].removeprefix("Input should be ").removeprefix("a ").removeprefix("an ")
-    return f"{shown}: {message} expected, got {_show(error['input'])}"
+        expected = str(context["expected"]).replace("False", "false").replace("True", "true")
+        return f"{shown}: {expected} expected, got {given}{nearest(str(error['input']), known)}"
+    if kind == "string_pattern_mismatch" and path == ["name"]:
+        return f"{shown}: up to 128 letters, digits, '_', '.' or '-' expected, a letter or digit first, got {given}"
+    if kind == "string_pattern_mismatch":
+        return f"{shown}: text that matches {context['pattern']} expected, got {given}"
+    if kind == "string_too_short":
+        return f"{shown}: text expected, got {given}"
+    if kind == "too_long":
+        return f"{shown}: at most {context['max_length']} items expected, got {given}"
+    message = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ").removeprefix("a ")
+    return f"{shown}: {message} expected, got {given}"
 
 
 def _tag_key(context: dict[str, Any]) -> str:
@@ -294,14 +383,13 @@ def _tag_key(context: dict[str, Any]) -> str:
 
 
 def _show(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return printable(json.dumps(value, default=str, ensure_ascii=False), limit=60)
 
 
 def _join(path: list[str | int]) -> str:
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}" if text else printable(part)
     return text
 
 
@@ -310,19 +398,19 @@ def _resolve(loc: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[s
     path: list[str | int] = []
     holder: type[BaseModel] | None = model
     candidates: list[type[BaseModel]] = [model]
+    tag_may_follow = False
     for part in loc:
-        tagged = [kind for kind in candidates if len(candidates) > 1 and part in _tags(kind)]
-        if tagged:
-            candidates = tagged
+        if tag_may_follow and any(part in _tags(kind) for kind in candidates):
+            candidates = [kind for kind in candidates if part in _tags(kind)] or candidates
+            tag_may_follow = False
             continue
+        if not candidates and isinstance(part, str):
+            continue  # the form of a plain value, such as float or tuple, in a union of them
         holder = candidates[0] if candidates else None
         field = holder.model_fields.get(str(part)) if holder else None
-        if holder is None and isinstance(part, str) and part in ("number", "schedule"):
-            continue
-        if field is None and part in ("number", "schedule"):
-            continue
         path.append(part)
         candidates = list(_models_in(field.annotation)) + list(_models_in_metadata(field.metadata)) if field else []
+        tag_may_follow = len(candidates) > 1 or ScheduleSpec in candidates
     return path, holder
 
 
@@ -333,6 +421,8 @@ def _models_in_metadata(metadata: list[Any]) -> Iterator[type[BaseModel]]:
 
 def _tags(kind: type[BaseModel]) -> set[str]:
     """The values of `name` or `type` by which a model is chosen."""
+    if kind is ScheduleSpec:
+        return {"number", "schedule"}
     for key in ("name", "type"):
         field = kind.model_fields.get(key)
         if field is not None:

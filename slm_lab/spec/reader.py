@@ -1,23 +1,29 @@
 """Reads spec files from anyone: duplicate keys are errors, nothing runs, and hostile sizes are refused early."""
 
 import json
+import math
 import re
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from slm_lab.lib.errors import SpecError
+from slm_lab.lib.io import EXPONENT_FLOAT
 
-MAX_BYTES = 1_000_000
+MAX_BYTES = 300_000
 MAX_DEPTH = 64
-MAX_NODES = 100_000
+MAX_NODES = 20_000
 MAX_TEXT = 20_000
+MAX_INT = 2**63
 
-_STRING_OR_PLACEHOLDER = re.compile(r'"(?:\\.|[^"\\])*"|(\$\{[^}"\n]*\})')
+# Neither part can fail after a long look ahead, so the time stays linear in the text.
+_STRING_OR_PLACEHOLDER = re.compile(r'"(?:[^"\\]++|\\.)*+"?|(\$\{[^{}"\n]*\})')
 
 
-class _TooLarge(Exception):
+class _TooLargeError(Exception):
     """A document that grows beyond what any spec needs."""
 
 
@@ -36,22 +42,36 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             for key, _ in node.value:
                 if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
                     if key.value in seen:
-                        raise yaml.constructor.ConstructorError(
-                            None, None, f"duplicate key '{key.value}'", key.start_mark
-                        )
+                        problem = f"duplicate key '{printable(key.value)}'"
+                        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                     seen.add(key.value)
         super().flatten_mapping(node)
         self._merged += len(node.value)
         if self._merged > MAX_NODES:
-            raise _TooLarge
+            raise _TooLargeError
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
+def _checked(kind: str) -> Callable[[yaml.SafeLoader, yaml.ScalarNode], Any]:
+    """PyYAML's own constructor, whose KeyError or IndexError for `!!bool x` becomes an error in the YAML."""
+    construct = yaml.SafeLoader.yaml_constructors[f"tag:yaml.org,2002:{kind}"]
+
+    def checked(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+        try:
+            return construct(loader, node)
+        except (LookupError, ValueError):
+            problem = f"'{printable(str(node.value))}' is not a valid {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+    return checked
+
+
+for _kind in ("bool", "int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _checked(_kind))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT_FLOAT, list("-+0123456789."))
 # Dates would be objects; a spec has no use for them.
+_Loader.yaml_constructors = {
+    tag: construct for tag, construct in _Loader.yaml_constructors.items() if tag != "tag:yaml.org,2002:timestamp"
+}
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
@@ -61,7 +81,10 @@ _Loader.yaml_implicit_resolvers = {
 def read_document(path: Path) -> dict[str, Any]:
     """Read a JSON or YAML file of specs as plain data."""
     try:
-        if path.stat().st_size > MAX_BYTES:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise SpecError(f"{path}: not a regular file")
+        if status.st_size > MAX_BYTES:
             raise SpecError(f"{path}: larger than {MAX_BYTES:,} bytes; no spec file needs that")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -69,38 +92,80 @@ def read_document(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
     try:
-        data = _parse_json(text) if path.suffix == ".json" else yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
-        data = _plain(data)
+        data = _plain(_parse_json(text) if path.suffix == ".json" else _parse_yaml(text))
     except json.JSONDecodeError as error:
         raise SpecError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
     except yaml.YAMLError as error:
         raise SpecError(f"{path}: not valid YAML: {_one_line(error)}") from None
-    except (_TooLarge, RecursionError):
+    except (_TooLargeError, RecursionError):
         raise SpecError(f"{path}: nested too deep or grows too large to be a spec") from None
     except ValueError as error:
         raise SpecError(f"{path}: {error}") from None
     if not isinstance(data, dict):
-        raise SpecError(f"{path}: expected a mapping of spec names to specs, got {type(data).__name__}")
+        raise SpecError(f"{path}: expected a mapping of spec names to specs, got {kind_of(data)}")
     return data
 
 
 def _parse_json(text: str) -> Any:
     # ${key} may stand unquoted where a number is due
-    quoted = _STRING_OR_PLACEHOLDER.sub(lambda m: f'"{m[1]}"' if m[1] else m[0], text)
-    return json.loads(quoted, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    return _strict_json(_STRING_OR_PLACEHOLDER.sub(lambda m: f'"{m[1]}"' if m[1] else m[0], text))
+
+
+def _strict_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_whole_number)
+
+
+def parse_value(text: str) -> Any:
+    """A value as typed on the command line: a number, true/false/null, JSON, or else the text itself."""
+    try:
+        return _plain(_typed(text))
+    except (_TooLargeError, RecursionError):
+        raise SpecError(f"'{printable(text)}' is nested too deep or too large") from None
+    except ValueError as error:
+        raise SpecError(f"'{printable(text)}': {error}") from None
+
+
+def _typed(text: str) -> Any:
+    try:
+        return _strict_json(text)
+    except json.JSONDecodeError:
+        pass
+    try:
+        # .5 and +5, which JSON does not take
+        return float(text) if re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", text.strip()) else text
+    except ValueError:
+        return text
+
+
+def _parse_yaml(text: str) -> Any:
+    # libyaml composes recursively in C and would crash on deep nesting; its events come one by one
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH or count > MAX_NODES:
+            raise _TooLargeError
+        if isinstance(event, yaml.ScalarEvent):
+            _text(event.value)
+    return yaml.load(text, Loader=_Loader)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for key, value in pairs:
         if key in data:
-            raise ValueError(f"duplicate key '{key[:80]}'")
+            raise ValueError(f"duplicate key '{printable(key)}'")
         data[key] = value
     return data
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number a spec can hold")
+
+
+def _whole_number(digits: str) -> int:
+    # Python itself refuses thousands of digits, with advice that is of no use here
+    return int(digits) if len(digits) <= 20 else MAX_INT
 
 
 def _plain(data: Any) -> Any:
@@ -111,23 +176,25 @@ def _plain(data: Any) -> Any:
         nonlocal count
         count += 1
         if count > MAX_NODES or depth > MAX_DEPTH:
-            raise _TooLarge
+            raise _TooLargeError
         if isinstance(value, dict):
             return {_text(_key(key)): copy(item, depth + 1) for key, item in value.items()}
         if isinstance(value, list):
             return [copy(item, depth + 1) for item in value]
         if isinstance(value, str):
             return _text(value)
-        if value is None or isinstance(value, (bool, int, float)):
+        if value is None or isinstance(value, bool):
             return value
-        raise ValueError(f"holds a {type(value).__name__}, which a spec cannot")
+        if isinstance(value, (int, float)):
+            return _number(value)
+        raise ValueError(f"holds {kind_of(value)}, which a spec cannot")
 
     return copy(data, 0)
 
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise ValueError(f"key {str(key)[:80]!r} is not text; put it in quotes")
+        raise ValueError(f"key '{printable(str(key))}' is not text; put it in quotes")
     return key
 
 
@@ -136,10 +203,37 @@ def _text(value: str) -> str:
         raise ValueError(f"text longer than {MAX_TEXT:,} characters")
     if "\0" in value:
         raise ValueError("text holds a NUL character")
+    if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError("text holds half a character (a lone surrogate)")
     return value
+
+
+def _number(value: int | float) -> int | float:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is not a number a spec can hold")
+    elif not -MAX_INT <= value < MAX_INT:
+        raise ValueError("a whole number beyond 64 bits is not one a spec can hold")
+    return value
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in words of a spec's reader."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true or false"
+    words = {dict: "a mapping", list: "a list", str: "text", int: "a number", float: "a number"}
+    return words.get(type(value), f"a {type(value).__name__}")
+
+
+def printable(text: str, limit: int = 80) -> str:
+    """Text of a file as it may stand in a message: short, on one line, without codes that move the cursor."""
+    shown = text if len(text) <= limit else text[: limit - 3] + "..."
+    return shown if shown.isprintable() else ascii(shown)[1:-1]
 
 
 def _one_line(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    problem = printable(getattr(error, "problem", None) or str(error).splitlines()[0], limit=160)
     return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark else problem

@@ -154,4 +154,3 @@ def _build_spec_model(
         net=(_union(nets, "type"), Field(description="Nets, optimiser and learning rate.")),
     )
     return create_model("Spec", __base__=Spec, agent=(agent, Field(description="Who learns.")))
-

@@ -5,22 +5,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from slm_lab.lib.errors import nearest
+from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
 
-# Number of arguments of each space; choice takes any list.
-SPACES: dict[str, int] = {
-    "uniform": 2,
-    "quniform": 3,
-    "loguniform": 2,
-    "qloguniform": 3,
-    "randn": 2,
-    "qrandn": 3,
-    "randint": 2,
-    "qrandint": 3,
-    "lograndint": 2,
-    "qlograndint": 3,
-    "choice": 0,
+# What each space takes; choice takes any list.
+SPACES: dict[str, tuple[str, ...]] = {
+    "uniform": ("low", "high"),
+    "quniform": ("low", "high", "step"),
+    "loguniform": ("low", "high"),
+    "qloguniform": ("low", "high", "step"),
+    "randn": ("mean", "std"),
+    "qrandn": ("mean", "std", "step"),
+    "randint": ("low", "high"),
+    "qrandint": ("low", "high", "step"),
+    "lograndint": ("low", "high"),
+    "qlograndint": ("low", "high", "step"),
+    "choice": (),
 }
+# A near key is looked up for so many mistakes; thousands of them would take minutes.
+MAX_HINTS = 50
 
 
 @dataclass(frozen=True)
@@ -44,21 +47,48 @@ def dimensions(search: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def search_problems(spec: Spec) -> list[str]:
     """What is wrong with the search section of a spec."""
-    problems = []
+    problems: list[str] = []
     known = set(_paths(spec.model_dump(mode="json", serialize_as_any=True)))
+    searched: set[str] = set()
     for key, arguments in dimensions(spec.search):
         path, mark, space = key.rpartition("__")
+        shown = f"search.{printable(key, limit=160)}"
+        with_hint = len(problems) < MAX_HINTS
         if not mark:
-            problems.append(f"search.{key}: a search key ends in a space, e.g. {key}__uniform")
+            problems.append(f"{shown}: a search key ends in a space, e.g. {shown.removeprefix('search.')}__uniform")
         elif space not in SPACES:
-            problems.append(f"search.{key}: unknown space '{space}'{nearest(space, SPACES)}")
+            hint = nearest(space, SPACES) if with_hint else ""
+            problems.append(f"{shown}: unknown space '{printable(space)}'{hint}")
         elif not isinstance(arguments, list) or not arguments:
-            problems.append(f"search.{key}: {space} takes a list of arguments")
-        elif space != "choice" and len(arguments) != SPACES[space]:
-            problems.append(f"search.{key}: {space} takes {SPACES[space]} arguments, got {len(arguments)}")
+            problems.append(f"{shown}: {space} takes a list of arguments")
+        elif space != "choice" and (problem := _argument_problem(space, arguments)):
+            problems.append(f"{shown}: {space} {problem}")
         elif path not in known:
-            problems.append(f"search.{key}: the spec has no key '{path}'{nearest(path, known)}")
+            hint = nearest(path, known) if with_hint else ""
+            problems.append(f"{shown}: the spec has no key '{printable(path, limit=160)}'{hint}")
+        elif path in searched:
+            problems.append(f"{shown}: '{path}' is searched twice; keep one of them")
+        searched.add(path)
     return problems
+
+
+def _argument_problem(space: str, arguments: list[Any]) -> str | None:
+    takes = SPACES[space]
+    if len(arguments) != len(takes):
+        return f"takes {len(takes)} arguments ({', '.join(takes)}), got {len(arguments)}"
+    if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in arguments):
+        return f"takes numbers ({', '.join(takes)})"
+    if "int" in space and not all(float(value).is_integer() for value in arguments):
+        return "takes whole numbers"
+    given = dict(zip(takes, arguments, strict=True))
+    if "low" in given and not given["low"] < given["high"]:
+        return f"needs low below high, got {given['low']} and {given['high']}"
+    if "log" in space and given["low"] <= 0:
+        return f"needs low above 0, got {given['low']}"
+    for part in ("std", "step"):
+        if part in given and given[part] <= 0:
+            return f"needs {part} above 0, got {given[part]}"
+    return None
 
 
 def _paths(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -69,6 +99,4 @@ def _paths(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _paths(value, f"{path}.")
             # keys of one net may be searched by their prefixed name
             if path.endswith(("net.actor", "net.critic")):
-                yield from (
-                    f"{path[: -len(key)]}{key}_{inner}" for inner in _paths(value)
-                )
+                yield from (f"{path[: -len(key)]}{key}_{inner}" for inner in _paths(value))

@@ -13,12 +13,8 @@ from slm_lab.env.vec_env import Step, VecEnv, build_vec_env
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 
-SMALL_NET: dict[str, Any] = {
-    "type": "MLPNet",
-    "hid_layers": [16],
-    "hid_layers_activation": "tanh",
-    "optim_spec": {"name": "Adam", "lr": 0.01},
-}
+SMALL_NET: dict[str, Any] = {"type": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
+OPTIM: dict[str, Any] = {"name": "Adam", "lr": 0.01}
 
 
 @dataclass
@@ -45,10 +41,12 @@ class Lab:
         seed: int = 0,
         **env_keys: Any,
     ) -> Spec:
-        """A validated spec; `net` is laid over a small tanh net."""
+        """A validated spec; `net` is laid over a small tanh net, unless it names a type of its own."""
+        given = net or {}
+        net = {"optim_spec": OPTIM, **({} if "type" in given else SMALL_NET), **given}
         raw = {
             "name": "test",
-            "agent": {"algorithm": algorithm, "memory": {"name": memory}, "net": {**SMALL_NET, **(net or {})}},
+            "agent": {"algorithm": algorithm, "memory": {"name": memory}, "net": net},
             "env": {"name": env, "num_envs": num_envs, "max_frame": 1_000_000, **env_keys},
             "meta": {"seed": seed, "device": "cpu"},
         }

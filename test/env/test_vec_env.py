@@ -17,7 +17,7 @@ from slm_lab.lib.errors import EnvError, WorkerError
 Array = np.ndarray[Any, Any]
 
 
-class Counter(gym.Env[Array, int]):
+class Counter(gym.Env[Array, Any]):
     """Counts its steps; terminates at 3 with action 1, otherwise truncated at 5; the start tells the seed."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Counter(gym.Env[Array, int]):
 @pytest.fixture(autouse=True)
 def _counter() -> None:
     if "test/Counter-v0" not in gym.registry:
-        gym.register("test/Counter-v0", entry_point=Counter)
+        gym.register("test/Counter-v0", entry_point=lambda **_: Counter())
 
 
 def settings(name: str = "test/Counter-v0", num_envs: int = 2, **options: Any) -> EnvSettings:
@@ -225,12 +225,12 @@ def test_observations_that_are_not_arrays_become_one_hot(space: gym.Space[Any], 
     class Odd(Counter):
         def __init__(self) -> None:
             super().__init__()
-            self.observation_space = space  # type: ignore[assignment]
+            self.observation_space = space
 
         def _obs(self) -> Any:
             return space.sample()
 
-    gym.register(f"test/Odd{size}-v0", entry_point=Odd)
+    gym.register(f"test/Odd{size}-v0", entry_point=lambda **_: Odd())
     obs = LocalVecEnv(settings(f"test/Odd{size}-v0")).reset()
     assert obs.shape == (2, size)
     assert set(np.unique(obs)) <= {0, 1}

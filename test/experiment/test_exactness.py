@@ -168,7 +168,10 @@ def kill_until_done(spec_file: Path, data: Path, num_kill: int, seed: int) -> Pa
     kills = 0
     while True:
         process = subprocess.Popen(
-            [*command, *arguments, "--data-dir", str(data)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [*command, *arguments, "--data-dir", str(data)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert process.stderr is not None
         if kills < num_kill:

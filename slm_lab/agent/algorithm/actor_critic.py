@@ -1,5 +1,6 @@
 """Advantage actor-critic, A2C (Mnih et al. 2016), with GAE, n-step or full returns."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,12 @@ from slm_lab.env.normalize import RunningStats
 from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec
 from slm_lab.spec.schema import AgentSpec
 
-VALUE_LOSSES = {"MSELoss": mse_loss, "SmoothL1Loss": smooth_l1_loss, "HuberLoss": huber_loss, "L1Loss": l1_loss}
+VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "MSELoss": mse_loss,
+    "SmoothL1Loss": smooth_l1_loss,
+    "HuberLoss": huber_loss,
+    "L1Loss": l1_loss,
+}
 
 
 def standardize(adv: Tensor) -> Tensor:
@@ -38,7 +44,15 @@ def calc_explained_var(value: Array, ret: Array) -> float:
 class ActorCritic(Algorithm):
     """One gradient step per batch: policy gradient with a learned baseline."""
 
-    metric_names = ("loss", "policy_loss", "val_loss", "entropy", "entropy_coef", "grad_norm", "explained_var")
+    metric_names: tuple[str, ...] = (
+        "loss",
+        "policy_loss",
+        "val_loss",
+        "entropy",
+        "entropy_coef",
+        "grad_norm",
+        "explained_var",
+    )
     config: ActorCriticSpec | PPOSpec
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:

@@ -86,7 +86,7 @@ class Algorithm(ABC):
         """State of the memory."""
         return {}
 
-    def load_memory_state(self, state: dict[str, Any]) -> None:
+    def load_memory_state(self, state: dict[str, Any]) -> None:  # noqa: B027 (not every algorithm has a memory)
         """Continue with a saved memory."""
 
     def state_dict(self) -> dict[str, Any]:

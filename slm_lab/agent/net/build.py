@@ -25,6 +25,8 @@ class TorchArcNet(nn.Module):
         out = materialize(self.layers, torch.zeros(1, *obs_shape))
         if not isinstance(out, Tensor):
             raise SpecError("agent.net.arc.graph.output: the body of an agent has one output")
+        if out.dim() < 2:
+            raise SpecError("agent.net.arc.graph.output: a body gives features (B, ...) for each row, not a number")
         self.out_size = out.flatten(1).shape[1]
         self.is_flat = out.dim() == 2
 
@@ -39,7 +41,6 @@ BodyBuilder = Callable[[Any, tuple[int, ...]], nn.Module]
 NETS: dict[str, BodyBuilder] = {"MLPNet": MLPNet, "ConvNet": ConvNet, "TorchArcNet": TorchArcNet}
 
 
-def build_body(spec: NetSpec, obs_shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """The body and the number of its features."""
-    body = NETS[spec.type](spec, obs_shape)
-    return body, int(body.out_size)  # type: ignore[arg-type]
+def build_body(spec: NetSpec, obs_shape: tuple[int, ...]) -> nn.Module:
+    """The body; its `out_size` tells the number of its features."""
+    return NETS[spec.type](spec, obs_shape)

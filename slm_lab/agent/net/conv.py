@@ -19,7 +19,8 @@ class ConvNet(nn.Module):
         layers: list[nn.Module] = []
         channels = obs_shape[0]
         for index, (width, *options) in enumerate(spec.conv_hid_layers):
-            layers.append(nn.Conv2d(channels, width, *options))
+            kernel, stride, padding, dilation = (*options, *(1, 0, 1)[len(options) - 1 :])
+            layers.append(nn.Conv2d(channels, width, kernel, stride, padding, dilation))
             layers.append(build_activation(spec.hid_layers_activation))
             if spec.batch_norm and index > 0:
                 layers.append(nn.BatchNorm2d(width))

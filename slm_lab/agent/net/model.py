@@ -17,8 +17,8 @@ class OutputNet(nn.Module):
 
     def __init__(self, spec: NetSpec, obs_shape: tuple[int, ...], out_size: int, body: nn.Module | None = None) -> None:
         super().__init__()
-        self.body, size = (body, body.out_size) if body is not None else build_body(spec, obs_shape)
-        self.head = nn.Linear(size, out_size)
+        self.body = body if body is not None else build_body(spec, obs_shape)
+        self.head = nn.Linear(int(self.body.out_size), out_size)  # type: ignore[arg-type]
         activation = getattr(spec, "hid_layers_activation", None)  # not every net type has one
         init_weights(self.head if body is not None else self, spec.init_fn, activation)
         init_head(self.head, spec.init_std)
@@ -40,9 +40,9 @@ class PolicyNet(OutputNet):
     def __init__(self, spec: NetSpec, obs_shape: tuple[int, ...], param_size: int, is_gaussian: bool) -> None:
         if spec.log_std_init is not None and not is_gaussian:
             raise SpecError("agent.net.log_std_init: only a Normal or TanhNormal policy has a log std; remove it")
-        separate = spec.log_std_init is not None
-        super().__init__(spec, obs_shape, param_size // 2 if separate else param_size)
-        self.log_std = nn.Parameter(torch.full((param_size // 2,), spec.log_std_init)) if separate else None
+        start = spec.log_std_init
+        super().__init__(spec, obs_shape, param_size if start is None else param_size // 2)
+        self.log_std = None if start is None else nn.Parameter(torch.full((param_size // 2,), start))
 
     def from_features(self, features: Tensor) -> Tensor:
         mean = super().from_features(features)

@@ -1,0 +1,204 @@
+"""Running normalisers against numpy over everything they saw."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slm_lab.env.normalize import ObsNormalizer, RewardScaler, RunningStats
+
+Array = np.ndarray[Any, Any]
+NO = np.zeros(2, bool)
+
+
+# --- statistics
+
+
+@pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [5, 1, 7, 2], [100, 3]])
+def test_stats_equal_numpy_on_the_concatenation(sizes: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    batches = [rng.normal(3 * index, 1 + index, (size, 4)) for index, size in enumerate(sizes)]
+    stats = RunningStats((4,))
+    for batch in batches:
+        stats.update(batch)
+    everything = np.concatenate(batches)
+    # a mean of means, or a variance without the shift between batches, differs as soon as sizes or means do
+    np.testing.assert_allclose(stats.mean, everything.mean(0))
+    np.testing.assert_allclose(stats.var, everything.var(0), atol=1e-12)
+    assert stats.count == len(everything)
+
+
+@given(
+    st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6), min_size=1, max_size=6),
+    st.sampled_from([0.0, 1e4]),
+)
+def test_stats_property(batches: list[list[float]], offset: float) -> None:
+    stats = RunningStats(())
+    for batch in batches:
+        stats.update(np.array(batch) + offset)
+    everything = np.concatenate(batches) + offset
+    np.testing.assert_allclose(stats.mean, everything.mean(), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(stats.var, everything.var(), rtol=1e-6, atol=1e-5)
+
+
+def test_stats_by_hand() -> None:
+    stats = RunningStats(())
+    stats.update(np.array([1.0, 3.0]))
+    # mean 2, var 1
+    assert (float(stats.mean), float(stats.var), stats.count) == (2.0, 1.0, 2)
+    stats.update(np.array([8.0]))
+    # mean (1+3+8)/3 = 4, var (9+1+16)/3 = 26/3
+    assert float(stats.mean) == pytest.approx(4.0)
+    assert float(stats.var) == pytest.approx(26 / 3)
+
+
+def test_stats_before_any_data_are_neutral() -> None:
+    stats = RunningStats((2,))
+    assert stats.mean.tolist() == [0, 0]
+    assert stats.var.tolist() == [1, 1]
+
+
+def test_stats_do_not_hold_the_callers_array() -> None:
+    stats = RunningStats((2,))
+    batch = np.array([[1.0, 2.0]])
+    stats.update(batch)
+    batch[:] = 99
+    assert stats.mean.tolist() == [1, 2]
+
+
+def test_stats_round_trip_goes_on_identically() -> None:
+    rng = np.random.default_rng(0)
+    one = RunningStats((3,))
+    one.update(rng.normal(size=(5, 3)))
+    state = one.state_dict()
+    two = RunningStats((3,))
+    two.load_state_dict(state)
+    batch = rng.normal(size=(4, 3))
+    one.update(batch)
+    # the saved state is a copy
+    assert state["count"] == 5
+    two.update(batch)
+    np.testing.assert_array_equal(one.mean, two.mean)
+    np.testing.assert_array_equal(one.var, two.var)
+    assert one.count == two.count == 9
+
+
+# --- observations
+
+
+def test_normalised_observations_have_mean_0_and_std_1() -> None:
+    rng = np.random.default_rng(0)
+    obs = rng.normal((5, -300), (0.1, 40), (1000, 2)).astype(np.float32)
+    normalizer = ObsNormalizer((2,), None)
+    normalizer.update(obs)
+    normal = normalizer(obs)
+    assert normal.dtype == np.float32
+    np.testing.assert_allclose(normal.mean(0), 0, atol=1e-3)
+    np.testing.assert_allclose(normal.std(0), 1, rtol=1e-3)
+
+
+def test_observations_are_clipped_after_scaling() -> None:
+    normalizer = ObsNormalizer((1,), 2.0)
+    normalizer.update(np.array([[0.0], [20.0]]))
+    # mean 10, std 10: 25 -> 1.5, 100 -> 9 -> 2, -100 -> -11 -> -2; clipping first would give (2 - 10)/10
+    np.testing.assert_allclose(normalizer(np.array([[25.0], [100.0], [-100.0]])), [[1.5], [2.0], [-2.0]], rtol=1e-6)
+
+
+def test_observations_that_never_vary_stay_finite() -> None:
+    normalizer = ObsNormalizer((1,), None)
+    normalizer.update(np.full((4, 1), 7.0))
+    assert normalizer(np.full((1, 1), 7.0)).tolist() == [[0.0]]
+    assert np.isfinite(normalizer(np.full((1, 1), 7.1))).all()
+
+
+def test_normaliser_is_frozen_when_not_updated() -> None:
+    normalizer = ObsNormalizer((1,), None)
+    normalizer.update(np.array([[0.0], [2.0]]))
+    before = normalizer.stats.state_dict()
+    for _ in range(3):
+        assert normalizer(np.array([[3.0]])).item() == pytest.approx(2.0)
+    assert normalizer.stats.state_dict() == before
+
+
+# --- rewards
+
+
+def scaler(**keys: Any) -> RewardScaler:
+    options: dict[str, Any] = {"num_envs": 2, "gamma": 0.5, "scale": 1.0, "normalize": False, "clip": None, **keys}
+    return RewardScaler(**options)
+
+
+def test_reward_passes_untouched_by_default() -> None:
+    reward = np.array([1e6, -3.0])
+    assert scaler()(reward, NO) is reward
+
+
+def test_reward_scale() -> None:
+    reward = np.array([2.0, -3.0])
+    assert scaler(scale=0.1)(reward, NO).tolist() == pytest.approx([0.2, -0.3])
+    # the caller's array, from which scores are counted, stays raw
+    assert reward.tolist() == [2.0, -3.0]
+
+
+@pytest.mark.parametrize(
+    ("clip", "expected"),
+    [(1.0, [1.0, -1.0]), (2, [2.0, -2.0]), ((-0.5, 4.0), [4.0, -0.5]), ((0.0, 1.0), [1.0, 0.0])],
+)
+def test_clip_forms(clip: Any, expected: list[float]) -> None:
+    assert scaler(clip=clip)(np.array([5.0, -5.0]), NO).tolist() == expected
+
+
+def test_clip_comes_after_scale() -> None:
+    # .1*5 = .5 is within 1; clipping first would give .1
+    assert scaler(scale=0.1, clip=1.0)(np.array([5.0, -50.0]), NO).tolist() == [0.5, -1.0]
+
+
+def test_reward_is_divided_by_the_std_of_the_discounted_return() -> None:
+    one = scaler(normalize=True)
+    # returns 1 and 3: std 1, rewards unchanged
+    np.testing.assert_allclose(one(np.array([1.0, 3.0]), NO), [1.0, 3.0], rtol=1e-6)
+    # returns .5*1 + 2 = 2.5 and .5*3 + 2 = 3.5; all seen: 1, 3, 2.5, 3.5, mean 2.5, var (2.25+.25+0+1)/4 = .875
+    np.testing.assert_allclose(one(np.array([2.0, 2.0]), NO), 2 / np.sqrt(0.875), rtol=1e-6)
+    # the mean is not subtracted: a reward keeps its sign
+
+
+def test_reward_return_starts_anew_after_done() -> None:
+    """A return that runs on across episodes grows with their number and shrinks the rewards."""
+    one = scaler(normalize=True)
+    one(np.array([4.0, 8.0]), np.array([True, False]))
+    # env 0 begins again: 0*.5 + 1; env 1 goes on: 8*.5 + 1
+    one(np.array([1.0, 1.0]), NO)
+    assert one.ret.tolist() == [1.0, 5.0]
+    # the step that ended the episode still counted with its own return
+    assert one.stats.count == 4
+    np.testing.assert_allclose(one.stats.mean, np.mean([4, 8, 1, 5]))
+
+
+def test_reward_normaliser_against_numpy() -> None:
+    rng = np.random.default_rng(0)
+    one = scaler(normalize=True, scale=2.0, clip=1.5)
+    running, seen = np.zeros(2), []
+    for _ in range(50):
+        reward, done = rng.normal(1, 3, 2), rng.random(2) < 0.2
+        out = one(reward, done)
+        running = running * 0.5 + 2 * reward
+        seen += running.tolist()
+        expected = np.clip(2 * reward / np.sqrt(np.var(seen) + 1e-8), -1.5, 1.5)
+        np.testing.assert_allclose(out, expected, rtol=1e-6)
+        running = np.where(done, 0, running)
+
+
+def test_reward_scaler_round_trip() -> None:
+    rng = np.random.default_rng(0)
+    one = scaler(normalize=True)
+    one(rng.normal(size=2), NO)
+    state = one.state_dict()
+    two = scaler(normalize=True)
+    two.load_state_dict(state)
+    for _ in range(3):
+        reward, done = rng.normal(size=2), rng.random(2) < 0.5
+        np.testing.assert_array_equal(one(reward, done), two(reward, done))
+    # the saved state did not move
+    assert state["stats"]["count"] == 2

@@ -1,0 +1,300 @@
+"""Sessions and trials on real folders: files, columns, best and last models, evaluation, failures, signals."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import slm_lab
+from slm_lab.env.make import build_settings
+from slm_lab.env.vec_env import build_vec_env
+from slm_lab.experiment.analysis import read_table
+from slm_lab.experiment.checkpoint import load_state
+from slm_lab.experiment.control import Due, Session, build_agent, play_episodes
+from slm_lab.experiment.executor import LocalExecutor, SessionTask
+from slm_lab.experiment.folder import RunFolder, open_run_folder
+from slm_lab.experiment.run import Options, best_session, load_trained, resume, start
+from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, SpecError
+from slm_lab.lib.io import write_json
+from slm_lab.spec.loading import load_spec, parse_spec
+from slm_lab.spec.schema import Spec
+
+
+def tiny(**sections: dict[str, Any]) -> Spec:
+    spec = load_spec("ppo_cartpole", overrides={"env.max_frame": 3000, "meta.max_session": 1}).spec
+    return spec.replace(**sections) if sections else spec
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two sessions in processes."""
+    result = start(tiny(meta={"max_session": 2}), Options(data_dir=tmp_path_factory.mktemp("data")))
+    assert result.exit_code == 0
+    return result.folder
+
+
+def test_a_run_leaves_the_documented_files(finished: Path) -> None:
+    name = "ppo_cartpole"
+    files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
+    expected = {f"{name}_spec.yaml", f"{name}_t0_spec.yaml", f"{name}_t0_trial_metrics.json"}
+    for session in (0, 1):
+        prefix = f"{name}_t0_s{session}"
+        expected |= {
+            f"info/{prefix}_session_df_train.csv",
+            f"info/{prefix}_session_metrics.json",
+            f"model/{prefix}_ckpt-last_net_model.pt",
+            f"model/{prefix}_ckpt-best_net_model.pt",
+            f"model/{prefix}_ckpt-last_resume.pt",
+            f"graph/{prefix}_session_graph_train_mean_returns_ma_vs_frames.png",
+            f"log/{prefix}.log",
+        }
+    expected |= {f"graph/{name}_t0_trial_graph_mean_returns_ma_vs_frames.{kind}" for kind in ("png", "html")}
+    expected |= {f"info/{name}_provenance.json", f"log/{name}.log", f"log/{name}_t0.log"}
+    assert expected <= files
+
+
+def test_the_table_has_its_columns_and_a_row_per_checkpoint(finished: Path) -> None:
+    table = read_table(RunFolder(finished, "ppo_cartpole").table_file(0, 1, "train"))
+    core = ["total_reward", "total_reward_ma", "loss", "fps", "frame", "wall_t", "t", "epi", "opt_step", "lr"]
+    assert list(table)[:10] == core
+    assert table["frame"].tolist() == [500, 1000, 1500, 2000, 2500, 3000]
+    assert table["t"].tolist() == [125, 250, 375, 500, 625, 750]
+    # trained after frames 1024 and 2048 of 4 envs: 15 epochs of 8 minibatches
+    assert table["opt_step"].tolist() == [0, 0, 120, 120, 240, 240]
+    assert math.isnan(table["loss"][0])
+    assert math.isfinite(table["loss"][2])
+
+
+def test_the_score_is_the_mean_of_the_sessions_values(finished: Path) -> None:
+    metrics = json.loads((finished / "ppo_cartpole_t0_trial_metrics.json").read_text())
+    values = metrics["total_reward_ma"]["values"]
+    assert len(values) == 2
+    assert metrics["scalar"]["total_reward_ma"] == pytest.approx(sum(values) / 2)
+    assert values[0] != values[1]
+    assert metrics["is_complete"]
+
+
+def test_the_saved_spec_repeats_the_run(finished: Path, tmp_path: Path) -> None:
+    spec = load_spec(finished / "ppo_cartpole_spec.yaml").spec
+    again = start(spec, Options(data_dir=tmp_path))
+    for session in (0, 1):
+        one = read_table(RunFolder(finished, "ppo_cartpole").table_file(0, session, "train"))
+        two = read_table(RunFolder(again.folder, "ppo_cartpole").table_file(0, session, "train"))
+        for name in set(one) - {"wall_t", "fps"}:
+            assert np.array_equal(one[name], two[name], equal_nan=True), name
+
+
+def test_a_finished_run_is_not_trained_again(finished: Path) -> None:
+    file = RunFolder(finished, "ppo_cartpole").table_file(0, 0, "train")
+    before = file.read_text()
+    assert resume(str(finished), Options()).exit_code == 0
+    assert file.read_text() == before
+
+
+def test_enjoy_plays_the_trained_policy_and_writes_nothing(finished: Path) -> None:
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    agent, env, spec = load_trained(str(finished))
+    first = list(play_episodes(env, agent, 3))
+    second = list(play_episodes(env, agent, 3))
+    assert first == second
+    assert len(first) == 3
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+    best = best_session(RunFolder(finished, spec.name), spec)
+    scores = [
+        json.loads((finished / f"info/ppo_cartpole_t0_s{s}_session_metrics.json").read_text())["total_reward_ma"]
+        for s in (0, 1)
+    ]
+    assert scores[best] == max(scores)
+
+
+def test_load_agent_acts_on_one_observation(finished: Path) -> None:
+    agent = slm_lab.load_agent(finished)
+    obs = np.array([0.0, 0.0, 0.1, 0.5], np.float32)
+    assert agent.act(obs) in (0, 1)
+    assert all(agent.act(obs) == agent.act(obs) for _ in range(20))
+
+
+def test_enjoy_uses_saved_normaliser_statistics(tmp_path: Path) -> None:
+    spec = tiny(env={"normalize_obs": True, "clip_obs": 10.0})
+    result = start(spec, Options(data_dir=tmp_path))
+    state = load_state(RunFolder(result.folder, spec.name).model_file(0, 0, "best"))
+    agent, env, _ = load_trained(str(result.folder))
+    env.close()
+    assert agent.obs_normalizer is not None
+    assert state["obs_normalizer"]["count"] > 100
+    assert np.array_equal(agent.obs_normalizer.stats.mean, state["obs_normalizer"]["mean"])
+    # acting does not move them
+    agent.act(np.full((1, 4), 1e6, np.float32))
+    assert np.array_equal(agent.obs_normalizer.stats.mean, state["obs_normalizer"]["mean"])
+
+
+def test_evaluation_is_deterministic_and_leaves_training_alone(tmp_path: Path) -> None:
+    plain, evaluated = tiny(), tiny(meta={"rigorous_eval": 3, "eval_frequency": 700})
+    one, two = (start(spec, Options(data_dir=tmp_path / str(i))) for i, spec in enumerate((plain, evaluated)))
+    tables = [read_table(RunFolder(r.folder, "ppo_cartpole").table_file(0, 0, "train")) for r in (one, two)]
+    assert np.array_equal(tables[0]["total_reward"], tables[1]["total_reward"], equal_nan=True)
+    table = read_table(RunFolder(two.folder, "ppo_cartpole").table_file(0, 0, "eval"))
+    assert table["frame"].tolist() == [700, 1400, 2100, 2800]
+    assert not RunFolder(one.folder, "ppo_cartpole").table_file(0, 0, "eval").exists()
+
+
+def test_evaluation_counts_one_episode_of_each_env_first() -> None:
+    spec = tiny()
+    env = build_vec_env(build_settings(spec.env, (5,), 3))
+    agent = build_agent(spec, env, 0, 3)
+    seen = []
+    step = env.step
+
+    def recording(action: Any) -> Any:
+        result = step(action)
+        seen.extend(np.flatnonzero(result.done).tolist())
+        return result
+
+    env.step = recording  # type: ignore[method-assign]
+    returns = list(play_episodes(env, agent, 3))
+    assert len(returns) == 3
+    assert set(seen) == {0, 1, 2}
+
+
+def test_periodic_work_is_due_at_each_multiple_passed() -> None:
+    # a modulo test (frame % 10 < num_envs) would fire at every step of 16
+    due = Due(10)
+    assert [frame for frame in range(16, 100, 16) if due(frame)] == [16, 32, 48, 64, 80, 96]
+    due = Due(100)
+    assert [frame for frame in range(3, 400, 3) if due(frame)] == [102, 201, 300]
+
+
+def test_best_model_is_the_one_of_the_best_row(tmp_path: Path) -> None:
+    spec = tiny()
+    folder = RunFolder(tmp_path, spec.name)
+    session = Session(spec, folder, 0, 0, lambda _: None, lambda: False)
+    session.run()
+    assert session.tracker.best == max(row[1] for row in session.tracker.rows)
+
+
+@pytest.mark.parametrize("position", np.linspace(0, 0.999, 12).tolist())
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(position: float, tmp_path: Path) -> None:
+    spec = tiny(meta={"checkpoint_frequency": 1000})
+    folder = RunFolder(tmp_path, spec.name)
+    Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
+    path = folder.resume_file(0, 0)
+    whole = load_state(path)
+    data = bytearray(path.read_bytes())
+    data[int(position * len(data))] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_state(path)
+    again = Session(spec, folder, 0, 0, lambda _: None, lambda: False)
+    again.run()
+    assert load_state(path)["frame"] == whole["frame"] == 3000
+    for one, two in zip(
+        load_state(path)["agent"]["algorithm"]["modules"]["net"].values(),
+        whole["agent"]["algorithm"]["modules"]["net"].values(),
+        strict=True,
+    ):
+        assert (one == two).all()
+
+
+def test_a_checkpoint_of_another_spec_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "ppo_cartpole")
+    Session(tiny(), folder, 0, 0, lambda _: None, lambda: False).run()
+    with pytest.raises(CheckpointError, match="another spec"):
+        Session(tiny(meta={"seed": 9}), folder, 0, 0, lambda _: None, lambda: False).run()
+
+
+def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(RunFolderError, match="not a run of this lab"):
+        open_run_folder("photos", tmp_path)
+    with pytest.raises(RunFolderError, match="did you mean 'photos'"):
+        open_run_folder("photo", tmp_path)
+    with pytest.raises(RunFolderError, match="no run in"):
+        open_run_folder("latest", tmp_path)
+
+
+def test_a_glob_must_match_one_run(tmp_path: Path) -> None:
+    for name in ("a_1", "a_2"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(RunFolderError, match=r"(?s)matches.*a_1.*a_2"):
+        open_run_folder(f"{tmp_path}/a_*", tmp_path)
+    with pytest.raises(RunFolderError, match="matches nothing"):
+        open_run_folder(f"{tmp_path}/b_*", tmp_path)
+
+
+def test_nothing_is_written_for_a_spec_that_cannot_run(tmp_path: Path) -> None:
+    spec = tiny()
+    bad_env = spec.model_copy(update={"env": spec.env.model_copy(update={"name": "NoSuchEnv-v0"})})
+    with pytest.raises(LabError):
+        start(bad_env, Options(data_dir=tmp_path / "data"))
+    raw = {
+        "name": "x",
+        "agent": {
+            "algorithm": {"name": "PPO", "action_pdtype": "Categorical"},
+            "memory": {"name": "OnPolicyBatchReplay"},
+            "net": {"type": "MLPNet"},
+        },
+        "env": {"name": "Pendulum-v1", "max_frame": 1000},
+    }
+    with pytest.raises(SpecError, match="Categorical does not fit"):
+        start(parse_spec(raw)[0], Options(data_dir=tmp_path / "data"))
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_crashed_session_is_told_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "faulty.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Faulty(CartPoleEnv):\n"
+        "    count = 0\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        # the seeds of one session are even or odd by chance: break one of two sessions\n"
+        "        if seed == BAD: raise RuntimeError('planted fault')\n"
+        "        return super().reset(seed=seed, options=options)\n"
+        "from slm_lab.lib.runtime import derive_seed\n"
+        "BAD = derive_seed(1, 0, 1, 2, 3)\n"
+        "gym.register('Faulty-v0', entry_point=Faulty)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    spec = tiny(env={"name": "faulty:Faulty-v0"}, meta={"max_session": 2})
+    result = start(spec, Options(data_dir=tmp_path / "data"))
+    assert result.exit_code == 1
+    assert list(result.failures) == [1]
+    assert "planted fault" in result.failures[1]
+    assert "Traceback" in result.failures[1]
+    assert result.metrics is not None
+    assert result.metrics["failed"] == [1]
+    assert not result.metrics["is_complete"]
+    assert len(result.session_scores) == 1
+
+
+def test_nan_stops_the_session_with_its_name(tmp_path: Path) -> None:
+    spec = tiny()
+    session = Session(spec, RunFolder(tmp_path, spec.name), 0, 0, lambda _: None, lambda: False)
+    step = session.env.step
+
+    def poisoned(action: Any) -> Any:
+        result = step(action)
+        return result._replace(reward=result.reward * np.nan)
+
+    session.env.step = poisoned  # type: ignore[method-assign]
+    with pytest.raises(DivergenceError, match="frame 1024"):
+        session.run()
+
+
+def test_a_killed_process_is_an_outcome(tmp_path: Path) -> None:
+    task = SessionTask(str(tmp_path), "missing", 0, 0)
+    (outcome,) = LocalExecutor().run([task], lambda _: None, lambda: False, lambda: None)
+    assert outcome.result is None
+    assert outcome.is_user_error
+    assert "no spec file" in str(outcome.error)
+
+
+def test_a_score_of_null_is_no_reason_to_fail(finished: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "x")
+    folder.model_file(0, 1, "best").parent.mkdir(parents=True)
+    folder.model_file(0, 1, "best").touch()
+    write_json(folder.session_metrics_file(0, 1), {"total_reward_ma": None})
+    assert best_session(folder, tiny(meta={"max_session": 2})) == 1
