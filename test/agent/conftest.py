@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.env.make import build_settings
@@ -25,6 +27,62 @@ class Trained:
     env: VecEnv
     metrics: list[dict[str, float]]
     frame: int
+
+
+Array = np.ndarray[Any, Any]
+Value = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Record:
+    """Steps as the agent saw them (T, N, ...), and returns over them computed in the obvious way.
+
+    Nothing here knows of rollouts, cuts or shifted values: V of every true successor is computed afresh.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Array
+    terminated: Array
+    truncated: Array
+    next_obs: Tensor
+
+    @property
+    def done(self) -> Array:
+        return self.terminated | self.truncated
+
+    def _evaluate(self, value: Value, obs: Tensor) -> Array:
+        with torch.no_grad():
+            return value(obs.flatten(0, 1)).view(obs.shape[:2]).double().numpy()
+
+    def nstep_return(self, value: Value, gamma: float, num_step: int) -> Array:
+        """Rewards of `num_step` steps, then V; shorter where the episode or the record ends."""
+        next_value = self._evaluate(value, self.next_obs)
+        ret = np.zeros_like(self.reward)
+        last = len(ret) - 1
+        for start, env in np.ndindex(*ret.shape):
+            for t in range(start, last + 1):
+                ret[start, env] += gamma ** (t - start) * self.reward[t, env]
+                if self.done[t, env] or t == last or t == start + num_step - 1:
+                    rest = 0.0 if self.terminated[t, env] else next_value[t, env]
+                    ret[start, env] += gamma ** (t - start + 1) * rest
+                    break
+        return ret
+
+    def gae(self, value: Value, gamma: float, lam: float) -> Array:
+        """Sum of the TD errors of the episode, each (gamma lam) less than the one before."""
+        error = self.nstep_return(value, gamma, 1) - self._evaluate(value, self.obs)
+        adv = np.zeros_like(error)
+        for start, env in np.ndindex(*error.shape):
+            for t in range(start, len(error)):
+                adv[start, env] += (gamma * lam) ** (t - start) * error[t, env]
+                if self.done[t, env]:
+                    break
+        return adv
+
+    def is_finished(self) -> Array:
+        """Whether each step belongs to an episode that ended in this record (T, N)."""
+        return np.logical_or.accumulate(self.done[::-1], 0)[::-1].copy()
 
 
 class Lab:
@@ -84,6 +142,22 @@ class Lab:
                     break
         env.close()
         return Trained(agent, env, metrics, frame)
+
+    def collect(self, agent: Agent, env: VecEnv, num_step: int) -> Record:
+        """Let the agent act and observe from a reset on, without training; what happened is returned."""
+        obs, carry = env.reset(), agent.init_carry(env.num_envs)
+        rows = []
+        for _ in range(num_step):
+            act = agent.act(obs, carry, explore=True)
+            step = env.step(act.action.cpu().numpy())
+            agent.observe(obs, act, step)
+            seen, then = agent.encode(obs), agent.encode(step.next_obs)
+            reward = step.reward * agent.reward_scaler.scale
+            rows.append((seen, act.action, reward, step.terminated, step.truncated, then))
+            obs, carry = step.obs, reset_rows(act.carry, step.done)
+        fields = list(zip(*rows, strict=True))
+        tensors = [torch.stack(fields[index]) for index in (0, 1, 5)]
+        return Record(tensors[0], tensors[1], *(np.stack(fields[index]) for index in (2, 3, 4)), tensors[2])
 
 
 @pytest.fixture

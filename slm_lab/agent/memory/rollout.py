@@ -19,21 +19,28 @@ class StepBuffer:
         self.device = device
         self.capacity = capacity
         self.fields: dict[str, Tensor] = {}
+        # what rows are written through: on a CPU numpy views of the same memory, whose writes cost a third
+        self._views: dict[str, Any] = {}
         self.size = 0
 
     def add(self, row: dict[str, Tensor]) -> None:
         """Write one step of all envs."""
         if not self.fields:
-            self.fields = {
-                name: torch.zeros((self.capacity, *value.shape), dtype=value.dtype, device=self.device)
-                for name, value in row.items()
-            }
+            self._set_fields({name: self._zeros(value.shape, value.dtype) for name, value in row.items()})
         if self.size == self.capacity:
             self.capacity *= 2
-            self.fields = {name: torch.cat([field, torch.zeros_like(field)]) for name, field in self.fields.items()}
+            self._set_fields({name: torch.cat([field, torch.zeros_like(field)]) for name, field in self.fields.items()})
         for name, value in row.items():
-            self.fields[name][self.size] = value
+            self._views[name][self.size] = value
         self.size += 1
+
+    def _zeros(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        return torch.zeros((self.capacity, *shape), dtype=dtype, device=self.device)
+
+    def _set_fields(self, fields: dict[str, Tensor]) -> None:
+        self.fields = fields
+        on_cpu = self.device.type == "cpu"
+        self._views = {name: field.numpy() if on_cpu else field for name, field in fields.items()}
 
     def drop(self, count: int) -> None:
         """Forget the oldest rows."""
@@ -51,8 +58,8 @@ class StepBuffer:
         rows = len(next(iter(state.values()))) if state else 0
         while self.capacity < rows:
             self.capacity *= 2
+        self._set_fields({name: self._zeros(saved.shape[1:], saved.dtype) for name, saved in state.items()})
         for name, saved in state.items():
-            self.fields[name] = torch.zeros((self.capacity, *saved.shape[1:]), dtype=saved.dtype, device=self.device)
             self.fields[name][:rows] = saved
         self.size = rows
 

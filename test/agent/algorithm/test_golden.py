@@ -1,0 +1,102 @@
+"""First losses and weights of every algorithm at a fixed seed, as recorded in test/golden/.
+
+A change here is a change of results: it belongs in a commit that says so. To record anew:
+`SLM_LAB_REGEN=1 python -m pytest -n0 test/agent/algorithm/test_golden.py`, then look at the difference.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+VARIABLE = "SLM_LAB_REGEN"
+# machines differ in the last bits, and 20 updates spread them
+TOLERANCE = 1e-4
+NUM_UPDATE = 5
+CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "max_t": 20}
+PENDULUM: dict[str, Any] = {"env": "Pendulum-v1", "normalize_obs": True, "normalize_reward": True}
+CASES: dict[str, dict[str, Any]] = {
+    "reinforce": {**CARTPOLE, "algorithm": {"name": "Reinforce", "training_frequency": 16, "entropy_coef_spec": 0.01}},
+    "reinforce_episodes": {
+        **CARTPOLE,
+        "algorithm": {"name": "Reinforce", "training_frequency": 4, "gamma": 0.95},
+        "memory": "OnPolicyReplay",
+    },
+    "a2c_gae": {**CARTPOLE, "algorithm": {"name": "ActorCritic", "training_frequency": 16, "lam": 0.95}},
+    "a2c_nstep_shared": {
+        **CARTPOLE,
+        "algorithm": {"name": "ActorCritic", "num_step_returns": 8, "val_loss_coef": 0.5, "entropy_coef_spec": 0.01},
+        "net": {"shared": True, "clip_grad_val": 0.5, "optim_spec": {"name": "RMSprop", "lr": 1e-3}},
+    },
+    "a2c_full_episodes": {
+        **CARTPOLE,
+        "algorithm": {"name": "ActorCritic", "training_frequency": 4, "normalize_v_targets": True},
+        "memory": "OnPolicyReplay",
+    },
+    "ppo": {
+        **CARTPOLE,
+        "algorithm": {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 4, "clip_vloss": True},
+        "net": {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 1.0, "clip_grad_val": 0.5},
+    },
+    "ppo_continuous": {
+        **PENDULUM,
+        "algorithm": {
+            "name": "PPO",
+            "time_horizon": 32,
+            "minibatch_size": 64,
+            "training_epoch": 4,
+            "normalize_advantages": "percentile",
+            "symlog": True,
+            "entropy_coef_spec": {"start_val": 0.01, "end_val": 0.0, "end_step": 1000},
+        },
+        "net": {"log_std_init": -0.5, "lr_scheduler_spec": {"name": "LinearToZero", "frame": 2000}},
+    },
+}
+
+
+def measure(lab, case: dict[str, Any]) -> dict[str, Any]:
+    """Metrics of the first updates, and sum and absolute sum of every parameter after them."""
+    count = 0
+
+    def is_enough(_: Any) -> bool:
+        nonlocal count
+        count += 1
+        return count == NUM_UPDATE
+
+    trained = lab.train(lab.spec(**case), 100_000, until=is_enough)
+    weights = {
+        f"{module}.{name}": [value.double().sum().item(), value.double().abs().sum().item()]
+        for module, net in trained.agent.algorithm.modules.items()
+        for name, value in net.state_dict().items()
+        if isinstance(value, torch.Tensor)
+    }
+    return {"frame": trained.frame, "metrics": trained.metrics, "weights": weights}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(lab, name: str) -> None:
+    path = GOLDEN / f"{name}.json"
+    measured = measure(lab, CASES[name])
+    if os.environ.get(VARIABLE):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(measured, indent=1) + "\n")
+    recorded = json.loads(path.read_text())
+    assert measured["frame"] == recorded["frame"]
+    assert len(recorded["metrics"]) == NUM_UPDATE
+    for update, (now, then) in enumerate(zip(measured["metrics"], recorded["metrics"], strict=True)):
+        # a value near zero, such as the loss of standardised advantages at ratio 1, is rounding alone
+        assert now == pytest.approx(then, rel=TOLERANCE, abs=1e-6), update
+    assert list(measured["weights"]) == list(recorded["weights"])
+    for parameter, (total, size) in recorded["weights"].items():
+        now_total, now_size = measured["weights"][parameter]
+        # a sum of large and opposite weights is only as exact as the weights
+        assert now_total == pytest.approx(total, rel=TOLERANCE, abs=TOLERANCE * size), parameter
+        assert now_size == pytest.approx(size, rel=TOLERANCE), parameter
+
+
+def test_every_recorded_file_has_its_case() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.json")} == set(CASES)

@@ -1,0 +1,405 @@
+"""PPO: each part of its loss by hand, and whole updates against plain ones."""
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, distributions
+
+from slm_lab.agent.algorithm.ppo import (
+    PPO,
+    Minibatch,
+    calc_clip_frac,
+    calc_clipped_val_loss,
+    calc_kl,
+    calc_surrogate,
+    symlog,
+)
+from slm_lab.lib.errors import DivergenceError
+
+CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "max_t": 14, "reward_scale": 5.0}
+SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 0.1}}
+BASE: dict[str, Any] = {"name": "PPO", "gamma": 0.9, "lam": 0.8, "time_horizon": 40, "minibatch_size": 40}
+
+
+# --- surrogate
+
+
+def surrogate(ratio: float, adv: float, clip_eps: float = 0.2) -> tuple[float, float]:
+    """Loss, and its gradient in the log probability."""
+    log_prob = torch.tensor([math.log(ratio)], requires_grad=True)
+    loss, _ = calc_surrogate(log_prob, torch.zeros(1), torch.tensor([adv]), clip_eps)
+    loss.backward()
+    assert log_prob.grad is not None
+    return loss.item(), log_prob.grad.item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "adv", "loss", "grad"),
+    [
+        # inside the clip: -r A, gradient -r A
+        (1.0, 2.0, -2.0, -2.0),
+        (1.1, 2.0, -2.2, -2.2),
+        (0.9, -2.0, 1.8, 1.8),
+        # beyond it on the right side: already moved enough that way, no gradient
+        (1.5, 2.0, -2.4, 0.0),
+        (0.5, -2.0, 1.6, 0.0),
+        # beyond it on the wrong side: the way back stays open; `clamp` alone would close it
+        (0.5, 2.0, -1.0, -1.0),
+        (1.5, -2.0, 3.0, 3.0),
+    ],
+)
+def test_surrogate_by_hand(ratio: float, adv: float, loss: float, grad: float) -> None:
+    got_loss, got_grad = surrogate(ratio, adv)
+    assert got_loss == pytest.approx(loss, rel=1e-5)
+    assert got_grad == pytest.approx(grad, rel=1e-5, abs=1e-7)
+
+
+def test_surrogate_is_a_mean_over_samples() -> None:
+    log_prob = torch.tensor([0.0, math.log(1.5)])
+    loss, log_ratio = calc_surrogate(log_prob, torch.zeros(2), torch.tensor([2.0, 2.0]), 0.2)
+    # -(2 + 2.4)/2
+    assert loss.item() == pytest.approx(-2.2, rel=1e-5)
+    np.testing.assert_allclose(log_ratio, log_prob)
+
+
+def test_surrogate_measures_from_the_old_policy() -> None:
+    """r = new/old; upside down the signs of all updates flip."""
+    log_ratio = calc_surrogate(torch.tensor([math.log(0.6)]), torch.tensor([math.log(0.3)]), torch.ones(1), 0.2)[1]
+    assert log_ratio.item() == pytest.approx(math.log(2.0), rel=1e-5)
+
+
+def test_huge_ratios_stay_finite() -> None:
+    log_prob = torch.tensor([500.0, -500.0], requires_grad=True)
+    loss, log_ratio = calc_surrogate(log_prob, torch.zeros(2), torch.tensor([-1.0, 1.0]), 0.2)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert log_prob.grad is not None
+    assert torch.isfinite(log_prob.grad).all()
+    assert torch.isfinite(calc_kl(log_ratio))
+
+
+def test_kl_and_clip_frac_by_hand() -> None:
+    log_ratio = torch.tensor([0.0, math.log(1.1), math.log(2.0), math.log(0.5)])
+    # r - 1 - log r: 0, .1 - .09531, 1 - .69315, -.5 + .69315
+    assert calc_kl(log_ratio).item() == pytest.approx((0.00469 + 0.30685 + 0.19315) / 4, abs=1e-5)
+    # beyond .2 on either side: two of four; beyond .6 only the ratio of 2
+    assert calc_clip_frac(log_ratio, 0.2).item() == 0.5
+    assert calc_clip_frac(log_ratio, 0.6).item() == 0.25
+
+
+def test_kl_estimates_the_divergence_of_old_from_new() -> None:
+    old = distributions.Categorical(logits=torch.tensor([0.0, 0.5, -0.5]))
+    new = distributions.Categorical(logits=torch.tensor([0.4, 0.0, -0.2]))
+    torch.manual_seed(0)
+    action = old.sample(torch.Size([200_000]))
+    estimate = calc_kl(new.log_prob(action) - old.log_prob(action)).item()
+    assert estimate == pytest.approx(distributions.kl_divergence(old, new).item(), rel=0.02)
+
+
+@pytest.mark.xfail(strict=True, reason="exp(x) - 1 cancels in float32; expm1 does not")
+def test_kl_of_tiny_steps_is_right() -> None:
+    for log_ratio in np.linspace(1e-5, 1e-3, 100):
+        kl = calc_kl(torch.full((4,), float(log_ratio))).item()
+        # x^2/2 for small x, and never below zero
+        assert kl == pytest.approx(log_ratio**2 / 2, rel=0.05)
+
+
+# --- value loss
+
+
+@pytest.mark.parametrize(
+    ("value", "old_value", "ret", "loss", "grad"),
+    [
+        # moved by 2 towards 5, only .5 counts: the clipped 1.5 is worse, (1.5 - 5)^2/2; no gradient any more
+        (3.0, 1.0, 5.0, 6.125, 0.0),
+        # moved by 2 away from 0: the plain one is worse, 9/2, and pulls back
+        (3.0, 1.0, 0.0, 4.5, 3.0),
+        # within the clip: the plain half square
+        (1.2, 1.0, 2.0, 0.32, -0.8),
+        # downwards the same
+        (-2.0, 0.0, -4.0, 6.125, 0.0),
+    ],
+)
+def test_clipped_value_loss_by_hand(value: float, old_value: float, ret: float, loss: float, grad: float) -> None:
+    prediction = torch.tensor([value], requires_grad=True)
+    got = calc_clipped_val_loss(prediction, torch.tensor([old_value]), torch.tensor([ret]), 0.5)
+    got.backward()
+    assert got.item() == pytest.approx(loss, rel=1e-5)
+    assert prediction.grad is not None
+    assert prediction.grad.item() == pytest.approx(grad, rel=1e-5, abs=1e-7)
+
+
+def test_symlog_by_hand() -> None:
+    x = torch.tensor([0.0, math.e - 1, 1 - math.e, 1e6, -1e6])
+    # sign(x) log(1 + |x|)
+    np.testing.assert_allclose(symlog(x), [0, 1, -1, math.log(1e6 + 1), -math.log(1e6 + 1)], rtol=1e-5)
+
+
+def test_symlog_has_slope_one_near_zero() -> None:
+    for at in (1e-6, -1e-6):
+        x = torch.tensor(at, requires_grad=True)
+        symlog(x).backward()
+        assert x.grad is not None
+        assert x.grad.item() == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.xfail(strict=True, reason="sign(0) = 0 stops the gradient: a critic that starts at 0 never leaves it")
+def test_symlog_has_slope_one_at_zero() -> None:
+    x = torch.tensor(0.0, requires_grad=True)
+    symlog(x).backward()
+    assert x.grad is not None
+    assert x.grad.item() == pytest.approx(1.0)
+
+
+# --- the first minibatch
+
+
+FIRST: dict[str, Any] = {**BASE, "time_horizon": 8, "minibatch_size": 32, "training_epoch": 1}
+
+
+@pytest.mark.parametrize(
+    ("env", "pdtype"),
+    [
+        ("probe/ObsAction-v0", "default"),
+        ("probe/MultiAction-v0", "default"),
+        ("probe/BinaryAction-v0", "default"),
+        ("probe/ContinuousTarget-v0", "Normal"),
+        ("probe/ContinuousTarget-v0", "TanhNormal"),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
+def test_ratio_is_one_at_the_first_minibatch(lab, env: str, pdtype: str, shared: bool) -> None:
+    """The stored log probabilities are those of the very policy that is trained."""
+    spec = lab.spec(env, {**FIRST, "action_pdtype": pdtype}, net={"shared": shared})
+    for metrics in lab.train(spec, 96).metrics:
+        assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+        assert metrics["clip_frac"] == 0.0
+        # standardised advantages at ratio 1: their mean
+        assert metrics["policy_loss"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_ratio_leaves_one_after_the_first_minibatch(lab) -> None:
+    spec = lab.spec("probe/ObsAction-v0", {**FIRST, "training_epoch": 20}, net={"optim_spec": {"name": "Adam", "lr": 0.1}})
+    metrics = lab.train(spec, 32).metrics[0]
+    assert metrics["kl"] > 0.01
+    assert metrics["clip_frac"] > 0.1
+
+
+# --- a whole update
+
+
+def plain_update(net: Any, record: Any, agent: Any, config: dict[str, Any], shared: bool) -> list[dict[str, float]]:
+    """PPO written out: torch's distributions, no stored values or log probabilities, gradient descent by hand."""
+    with torch.no_grad():
+        param, old_value = net(record.obs.flatten(0, 1))
+        action = record.action.flatten(0, 1)
+        old_log_prob = distributions.Categorical(logits=param).log_prob(action)
+    adv = record.gae(net.value, 0.9, 0.8).flatten()
+    ret = torch.tensor(adv + old_value.numpy(), dtype=torch.float32)
+    scale = 1.0
+    if config.get("normalize_v_targets"):
+        scale = 1 / ret.double().std(correction=0).item()
+        assert scale < 0.9
+    if config.get("normalize_advantages") == "percentile":
+        low, high = np.percentile(adv, (5, 95))
+        assert high - low > 1.1
+        adv = adv / (high - low)
+    adv = torch.tensor(adv, dtype=torch.float32)
+    generator = torch.Generator()
+    generator.set_state(agent.context.train_generator.get_state())
+    groups = [list(net.parameters())] if shared else [list(net.actor.parameters()), list(net.critic.parameters())]
+    clip_eps, rows = config["clip_eps_spec"], []
+    for _ in range(config["training_epoch"]):
+        order = torch.randperm(len(ret), generator=generator)
+        for pick in order.split(config["minibatch_size"]):
+            param, value = net(record.obs.flatten(0, 1)[pick])
+            policy = distributions.Categorical(logits=param)
+            part = adv[pick]
+            if config.get("normalize_advantages", "standardize") == "standardize":
+                part = (part - part.mean()) / part.std(correction=0)
+            ratio = (policy.log_prob(action[pick]) - old_log_prob[pick]).exp()
+            policy_loss = -torch.min(ratio * part, ratio.clamp(1 - clip_eps, 1 + clip_eps) * part).mean()
+            val_loss = plain_val_loss(value * scale, old_value[pick], ret[pick] * scale, config, clip_eps)
+            entropy = policy.entropy().mean()
+            loss = policy_loss + config["val_loss_coef"] * val_loss - config["entropy_coef_spec"] * entropy
+            net.zero_grad()
+            loss.backward()
+            norms = [torch.nn.utils.clip_grad_norm_(group, 0.3, foreach=False).item() for group in groups]
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter -= 0.1 * parameter.grad
+            rows.append(
+                {
+                    "loss": loss.item(),
+                    "policy_loss": policy_loss.item(),
+                    "val_loss": val_loss.item(),
+                    "entropy": entropy.item(),
+                    "grad_norm": norms[0],
+                    "kl": (ratio - 1 - ratio.log()).mean().item(),
+                    "clip_frac": ((ratio < 1 - clip_eps) | (ratio > 1 + clip_eps)).float().mean().item(),
+                }
+            )
+    return rows
+
+
+def plain_val_loss(value: Tensor, old: Tensor, ret: Tensor, config: dict[str, Any], clip_eps: float) -> Tensor:
+    if config.get("symlog"):
+        value, old, ret = (x.sign() * (x.abs() + 1).log() for x in (value, old, ret))
+    if config.get("clip_vloss"):
+        near = torch.max(torch.min(value, old + clip_eps), old - clip_eps)
+        return torch.max((value - ret) ** 2, (near - ret) ** 2).mean() / 2
+    return ((value - ret) ** 2).mean()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "percentile": {"normalize_advantages": "percentile"},
+    "normalize_v_targets": {"normalize_v_targets": True},
+    "clip_vloss": {"clip_vloss": True},
+    "symlog": {"symlog": True},
+    "symlog-clip_vloss": {"symlog": True, "clip_vloss": True},
+}
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_update_equals_a_plain_one(lab, option: str, shared: bool) -> None:
+    # a clip so narrow that it bites within twelve steps
+    config = {**BASE, "training_epoch": 3, "clip_eps_spec": 0.001, "val_loss_coef": 0.5, "entropy_coef_spec": 0.02}
+    config |= OPTIONS[option]
+    net = {**SGD, "clip_grad_val": 0.3, "shared": shared}
+    agent, env = lab.build(lab.spec(**CARTPOLE, algorithm=config, net=net))
+    trained = agent.algorithm.modules["net"]
+    twin = copy.deepcopy(trained)
+    record = lab.collect(agent, env, 40)
+    assert record.terminated.any()
+    assert (record.truncated & ~record.terminated).any()
+    rows = plain_update(twin, record, agent, config, shared)
+    # 160 samples in minibatches of 40, three times
+    assert len(rows) == 12
+    metrics = agent.update(160)
+    assert agent.algorithm.opt_step == 12
+    for name in rows[0]:
+        # of all minibatches of all epochs, not of the last one
+        expected = float(np.mean([row[name] for row in rows]))
+        # one sample may fall on the other side of the clip by a rounding
+        assert metrics[name] == pytest.approx(expected, rel=2e-3, abs=5e-3 if name == "clip_frac" else 1e-5), name
+    for parameter, other in zip(twin.parameters(), trained.parameters(), strict=True):
+        np.testing.assert_allclose(other.detach(), parameter.detach(), rtol=1e-3, atol=1e-5)
+    assert metrics["clip_eps"] == 0.001
+    assert metrics["entropy_coef"] == 0.02
+    assert metrics["clip_frac"] > 0.03
+
+
+def test_every_sample_is_used_once_per_epoch_in_a_fresh_order(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rsl_rl draws one order for all epochs; a slice too short leaves samples out."""
+    agent, env = lab.build(lab.spec(**CARTPOLE, algorithm={**BASE, "training_epoch": 3}))
+    lab.collect(agent, env, 40)
+    seen: list[list[float]] = []
+    calc_loss = agent.algorithm.calc_loss
+
+    def spy(batch: Any, *rest: Any) -> Any:
+        seen.append(batch.ret.tolist())
+        return calc_loss(batch, *rest)
+
+    monkeypatch.setattr(agent.algorithm, "calc_loss", spy)
+    agent.update(160)
+    epochs = [sum(seen[start : start + 4], []) for start in (0, 4, 8)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
+    assert len(epochs[0]) == 160
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+# --- options over several updates
+
+
+def test_percentile_range_is_a_running_mean(lab) -> None:
+    config = {**FIRST, "normalize_advantages": "percentile", "training_epoch": 1}
+    agent, _ = lab.build(lab.spec("probe/ObsAction-v0", config))
+    first, second = np.linspace(-10, 10, 201), np.linspace(-100, 100, 201)
+    # 5th and 95th percentile of the first: -9 and 9
+    np.testing.assert_allclose(agent.algorithm._scale_by_percentile(first), first / 18)
+    # then .99*9 + .01*90 = 9.81 on either side
+    np.testing.assert_allclose(agent.algorithm._scale_by_percentile(second), second / 19.62)
+
+
+def test_percentile_never_enlarges_and_keeps_signs(lab) -> None:
+    agent, _ = lab.build(lab.spec("probe/ObsAction-v0", {**FIRST, "normalize_advantages": "percentile"}))
+    small = np.array([0.1, 0.2, 0.3])
+    # no centring: all three stay positive
+    np.testing.assert_allclose(agent.algorithm._scale_by_percentile(small), small)
+
+
+def test_target_kl_stops_the_epochs(lab) -> None:
+    steps = {}
+    for target in (None, 1e-9, 1e9):
+        config = {**FIRST, "minibatch_size": 8, "training_epoch": 6, "target_kl": target}
+        trained = lab.train(lab.spec("probe/ObsAction-v0", config), 32)
+        steps[target] = trained.agent.algorithm.opt_step
+    # 32 samples in fours: 4 steps per epoch; the first epoch is always finished
+    assert steps == {None: 24, 1e-9: 4, 1e9: 24}
+
+
+def test_clip_eps_and_lr_follow_their_schedules(lab) -> None:
+    schedule = {"name": "linear_decay", "start_val": 0.4, "end_val": 0.0, "end_step": 128}
+    net = {"optim_spec": {"name": "Adam", "lr": 0.01}, "lr_scheduler_spec": {"name": "LinearToZero", "frame": 128}}
+    trained = lab.train(lab.spec("probe/ObsAction-v0", {**FIRST, "clip_eps_spec": schedule}, net=net), 96)
+    # updates at 32, 64, 96
+    assert [row["clip_eps"] for row in trained.metrics] == pytest.approx([0.3, 0.2, 0.1])
+    assert trained.agent.algorithm.lr == pytest.approx(0.0025)
+
+
+def test_no_gradient_for_the_actor_when_all_is_clipped(lab) -> None:
+    """Old log probabilities far below and good advantages: every ratio is beyond the clip on the right side."""
+    config = {**BASE, "normalize_advantages": "percentile", "time_horizon": 8, "minibatch_size": 32}
+    agent, env = lab.build(lab.spec(**CARTPOLE, algorithm=config))
+    record = lab.collect(agent, env, 8)
+    algorithm = agent.algorithm
+    obs, action = record.obs.flatten(0, 1), record.action.flatten(0, 1)
+    log_prob = algorithm.context.family.log_prob(algorithm.net(obs)[0], action).detach()
+    adv = torch.ones(32)
+    for shift, sign, moves in ((-1, 1, False), (-1, -1, True), (1, -1, False), (1, 1, True), (0, 1, True)):
+        batch = Minibatch(obs, action, log_prob + shift, torch.zeros(32), sign * adv, torch.zeros(32))
+        loss, _, _ = algorithm.calc_loss(batch, 0.2, 0.0, 1.0)
+        algorithm.net.zero_grad(set_to_none=False)
+        loss.backward()
+        grad = torch.cat([parameter.grad.flatten() for parameter in algorithm.net.actor.parameters()])
+        assert bool(grad.any()) == moves, (shift, sign)
+
+
+def test_entropy_bonus_flattens_the_policy(lab) -> None:
+    """Constant reward and a critic that has learnt it: the bonus alone moves the policy."""
+    config = {**FIRST, "entropy_coef_spec": 1.0, "normalize_advantages": "percentile", "val_loss_coef": 0.0}
+    agent, env = lab.build(lab.spec("probe/ConstantReward-v0", config, net={**SGD, "critic_init_fn": "zeros_"}))
+    with torch.no_grad():
+        agent.algorithm.net.actor.head.bias.copy_(torch.tensor([2.0, -2.0]))
+        agent.algorithm.net.critic.head.bias.fill_(1.0)
+    entropies = []
+    for _ in range(10):
+        lab.collect(agent, env, 8)
+        entropies.append(agent.update(32)["entropy"])
+    assert entropies == sorted(entropies)
+    assert entropies[-1] > entropies[0] + 0.05
+
+
+# --- around
+
+
+def test_metric_names(lab) -> None:
+    trained = lab.train(lab.spec("probe/ActionReward-v0", FIRST), 96)
+    assert len(trained.metrics) == 3
+    for metrics in trained.metrics:
+        assert set(metrics) == set(PPO.metric_names)
+        assert len(set(PPO.metric_names)) == len(PPO.metric_names)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_reward_that_is_not_finite_stops_the_run(lab, option: str, bad: float) -> None:
+    spec = lab.spec("probe/ActionReward-v0", {**FIRST, **OPTIONS[option]})
+    with np.errstate(invalid="ignore"), pytest.raises(DivergenceError, match="at frame 32; try a lower learning rate"):
+        lab.train(spec, 64, change=lambda step: step._replace(reward=np.full_like(step.reward, bad)))

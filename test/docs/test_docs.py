@@ -1,0 +1,263 @@
+"""What the docs say is true: commands, links, keys, metrics, specs, and the code that readers copy."""
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from pydantic_core import PydanticUndefined
+
+from slm_lab.agent.registry import ALGORITHMS
+from slm_lab.cli import run as run_command
+from slm_lab.cli import spec as spec_command
+from slm_lab.cli.main import COMMANDS
+from slm_lab.experiment.analysis import METRICS
+from slm_lab.experiment.tracker import CORE_COLUMNS
+from slm_lab.lib.errors import LabError
+from slm_lab.spec.loading import load_spec, parse_spec, spec_files, spec_names
+from slm_lab.spec.schema import ALGORITHM_SPECS
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+ALGORITHM_PAGES = {
+    "Random": "random.md",
+    "Reinforce": "reinforce.md",
+    "ActorCritic": "actor_critic.md",
+    "PPO": "ppo.md",
+}
+ROOMS = ("lib", "spec", "env", "agent", "experiment", "cli")
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def fences(page: Path, language: str) -> list[str]:
+    """The code blocks of a page in one language."""
+    return [body for kind, body in FENCE.findall(page.read_text()) if kind == language]
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """Every `slm-lab ...` line of a page's shell blocks, as words after `slm-lab`."""
+    for block in fences(page, "bash"):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if "slm-lab" in words:
+                yield words[words.index("slm-lab") + 1 :]
+
+
+COMMAND_LINES = [
+    pytest.param(words, id=f"{page.name}: {' '.join(words)}") for page in PAGES for words in command_lines(page)
+]
+
+
+def own_page(name: str) -> Path:
+    """The page of an algorithm."""
+    return ROOT / "docs" / "algorithm" / ALGORITHM_PAGES[name]
+
+
+def anchor(heading: str) -> str:
+    """A heading as GitHub links to it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+# --- commands
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(COMMAND_LINES) > 15
+
+
+@pytest.mark.parametrize("words", COMMAND_LINES)
+def test_commands_in_docs_are_known(words) -> None:
+    command, *rest = words
+    assert command in COMMANDS
+    # parsing alone tells whether the options are known, without running anything
+    if command == "run":
+        arguments = _parse(typer.main.get_command(run_command.app), rest)
+        source, name, mode = run_command.split_arguments(list(arguments or []))
+        assert mode in ("dev", "train") or mode.startswith(("train@", "enjoy@"))
+        if not source.startswith("my_") and "@" not in mode:
+            load_spec(source, name)
+    else:
+        group = typer.main.get_command(spec_command.app)
+        assert rest[0] in group.commands  # type: ignore[attr-defined]
+        _parse(group.commands[rest[0]], rest[1:])  # type: ignore[attr-defined]
+
+
+def _parse(command, words: list[str]) -> list[str] | None:
+    """The arguments of a command line; an unknown option raises."""
+    context = command.make_context("slm-lab", list(words))
+    return context.params.get("arguments")
+
+
+def test_readme_explains_every_option_of_run() -> None:
+    text = README.read_text()
+    command = typer.main.get_command(run_command.app)
+    options = [name for param in command.params for name in param.opts if name.startswith("-")]
+    assert len(options) >= 10
+    missing = [name for name in options if f"`{name}" not in text]
+    assert not missing
+
+
+def test_readme_explains_every_mode() -> None:
+    text = README.read_text()
+    assert all(f"`{mode}`" in text for mode in run_command.MODES)
+
+
+def test_readme_names_every_spec_command() -> None:
+    text = README.read_text()
+    group = typer.main.get_command(spec_command.app)
+    shown = [name for name, command in group.commands.items() if not command.hidden]  # type: ignore[attr-defined]
+    assert {"check", "show", "list", "schema"} <= set(shown)
+    assert all(f"slm-lab spec {name}" in text for name in shown)
+
+
+# --- links
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_resolve(page) -> None:
+    broken = []
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        if "://" in link:
+            continue
+        path, _, fragment = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            broken.append(link)
+        elif fragment:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
+            if fragment not in map(anchor, headings):
+                broken.append(link)
+    assert not broken
+
+
+# --- metrics and keys
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_metric_is_explained(name) -> None:
+    text = (ROOT / "docs" / "METRICS.md").read_text()
+    columns = (*CORE_COLUMNS, *ALGORITHMS[name].metric_names)
+    missing = [column for column in columns if f"| `{column}` |" not in text]
+    assert not missing
+    page = own_page(name).read_text()
+    assert all(f"`{column}`" in page for column in ALGORITHMS[name].metric_names)
+
+
+def test_every_trial_metric_is_explained() -> None:
+    score = (ROOT / "docs" / "METRICS.md").read_text().split("## The score of a trial")[1]
+    missing = [name for name in ("frame", *METRICS, "consistency") if f"| `{name}` |" not in score]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", ALGORITHM_SPECS)
+def test_every_key_and_default_is_on_the_page_of_its_algorithm(name) -> None:
+    text = own_page(name).read_text()
+    documented = set(re.findall(r"^\| `(\w+)` \| `", text, re.M))
+    fields = ALGORITHM_SPECS[name].model_fields
+    for key, field in fields.items():
+        assert field.default is not PydanticUndefined, key
+        assert f"| `{key}` | `{json.dumps(field.default)}` |" in text, key
+    assert documented == set(fields)
+
+
+@pytest.mark.parametrize("path", spec_files(), ids=lambda path: path.stem)
+def test_every_shipped_spec_is_listed(path) -> None:
+    readme = README.read_text()
+    for name in spec_names(path):
+        shown = f"`{name.removesuffix('_arc')}`"
+        assert shown in readme
+        algorithm = load_spec(path, name).spec.agent.algorithm.name
+        assert shown in own_page(algorithm).read_text()
+
+
+def test_spec_in_readme_is_the_shipped_one() -> None:
+    document = next(json.loads(block) for block in fences(README, "json") if "ppo_cartpole" in block)
+    shown, _ = parse_spec({"name": "ppo_cartpole", **document["ppo_cartpole"]})
+    shipped = load_spec("ppo_cartpole").spec
+    assert (shown.agent, shown.env, shown.meta) == (shipped.agent, shipped.env, shipped.meta)
+
+
+def test_error_in_readme_is_what_a_user_sees() -> None:
+    with pytest.raises(LabError) as caught:
+        load_spec("ppo_cartpole", None, {"agent.algorithm.gama": 0.9, "env.max_frame": "abc"})
+    shown = next(block for block in fences(README, "text") if block.startswith("Error:"))
+    assert shown.strip().splitlines()[1:] == str(caught.value).splitlines()[1:]
+
+
+# --- architecture
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for index, room in enumerate(ROOMS):
+        later = tuple(f"slm_lab.{name}" for name in (*ROOMS[index + 1 :], "api"))
+        for path in (ROOT / "slm_lab" / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = []
+                if isinstance(node, ast.ImportFrom):
+                    names = [node.module or ""]
+                elif isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                wrong += [f"{path.name}: {name}" for name in names if name.startswith(later)]
+    assert not wrong
+
+
+# --- code that readers copy
+
+# One interpreter for everything: starting it is most of the cost.
+DRIVER = """
+import json, runpy, sys
+from slm_lab.cli.main import main
+
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["slm-lab", *words]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            sys.exit(f"{words} ended with {end.code}")
+runpy.run_path("readme.py")
+"""
+
+
+@pytest.mark.timeout(180)
+def test_code_in_extending_and_readme_runs(tmp_path) -> None:
+    page = ROOT / "docs" / "EXTENDING.md"
+    text = page.read_text()
+    # each file is named in the sentence before its block
+    named = re.findall(r"`(my_\w+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```$", text, re.M | re.S)
+    assert {name for name, _ in named} == {"my_specs.yaml", "my_algorithm.py", "my_net.py", "my_env.py"}
+    assert len(named) == len(fences(page, "python")) + len(fences(page, "yaml"))
+    for name, body in named:
+        (tmp_path / name).write_text(body)
+    [script] = fences(README, "python")
+    assert "env__max_frame=4000" in script
+    (tmp_path / "readme.py").write_text(script.replace("env__max_frame=4000", "env__max_frame=800"))
+    small = ["-s", "env.max_frame=800", "-s", "meta.log_frequency=200", "--device", "cpu", "--log-level", "WARNING"]
+    commands = [[*words, *small] for words in command_lines(page)]
+    assert len(commands) == 3
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, json.dumps(commands)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLM_LAB_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Score ") == 3
+    tables = sorted((tmp_path / "data").glob("*/info/*_session_df_train.csv"))
+    assert len(tables) == 4
+    # the columns of the algorithm of one's own are in its table, and it has trained
+    header, *rows = next(table for table in tables if "my_algorithm" in table.name).read_text().splitlines()
+    assert "elite_return" in header.split(",")
+    assert int(rows[-1].split(",")[header.split(",").index("opt_step")]) > 0
