@@ -1,12 +1,15 @@
 """Use from Python: everything the command line does is a plain call."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.run import DATA_DIR, Options, load_trained, resume, start
+from slm_lab.experiment.run import DATA_DIR, Options, load_trained, start
+from slm_lab.experiment.run import resume as resume_run
 from slm_lab.experiment.trial import TrialResult
+from slm_lab.lib.log import setup_console
 from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 
@@ -19,16 +22,25 @@ def load(source: str | Path, name: str | None = None, **overrides: Any) -> Spec:
     return load_spec(source, name, changes).spec
 
 
-def run(spec: Spec | dict[str, Any], data_dir: str | Path = DATA_DIR, log_level: str = "INFO") -> TrialResult:
-    """Train a spec and return its result."""
+def run(
+    spec: Spec | dict[str, Any],
+    data_dir: str | Path = DATA_DIR,
+    imports: Sequence[str] = (),
+    log_level: str = "INFO",
+) -> TrialResult:
+    """Train a spec and return its result; `imports` are modules of your own that every process needs."""
     if isinstance(spec, dict):
         spec = parse_spec(spec)[0]
-    return start(spec, Options(data_dir=Path(data_dir), log_level=log_level))
+    setup_console(log_level)
+    return start(spec, Options(Path(data_dir), log_level, imports=tuple(imports)))
 
 
-def resume_run(folder: str | Path, data_dir: str | Path = DATA_DIR, log_level: str = "INFO") -> TrialResult:
+def resume(
+    folder: str | Path, data_dir: str | Path = DATA_DIR, imports: Sequence[str] = (), log_level: str = "INFO"
+) -> TrialResult:
     """Continue a stopped run."""
-    return resume(str(folder), Options(data_dir=Path(data_dir), log_level=log_level))
+    setup_console(log_level)
+    return resume_run(str(folder), Options(Path(data_dir), log_level, imports=tuple(imports)))
 
 
 class TrainedAgent:

@@ -108,6 +108,7 @@ class Agent:
             "act_generator": self.context.act_generator.get_state(),
             "train_generator": self.context.train_generator.get_state(),
             "torch_generator": torch.get_rng_state(),
+            "cuda_generator": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -119,6 +120,8 @@ class Agent:
         self.context.act_generator.set_state(state["act_generator"])
         self.context.train_generator.set_state(state["train_generator"])
         torch.set_rng_state(state["torch_generator"])
+        if state["cuda_generator"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_generator"], self.device)
 
 
 def reset_rows(carry: Carry, done: Array) -> Carry:

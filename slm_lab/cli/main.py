@@ -12,6 +12,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+# what the torch-free install leaves out
+ML_PACKAGES = ("torch", "gymnasium", "ale_py", "tensorboard")
+
+
 def _help() -> str:
     lines = "\n".join(f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items())
     return (
@@ -52,6 +56,11 @@ def main() -> None:
             sys.exit(2)
     try:
         import_module(COMMANDS[name][0]).app(args=rest, prog_name=f"slm-lab {name}")
+    except ModuleNotFoundError as error:
+        if error.name not in ML_PACKAGES:
+            raise
+        sys.stderr.write(f"Error: this command needs {error.name}; run `uv sync`, or `pip install slm-lab[ml]`\n")
+        sys.exit(2)
     except KeyboardInterrupt:
         # before training began, so there is nothing to save
         sys.exit(130)

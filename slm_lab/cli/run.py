@@ -11,9 +11,9 @@ from slm_lab.cli.failure import user_errors
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.run import DATA_DIR, Options, enjoy, resume, start, summarize
 from slm_lab.experiment.trial import TrialResult
-from slm_lab.experiment.worker import import_modules
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
+from slm_lab.lib.runtime import import_modules
 from slm_lab.spec.loading import SUFFIXES, load_spec, locate, parse_override
 from slm_lab.spec.schema import Spec
 

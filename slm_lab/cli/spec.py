@@ -9,6 +9,7 @@ import typer
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.lib.io import dump_yaml
+from slm_lab.lib.runtime import import_modules
 from slm_lab.spec.document import spec_reference
 from slm_lab.spec.loading import (
     SHIPPED,
@@ -28,12 +29,14 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 File = Annotated[str, typer.Argument(metavar="FILE", help="A spec file, or the name of a shipped spec.")]
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The spec in the file; default: every one.")]
 Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Fill ${KEY} or set a path.")]
+Import = Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own modules first.")]
 
 
 @app.command()
-def check(file: File, name: Name = None, set_: Set = None) -> None:
+def check(file: File, name: Name = None, set_: Set = None, imports: Import = None) -> None:
     """Check that specs are valid; every mistake is listed."""
     with user_errors():
+        import_modules(imports or [])
         overrides = dict(parse_override(text) for text in set_ or [])
         if name is None and file.endswith((".json", ".yaml", ".yml")):
             path = find_file(Path(file))
@@ -50,10 +53,15 @@ def check(file: File, name: Name = None, set_: Set = None) -> None:
 
 @app.command()
 def show(
-    file: File, name: Name = None, set_: Set = None, as_json: Annotated[bool, typer.Option("--json")] = False
+    file: File,
+    name: Name = None,
+    set_: Set = None,
+    imports: Import = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of YAML.")] = False,
 ) -> None:
     """Print a spec with every default filled in."""
     with user_errors():
+        import_modules(imports or [])
         spec = load_spec(file, name, dict(parse_override(text) for text in set_ or [])).spec
     data = dump_spec(spec)
     sys.stdout.write(json.dumps(data, indent=2) + "\n" if as_json else dump_yaml(data))

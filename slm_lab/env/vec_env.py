@@ -184,12 +184,10 @@ class VecEnv(ABC):
         self.score[:] = state["score"]
         self.num_episode = int(state["num_episode"])
         self.finished = list(state["finished"])
-        self._began[:] = state["began"]
-        self._action_log = [row.copy() for row in state["action"]]
-        if (self._began < 0).any():
-            # longer than the log: the start of the episode is all that can be rebuilt
-            self._began = np.maximum(self._began, 0)
         log = state["action"]
+        # an episode longer than the log cannot be rebuilt; the caller sees it by the observations
+        self._began[:] = np.maximum(state["began"], 0)
+        self._action_log = [row.copy() for row in log]
         return self._replay([log[int(begin) :, index] for index, begin in enumerate(self._began)])
 
 

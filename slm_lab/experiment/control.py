@@ -12,9 +12,11 @@ from loguru import logger
 from torch.utils.tensorboard import SummaryWriter
 
 from slm_lab.agent.agent import Agent, reset_rows
+from slm_lab.agent.algorithm.base import Metrics
 from slm_lab.env.make import build_settings
 from slm_lab.env.vec_env import VecEnv, build_vec_env
 from slm_lab.experiment.checkpoint import load_latest, save_state
+from slm_lab.experiment.clock import Due, Stopwatch
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.tracker import Tracker
 from slm_lab.lib.device import pick_device
@@ -29,7 +31,6 @@ CHECKPOINT_SECONDS = 10.0
 # a session whose parent was killed needs a moment to save and end
 LOCK_SECONDS = 20.0
 FORMAT = 1
-PHASES = ("act", "env", "observe", "update", "record", "save")
 
 
 @dataclass(frozen=True)
@@ -53,24 +54,6 @@ class SessionResult:
     frame: int
     wall_t: float
     phases: dict[str, float]
-
-
-class Due:
-    """Says when periodic work is due: at each multiple passed, however large the steps are."""
-
-    def __init__(self, every: int) -> None:
-        self.every = every
-        self.next = every
-
-    def __call__(self, frame: int) -> bool:
-        if frame < self.next:
-            return False
-        self.next += self.every * ((frame - self.next) // self.every + 1)
-        return True
-
-    def skip_to(self, frame: int) -> None:
-        """Forget what was due up to a frame."""
-        self.next = self.every * (frame // self.every + 1)
 
 
 def build_agent(spec: Spec, env: VecEnv, session: int, num_envs: int | None = None) -> Agent:
@@ -113,8 +96,8 @@ class Session:
         self.eval_due = Due(spec.meta.eval_frequency)
         self.save_due = Due(spec.meta.checkpoint_frequency) if spec.meta.checkpoint_frequency else None
         self.frame = 0
-        self.wall_t = 0.0
-        self.phases = dict.fromkeys(PHASES, 0.0)
+        self.watch = Stopwatch()
+        self.last_save = time.monotonic()
         self.best_model: dict[str, Any] | None = None
 
     def run(self) -> SessionResult:
@@ -134,48 +117,29 @@ class Session:
 
     def _run(self) -> SessionResult:
         obs, carry = self._begin()
-        env, agent, tracker = self.env, self.agent, self.tracker
-        max_frame, num_envs = self.spec.env.max_frame, self.spec.env.num_envs
-        act_t = env_t = observe_t = update_t = record_t = 0.0
-        clock = time.perf_counter
-        start = saved = now = clock()
-        wall_t = self.wall_t
-        while self.frame < max_frame and not self.should_stop():
+        env, agent, watch = self.env, self.agent, self.watch
+        watch.start()
+        while self.frame < self.spec.env.max_frame and not self.should_stop():
             act = agent.act(obs, carry, explore=True)
-            acted = clock()
+            watch.lap("act")
             step = env.step(act.action.cpu().numpy())
-            stepped = clock()
+            watch.lap("env")
             agent.observe(obs, act, step)
-            observed = clock()
-            self.frame += num_envs
+            watch.lap("observe")
+            self.frame += env.num_envs
             metrics = agent.update(self.frame)
-            updated = clock()
+            watch.lap("update")
             obs, carry = step.obs, reset_rows(act.carry, step.done)
-            if metrics is not None or env.finished:
-                tracker.record(env.pop_finished(), metrics)
-            self.wall_t = wall_t + updated - start
-            if self.log_due(self.frame):
-                self._log_row()
-            if self.eval_tracker is not None and self.eval_due(self.frame):
-                self._evaluate()
-            act_t += acted - now
-            env_t += stepped - acted
-            observe_t += observed - stepped
-            update_t += updated - observed
-            now = clock()
-            record_t += now - updated
-            if self.save_due(self.frame) if self.save_due else now - saved > CHECKPOINT_SECONDS:
+            self._record(metrics)
+            watch.lap("record")
+            if self._is_save_due():
                 self._save(obs, carry)
-                saved = clock()
-                self.phases["save"] += saved - now
-                now = saved
-        is_done = self.frame >= max_frame
-        if is_done and (not tracker.rows or tracker.rows[-1][4] != self.frame):
+                watch.lap("save")
+        is_done = self.frame >= self.spec.env.max_frame
+        if is_done and (not self.tracker.rows or self.tracker.last("frame") != self.frame):
             self._log_row()
         self._save(obs, carry)
-        for name, value in zip(PHASES, (act_t, env_t, observe_t, update_t, record_t), strict=False):
-            self.phases[name] += value
-        return SessionResult(self.session, is_done, self.frame, self.wall_t, self.phases)
+        return SessionResult(self.session, is_done, self.frame, watch.total, watch.phases)
 
     # --- start and continuation
 
@@ -194,8 +158,8 @@ class Session:
         if self.eval_tracker is not None and state["eval_tracker"] is not None:
             self.eval_tracker.load_state_dict(state["eval_tracker"])
         self.frame = state["frame"]
-        self.wall_t = state["wall_t"]
-        self.phases.update(state["phases"])
+        self.watch.total = state["wall_t"]
+        self.watch.phases.update(state["phases"])
         self.best_model = state["best_model"]
         for due in (self.log_due, self.eval_due, self.save_due):
             if due is not None:
@@ -228,16 +192,31 @@ class Session:
             "tracker": self.tracker.state_dict(),
             "eval_tracker": self.eval_tracker.state_dict() if self.eval_tracker else None,
             "frame": self.frame,
-            "wall_t": self.wall_t,
-            "phases": dict(self.phases),
+            "wall_t": self.watch.total,
+            "phases": dict(self.watch.phases),
             "best_model": self.best_model,
         }
         save_state(folder.resume_file(trial, session), state, keep_previous=True)
         model = self.agent.model_state()
         save_state(folder.model_file(trial, session, "last"), model)
         save_state(folder.model_file(trial, session, "best"), self.best_model or model)
+        self.last_save = time.monotonic()
+
+    def _is_save_due(self) -> bool:
+        # saving changes nothing in the run, so it may follow the clock on the wall
+        if self.save_due is not None:
+            return self.save_due(self.frame)
+        return time.monotonic() - self.last_save > CHECKPOINT_SECONDS
 
     # --- records
+
+    def _record(self, metrics: Metrics | None) -> None:
+        if metrics is not None or self.env.finished:
+            self.tracker.record(self.env.pop_finished(), metrics)
+        if self.log_due(self.frame):
+            self._log_row()
+        if self.eval_tracker is not None and self.eval_due(self.frame):
+            self._evaluate()
 
     def _log_row(self) -> None:
         row = self.tracker.add_row(self._clock())
@@ -261,8 +240,8 @@ class Session:
     def _clock(self) -> dict[str, float]:
         return {
             "frame": self.frame,
-            "wall_t": round(self.wall_t, 3),
-            "fps": round(self.frame / max(self.wall_t, 1e-9), 1),
+            "wall_t": round(self.watch.total, 3),
+            "fps": round(self.frame / max(self.watch.total, 1e-9), 1),
             "t": self.frame // self.spec.env.num_envs,
             "epi": self.env.num_episode,
             "opt_step": self.agent.algorithm.opt_step,

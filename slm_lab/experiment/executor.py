@@ -26,6 +26,7 @@ class SessionTask:
     session: int
     imports: tuple[str, ...] = ()
     log_level: str = "INFO"
+    console_level: str = "WARNING"
     num_threads: int = 1
 
 

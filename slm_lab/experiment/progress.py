@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from loguru import logger
@@ -12,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slm_lab.lib.log import setup_console
+from slm_lab.lib.log import console_to
 
 LINE_SECONDS = 10.0
 
@@ -20,28 +21,26 @@ LINE_SECONDS = 10.0
 class ProgressView:
     """Shows frames, score, speed and time left of each session."""
 
-    def __init__(self, num_session: int, max_frame: int, log_level: str, console: Console | None = None) -> None:
+    def __init__(self, num_session: int, max_frame: int, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
         self.max_frame = max_frame
         self.rows: dict[int, Mapping[str, Any] | None] = dict.fromkeys(range(num_session))
         self.begun: dict[int, tuple[float, int]] = {}
-        self.log_level = log_level
         self.live: Live | None = None
+        self.stack = ExitStack()
         self.last_line: dict[int, float] = {}
 
     def __enter__(self) -> "ProgressView":
         if self.console.is_terminal:
+            self.live = self.stack.enter_context(Live(self._table(), console=self.console, refresh_per_second=4))
             # log lines go above the live table instead of through it
-            setup_console(self.log_level, lambda line: self.console.print(Text(line.rstrip()), soft_wrap=True))
-            self.live = Live(self._table(), console=self.console, refresh_per_second=4)
-            self.live.__enter__()
+            self.stack.enter_context(console_to(lambda line: self.console.print(Text(line.rstrip()), soft_wrap=True)))
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self.live is not None:
             self.live.update(self._table())
-            self.live.__exit__(*error)
-            setup_console(self.log_level)
+        self.stack.__exit__(*error)
 
     def update(self, progress: Mapping[str, Any]) -> None:
         """Take a session's progress."""

@@ -16,11 +16,10 @@ from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.folder import RunFolder, open_run_folder
 from slm_lab.experiment.trial import Trial, TrialResult
-from slm_lab.experiment.worker import import_modules
 from slm_lab.lib.errors import CheckpointError, RunFolderError, SpecError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
-from slm_lab.lib.log import add_file
-from slm_lab.lib.runtime import git_sha, machine_facts, package_versions
+from slm_lab.lib.log import log_to
+from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, package_versions
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
@@ -65,9 +64,7 @@ def start(spec: Spec, options: Options) -> TrialResult:
             "imports": list(options.imports),
         },
     )
-    add_file(folder.log_file(), options.log_level)
-    logger.info(f"Run folder {folder.path}")
-    return Trial(spec, folder, 0, options.imports, options.log_level, options.render).run()
+    return _train(spec, folder, options, f"Run folder {folder.path}")
 
 
 def resume(where: str, options: Options, name: str | None = None) -> TrialResult:
@@ -79,9 +76,13 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
         raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{name}'; leave the spec out")
     check_runnable(saved)
     remove_orphans(folder.path)
-    add_file(folder.log_file(), options.log_level)
-    logger.info(f"Continuing {folder.path}")
-    return Trial(saved, folder, 0, options.imports, options.log_level, options.render).run()
+    return _train(saved, folder, options, f"Continuing {folder.path}")
+
+
+def _train(spec: Spec, folder: RunFolder, options: Options, opening: str) -> TrialResult:
+    with log_to(folder.log_file(), options.log_level):
+        logger.info(opening)
+        return Trial(spec, folder, 0, options.imports, options.log_level, options.render).run()
 
 
 def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:

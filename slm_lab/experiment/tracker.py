@@ -60,6 +60,10 @@ class Tracker:
             self._file.flush()
         return row
 
+    def last(self, column: str) -> float:
+        """A value of the last row."""
+        return self.rows[-1][self.columns.index(column)]
+
     def is_best(self) -> bool:
         """Whether the last row has the best moving average so far; remembers it."""
         value = self.rows[-1][1] if self.rows else math.nan

@@ -26,7 +26,7 @@ from slm_lab.experiment.progress import ProgressView
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.lib.errors import DivergenceError, LabError, WorkerError
 from slm_lab.lib.io import write_json
-from slm_lab.lib.log import add_file
+from slm_lab.lib.log import log_to
 from slm_lab.spec.schema import Spec
 
 PLOT_SECONDS = 60.0
@@ -78,7 +78,10 @@ class Trial:
 
     def run(self) -> TrialResult:
         """Train every session; a failed one makes the result partial, it never vanishes from it."""
-        add_file(self.folder.log_file(self.trial), self.log_level)
+        with log_to(self.folder.log_file(self.trial), self.log_level):
+            return self._run()
+
+    def _run(self) -> TrialResult:
         num_session = self.spec.meta.max_session
         if self.render and num_session > 1:
             logger.warning("--render shows nothing with several sessions; use dev or -s meta.max_session=1")
@@ -86,7 +89,7 @@ class Trial:
             f"{self._title}: {num_session} session(s) of {self.spec.env.max_frame:,} frames, "
             f"{self.spec.env.num_envs} env(s), seed {self.spec.meta.seed}"
         )
-        with StopSignal() as stop, ProgressView(num_session, self.spec.env.max_frame, self.log_level) as view:
+        with StopSignal() as stop, ProgressView(num_session, self.spec.env.max_frame) as view:
             run = self._run_here if num_session == 1 else self._run_processes
             outcomes = run(view, stop)
         results, failures = [], {}
@@ -123,7 +126,8 @@ class Trial:
                 self.trial,
                 session,
                 self.imports,
-                # what matters reaches the parent; the rest is in the session's own log
+                self.log_level,
+                # what matters reaches the console; the rest is in the session's own log
                 "WARNING" if self.log_level == "INFO" else self.log_level,
                 self.spec.meta.num_threads,
             )

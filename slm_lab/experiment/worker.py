@@ -1,6 +1,5 @@
 """One session in a process of its own: `python -m slm_lab.experiment.worker`, started by the executor."""
 
-import importlib
 import json
 import os
 import sys
@@ -15,20 +14,9 @@ from slm_lab.experiment.executor import SessionTask
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.lib.errors import DivergenceError, LabError, WorkerError
-from slm_lab.lib.log import add_file, setup_console
-from slm_lab.lib.runtime import add_working_folder_to_path
+from slm_lab.lib.log import log_to, setup_console
+from slm_lab.lib.runtime import import_modules
 from slm_lab.spec.loading import load_spec
-
-
-def import_modules(names: tuple[str, ...]) -> None:
-    """Bring in a user's own modules, which register algorithms, nets or envs."""
-    if names:
-        add_working_folder_to_path()
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise LabError(f"--import {name}: {error}") from None
 
 
 def main(task: SessionTask, descriptor: int) -> int:
@@ -47,13 +35,13 @@ def main(task: SessionTask, descriptor: int) -> int:
         def on_progress(progress: Progress) -> None:
             tell("progress", asdict(progress))
 
-        setup_console(task.log_level)
+        setup_console(task.console_level)
         folder = RunFolder(Path(task.folder), task.name)
-        add_file(folder.log_file(task.trial, task.session), task.log_level)
         try:
             import_modules(task.imports)
             spec = load_spec(folder.trial_spec_file(task.trial), task.name).spec
-            result = Session(spec, folder, task.trial, task.session, on_progress, should_stop).run()
+            with log_to(folder.log_file(task.trial, task.session), task.log_level):
+                result = Session(spec, folder, task.trial, task.session, on_progress, should_stop).run()
         except LabError as error:
             tell("user_error", str(error))
             return 2

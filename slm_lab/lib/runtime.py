@@ -1,13 +1,17 @@
 """Facts about the machine and the seeds derived from the spec; torch-free."""
 
+import importlib
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+
+from slm_lab.lib.errors import LabError
 
 PACKAGES = ("slm-lab", "torch", "gymnasium", "numpy", "ale-py", "mujoco", "box2d", "pydantic")
 
@@ -65,6 +69,16 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor()
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Bring in a user's own modules, which register algorithms, nets or envs."""
+    for name in names:
+        add_working_folder_to_path()
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise LabError(f"--import {name}: {error}") from None
 
 
 def add_working_folder_to_path() -> None:

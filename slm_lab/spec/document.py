@@ -94,7 +94,7 @@ def spec_reference() -> str:
 
 def spec_file_schema() -> dict[str, Any]:
     """JSON Schema of a file of specs as they may be written, for completion in editors."""
-    spec = build_spec_model().model_json_schema()
+    spec = _standard_words(build_spec_model().model_json_schema())
     definitions = spec.pop("$defs")
     spec["required"] = [key for key in spec["required"] if key != "name"]  # its key in the file
     for model in NET_SPECS.values():
@@ -112,6 +112,17 @@ def spec_file_schema() -> dict[str, Any]:
         "additionalProperties": spec,
         "$defs": definitions,
     }
+
+
+def _standard_words(node: Any) -> Any:
+    """pydantic leaves the bounds of a type that has a validator in its own words, which no editor knows."""
+    words = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+    if isinstance(node, dict):
+        return {
+            words.get(key, key) if isinstance(value, (int, float)) else key: _standard_words(value)
+            for key, value in node.items()
+        }
+    return [_standard_words(item) for item in node] if isinstance(node, list) else node
 
 
 def _search_section() -> str:

@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).parent
 SUFFIXES = (".json", ".yaml", ".yml")
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
 SECTIONS = ("agent", "env", "meta", "search")
-MAX_PROBLEMS = 50
+MAX_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def parse_spec(raw: dict[str, Any], where: str = "spec") -> tuple[Spec, tuple[st
         shown = problems[:MAX_PROBLEMS]
         shown += [f"... and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
         raise SpecError(f"{where} has {count}:\n" + "\n".join(f"  {problem}" for problem in shown))
-    return spec, tuple(dict.fromkeys(notes))
+    agent = spec.agent.model_copy(update={"net": spec.agent.net.resolved()})
+    return spec.model_copy(update={"agent": agent}), tuple(dict.fromkeys(notes))
 
 
 def dump_spec(spec: Spec) -> dict[str, Any]:
@@ -251,10 +252,14 @@ def _read_arc(given: Any, path: Path, where: str) -> dict[str, Any]:
     try:
         folder = path.resolve().parent
         file = (folder / given).resolve()
-    except (OSError, RuntimeError, ValueError):
-        raise SpecError(f"{where}: {_show(given)} is no path of a file") from None
-    if not file.is_relative_to(folder):
+        is_inside = file.is_relative_to(folder)
+        is_file = is_inside and file.is_file()
+    except (OSError, RuntimeError, ValueError):  # too long, or a link to itself
+        is_inside, is_file = True, False
+    if not is_inside:
         raise SpecError(f"{where}: {_show(given)} lies outside the spec's folder")
+    if not is_file:
+        raise SpecError(f"{where}: there is no file {_show(given)}")
     arc = read_document(file)
     if missing := _placeholders(arc):
         raise SpecError(f"{where}: {_show(given)} holds ${{{next(iter(missing))}}}; such a file takes no placeholders")
@@ -286,34 +291,35 @@ def _role_problems(raw: dict[str, Any]) -> list[str]:
     if not isinstance(given, dict) or not isinstance(given.get("type"), str) or given["type"] not in NET_SPECS:
         return []
     model = NET_SPECS[given["type"]]
-    common = {key: value for key, value in given.items() if key not in ROLES and not _is_prefixed(key)}
+    prefixes = tuple(f"{role}_" for role in ROLES)
+    common = {key: value for key, value in given.items() if key not in ROLES and not key.startswith(prefixes)}
+    known = [key for key in model.model_fields if key not in PAIR_KEYS]
     whole = _whole_net_errors(model, common)
-    problems = []
+    problems: list[str] = []
     for role in ROLES:
         nested = given[role] if isinstance(given.get(role), dict) else {}
         prefixed = {key.removeprefix(f"{role}_"): given[key] for key in given if key.startswith(f"{role}_")}
-        for key in {**nested, **prefixed}:
-            shown = f"agent.net.{role}{'_' if key in prefixed else '.'}{printable(key)}"
+        own = {}
+        for key, value in {**nested, **prefixed}.items():
+            lead = f"{role}_" if key in prefixed else f"{role}."
             if key in nested and key in prefixed:
-                problems.append(f"{shown}: also given in agent.net.{role}; remove one of them")
-            elif key in PAIR_KEYS or _is_prefixed(key):
-                problems.append(f"{shown}: unknown key")
-        own = {key: nested[key] for key in nested if key not in PAIR_KEYS and not _is_prefixed(key)}
-        own |= {key: prefixed[key] for key in prefixed if key not in PAIR_KEYS and not _is_prefixed(key)}
+                problems.append(f"agent.net.{lead}{printable(key)}: also given in agent.net.{role}; remove one of them")
+            elif key not in known:
+                hint = nearest(key, known) if len(problems) < MAX_PROBLEMS else ""
+                hint = hint.replace("mean '", f"mean '{role}_") if key in prefixed else hint
+                problems.append(f"agent.net.{lead}{printable(key)}: unknown key{hint}")
+            else:
+                own[key] = value
         try:
             model.model_validate({**common, **own})
         except ValidationError as error:
-            for detail in error.errors(include_url=False)[:MAX_PROBLEMS]:
+            for detail in error.errors(include_url=False):
                 if detail["loc"] and detail["loc"][0] in own:
                     lead = f"{role}_" if detail["loc"][0] in prefixed else f"{role}."
                     problems.append(_describe(detail, model, f"agent.net.{lead}"))
                 elif not detail["loc"] and detail["msg"] not in whole:
                     problems.append(f"agent.net.{role}: {detail['ctx']['error']}")
     return problems
-
-
-def _is_prefixed(key: str) -> bool:
-    return key.startswith(tuple(f"{role}_" for role in ROLES))
 
 
 def _whole_net_errors(model: type[NetSpec], common: dict[str, Any]) -> set[str]:
@@ -347,9 +353,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel], prefix: str = "") -> 
     shown = prefix + _join(path) if path else "spec"
     kind, context, given = error["type"], error.get("ctx", {}), _show(error["input"])
     if kind == "extra_forbidden":
-        lead = prefix.rpartition(".")[2] if len(path) == 1 else ""
-        known = [f"{lead}{key}" for key in at.model_fields] if at else []
-        return f"{shown}: unknown key{nearest(f'{lead}{path[-1]}', known)}"
+        return f"{shown}: unknown key{nearest(str(path[-1]), at.model_fields if at else [])}"
     if kind == "missing":
         return f"{shown}: required {'item' if isinstance(path[-1], int) else 'key'} is missing"
     if kind == "union_tag_invalid":

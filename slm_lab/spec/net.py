@@ -155,7 +155,7 @@ class LossSpec(Model):
     name: Literal["MSELoss", "SmoothL1Loss", "HuberLoss", "L1Loss"] = "MSELoss"
 
 
-ROLES = ("actor", "critic")
+ROLES: tuple[Literal["actor"], Literal["critic"]] = ("actor", "critic")
 # With a shared body these are what may still differ between the two heads.
 _HEAD_KEYS = {"init_std", "log_std_init", "out_layer_activation"}
 
@@ -215,6 +215,16 @@ class NetSpec(Model):
             return self
         common = self.model_dump(exclude={"actor", "critic"})
         return type(self).model_validate({**common, **override})
+
+    def resolved(self) -> Self:
+        """A copy in which the keys of one role have their defaults filled in too."""
+        actor, critic = (self.for_role(role).model_dump(mode="json") for role in ROLES)
+        return self.model_copy(
+            update={
+                "actor": {key: actor[key] for key in self.actor},
+                "critic": {key: critic[key] for key in self.critic},
+            }
+        )
 
 
 def _role_of(key: Any) -> str | None:

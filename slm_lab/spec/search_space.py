@@ -23,7 +23,7 @@ SPACES: dict[str, tuple[str, ...]] = {
     "choice": (),
 }
 # A near key is looked up for so many mistakes; thousands of them would take minutes.
-MAX_HINTS = 50
+MAX_HINTS = 5
 
 
 @dataclass(frozen=True)

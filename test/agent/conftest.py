@@ -42,10 +42,10 @@ class Record:
 
     obs: Tensor
     action: Tensor
+    next_obs: Tensor
     reward: Array
     terminated: Array
     truncated: Array
-    next_obs: Tensor
 
     @property
     def done(self) -> Array:
@@ -151,13 +151,12 @@ class Lab:
             act = agent.act(obs, carry, explore=True)
             step = env.step(act.action.cpu().numpy())
             agent.observe(obs, act, step)
-            seen, then = agent.encode(obs), agent.encode(step.next_obs)
             reward = step.reward * agent.reward_scaler.scale
-            rows.append((seen, act.action, reward, step.terminated, step.truncated, then))
+            tensors = (agent.encode(obs), act.action, agent.encode(step.next_obs))
+            rows.append((*tensors, reward, step.terminated, step.truncated))
             obs, carry = step.obs, reset_rows(act.carry, step.done)
-        fields = list(zip(*rows, strict=True))
-        tensors = [torch.stack(fields[index]) for index in (0, 1, 5)]
-        return Record(tensors[0], tensors[1], *(np.stack(fields[index]) for index in (2, 3, 4)), tensors[2])
+        seen, action, then, *arrays = zip(*rows, strict=True)
+        return Record(torch.stack(seen), torch.stack(action), torch.stack(then), *(np.stack(array) for array in arrays))
 
 
 @pytest.fixture

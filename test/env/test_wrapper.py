@@ -90,8 +90,8 @@ def test_discrete_actions(space: gym.Space[Any], action: list[Any], expected: li
 @pytest.mark.parametrize(
     "space",
     [
-        spaces.MultiDiscrete([[2, 3], [4, 5]]),
-        spaces.MultiDiscrete([[2], [4]], start=[[1], [2]]),
+        spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+        spaces.MultiDiscrete(np.array([[2], [4]]), start=np.array([[1], [2]])),
         spaces.MultiBinary((2, 3)),
     ],
     ids=str,

@@ -90,7 +90,10 @@ def test_an_unknown_key_names_the_nearest_known_one(key: str, hint: str) -> None
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"agent.net.optim_spec": {"name": "Adam", "lrr": 1}}, "agent.net.optim_spec.lrr: unknown key; did you mean 'lr'?"),
+        (
+            {"agent.net.optim_spec": {"name": "Adam", "lrr": 1}},
+            "agent.net.optim_spec.lrr: unknown key; did you mean 'lr'?",
+        ),
         (
             {"agent.net.actor_optim_spec": {"name": "Adam", "lrr": 1}},
             "agent.net.actor_optim_spec.lrr: unknown key; did you mean 'lr'?",
@@ -119,9 +122,15 @@ def test_an_unknown_key_names_the_nearest_known_one(key: str, hint: str) -> None
         ({"env.tuple[float, float]": 1}, "env.tuple[float, float]: unknown key"),
         # keys of the pair of nets, or of the other net, are not keys of one net
         ({"agent.net.actor_shared": True}, "agent.net.actor_shared: unknown key"),
-        ({"agent.net.actor_critic_hid_layers": [1]}, "agent.net.actor_critic_hid_layers: unknown key"),
+        (
+            {"agent.net.actor_critic_hid_layers": [1]},
+            "agent.net.actor_critic_hid_layers: unknown key; did you mean 'actor_hid_layers'?",
+        ),
         ({"agent.net.critic": {"actor": {}}}, "agent.net.critic.actor: unknown key"),
-        ({"agent.net.critic": {"actor_init_std": 1}}, "agent.net.critic.actor_init_std: unknown key"),
+        (
+            {"agent.net.critic": {"actor_init_std": 1}},
+            "agent.net.critic.actor_init_std: unknown key; did you mean 'init_std'?",
+        ),
     ],
 )
 def test_an_unknown_key_is_shown_with_its_whole_path(changes: Changes, line: str) -> None:
@@ -212,13 +221,21 @@ def test_a_missing_key_is_named(key: str, line: str) -> None:
         ({"agent.memory.name": "OnPolicyRepla"}, "agent.memory.name: unknown 'OnPolicyRepla'; did you mean", ""),
         ({"agent.net.type": "MPLNet"}, "agent.net.type: unknown 'MPLNet'; did you mean 'MLPNet'?", ""),
         ({"agent.net.type": "zzz"}, "agent.net.type: unknown 'zzz' (known: ", "MLPNet, ConvNet"),
-        ({"agent.net.optim_spec": {"name": "adam"}}, "agent.net.optim_spec.name: unknown 'adam'; did you mean 'Adam'?", ""),
+        (
+            {"agent.net.optim_spec": {"name": "adam"}},
+            "agent.net.optim_spec.name: unknown 'adam'; did you mean 'Adam'?",
+            "",
+        ),
         (
             {"agent.net.critic_optim_spec": {"name": "Adm"}},
             "agent.net.critic_optim_spec.name: unknown 'Adm'; did you mean 'Adam'? (known: ",
             "AdamW, RMSprop",
         ),
-        ({"agent.net.lr_scheduler_spec": {"name": "Step"}}, "agent.net.lr_scheduler_spec.name: unknown 'Step'", "StepLR"),
+        (
+            {"agent.net.lr_scheduler_spec": {"name": "Step"}},
+            "agent.net.lr_scheduler_spec.name: unknown 'Step'",
+            "StepLR",
+        ),
         (
             {"agent.net.hid_layers_activation": "rel"},
             "agent.net.hid_layers_activation: 'relu', ",

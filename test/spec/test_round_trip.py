@@ -14,7 +14,7 @@ from slm_lab.spec.loading import dump_spec, load_spec, parse_spec, spec_files, s
 from slm_lab.spec.schema import Spec
 
 FILES = settings(
-    max_examples=3000,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -76,9 +76,7 @@ nets = st.one_of(
             optim_spec=optimizers,
             lr_scheduler_spec=st.none() | st.fixed_dictionaries({"name": st.just("LinearToZero"), "frame": counts}),
         ),
-        optional(
-            actor_init_std=positive, actor_optim_spec=optimizers, critic_hid_layers=st.lists(counts, max_size=2)
-        ),
+        optional(actor_init_std=positive, actor_optim_spec=optimizers, critic_hid_layers=st.lists(counts, max_size=2)),
     ),
     st.builds(lambda arc: {"type": "TorchArcNet", "arc": arc}, st.dictionaries(text, values, max_size=3)),
 )
@@ -126,7 +124,9 @@ metas = optional(
 searches = optional(
     **{"agent.algorithm.gamma__uniform": st.just([0.9, 0.99]), "agent.algorithm.gamma__choice": st.just([0.9])}
 ).filter(lambda search: len(search) < 2)
-names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,20}", fullmatch=True) | st.sampled_from(["1e6", "no", "0x1", "1.5"])
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,20}", fullmatch=True) | st.sampled_from(
+    ["1e6", "no", "0x1", "1.5"]
+)
 raws = st.builds(
     lambda name, label, algorithm, net, env, meta, search: {
         "name": name,

@@ -1,15 +1,25 @@
 """Uniformly random actions: a baseline, and a check of everything around the algorithm."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Act, Algorithm, Array, Carry, Metrics
+from slm_lab.agent.algorithm.base import Act, Algorithm, Array, Carry, Context, Metrics
+from slm_lab.spec.schema import AgentSpec
 
 
 class Random(Algorithm):
     """Learns nothing."""
 
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        super().__init__(spec, context)
+        # evaluation draws from a generator of its own, so that training does not notice it
+        self.eval_generator = torch.Generator(context.device).manual_seed(context.act_generator.initial_seed() + 1)
+
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
-        return Act(self.context.family.random(len(obs), self.context.act_generator), carry, {})
+        generator = self.context.act_generator if explore else self.eval_generator
+        return Act(self.context.family.random(len(obs), generator), carry, {})
 
     def observe(
         self, obs: Tensor, act: Act, reward: Array, terminated: Array, truncated: Array, next_obs: Tensor
@@ -18,3 +28,9 @@ class Random(Algorithm):
 
     def update(self, frame: int) -> Metrics | None:
         return None
+
+    def memory_state(self) -> dict[str, Any]:
+        return {"eval_generator": self.eval_generator.get_state()}
+
+    def load_memory_state(self, state: dict[str, Any]) -> None:
+        self.eval_generator.set_state(state["eval_generator"])

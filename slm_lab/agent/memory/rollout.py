@@ -114,8 +114,9 @@ class RolloutMemory:
         """Continue a half-filled rollout."""
         self.buffer.load_state_dict(state["rows"])
         keys = state["cut_key"].tolist()
-        self.cuts = {(row, env): state["cut_obs"][index] for index, (row, env) in enumerate(keys)}
-        self.last_next_obs = state["last_next_obs"]
+        self.cuts = {(row, env): state["cut_obs"][index].to(self.device) for index, (row, env) in enumerate(keys)}
+        last = state["last_next_obs"]
+        self.last_next_obs = None if last is None else last.to(self.device)
 
     def _build(self, fields: dict[str, Tensor], cut_index: list[int], cut_obs: list[Tensor]) -> Rollout:
         core = ("obs", "action", "reward", "terminated", "truncated")

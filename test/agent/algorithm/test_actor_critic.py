@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import distributions
+from torch import Tensor, distributions, nn
 from torch.nn.functional import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic, calc_explained_var, standardize
@@ -51,6 +51,45 @@ def test_gather_metrics_takes_means_and_refuses_what_is_not_finite() -> None:
     rows[1]["kl"] = torch.tensor(torch.inf)
     with pytest.raises(DivergenceError, match="kl became inf in the training at frame 7"):
         gather_metrics(rows, 7)
+
+
+# --- the golden vector, from the memory to the advantages
+
+
+class Table(nn.Module):
+    """V of an observation is the number it shows."""
+
+    def value(self, obs: Tensor) -> Tensor:
+        return obs.squeeze(-1)
+
+
+@pytest.mark.parametrize("name", ["ActorCritic", "PPO"])
+def test_golden_advantages(lab, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Rewards 1, V(obs) = [0, 0, 10, 10], truncated after the second step with V(final obs) = 0, 10 after the last.
+
+    Taking the next row's V behind the cut gives [9.55, 10, 0, 0], taking the cut for the end of the task the right
+    numbers by luck, so a second vector has V(final obs) = 5.
+    """
+    frequency = {"time_horizon": 4, "minibatch_size": 4} if name == "PPO" else {"training_frequency": 4}
+    algorithm = {"name": name, "gamma": 0.9, "lam": 0.95, **frequency}
+    # t1: 1 + .9*5 = 5.5; t0: 1 + .855*5.5
+    for final, expected in ((0.0, [1.855, 1, 0, 0]), (5.0, [5.7025, 5.5, 0, 0])):
+        agent, _ = lab.build(lab.spec("probe/TimeLimit-v0", algorithm, num_envs=1))
+        monkeypatch.setattr(agent.algorithm, "net", Table())
+        rows = [(0.0, 0.0, False), (0.0, final, True), (10.0, 10.0, False), (10.0, 10.0, False)]
+        for value, successor, truncated in rows:
+            agent.algorithm.memory.add(
+                torch.tensor([[value]]),
+                torch.zeros(1, dtype=torch.int64),
+                np.ones(1),
+                np.zeros(1, bool),
+                np.array([truncated]),
+                torch.tensor([[successor]]),
+                {"value": torch.tensor([value])},
+            )
+        adv, ret = agent.algorithm._calc_adv_ret(agent.algorithm.memory.sample())
+        np.testing.assert_allclose(adv[:, 0], expected, atol=1e-5)
+        np.testing.assert_allclose(ret[:, 0], np.array(expected) + [0, 0, 10, 10], atol=1e-5)
 
 
 # --- a whole update
@@ -106,8 +145,8 @@ def check_update(
     assert metrics["entropy_coef"] == 0.05
     assert agent.algorithm.opt_step == 1
     # each role is clipped by itself; what is shared is clipped once
-    groups = [net_before.parameters()] if keys.get("shared") else [net_before.actor.parameters(), net_before.critic.parameters()]
-    norms = [float(torch.nn.utils.clip_grad_norm_(group, 0.02, foreach=False)) for group in groups]
+    roles = [net_before] if keys.get("shared") else [net_before.actor, net_before.critic]
+    norms = [float(torch.nn.utils.clip_grad_norm_(role.parameters(), 0.02, foreach=False)) for role in roles]
     assert metrics["grad_norm"] == pytest.approx(norms[0], rel=1e-2)
     assert max(norms) > 0.02
     for parameter, other in zip(net_before.parameters(), trained.parameters(), strict=True):
@@ -268,7 +307,9 @@ def test_obs_normaliser_moves_with_training_alone(lab) -> None:
 
 
 def test_memory_holds_what_the_policy_saw(lab) -> None:
-    spec = lab.spec(**CARTPOLE, algorithm={**A2C, "lam": 0.9, "training_frequency": 8}, normalize_obs=True, clip_obs=0.5)
+    spec = lab.spec(
+        **CARTPOLE, algorithm={**A2C, "lam": 0.9, "training_frequency": 8}, normalize_obs=True, clip_obs=0.5
+    )
     agent, env = lab.build(spec)
     obs = env.reset()
     seen = []

@@ -28,7 +28,7 @@ def test_policy_loss_by_hand() -> None:
     assert loss.item() == pytest.approx(-2.5)
     loss.backward()
     assert log_prob.grad is not None
-    # going downhill raises the log probability of the good action, lowers the bad one's; a flipped sign does the opposite
+    # downhill the good action's log probability rises and the bad one's falls; a flipped sign does the opposite
     assert log_prob.grad.tolist() == [-1.5, 2.0]
 
 

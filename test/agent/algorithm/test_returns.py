@@ -1,5 +1,6 @@
 """Return formulas against hand-worked numbers, brute-force oracles and properties."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,12 +58,20 @@ def test_nstep_return_stops_at_both_ends_of_an_episode() -> None:
 
 
 def test_gae_golden() -> None:
-    """STYLE trap 5: cutting the recursion by `terminated` alone leaks across the truncation and gives 9.55."""
+    """STYLE trap 5, with V of the true successors given; test_actor_critic has it with the memory in front."""
     value, next_value = column(0, 0, 10, 10), column(0, 0, 10, 10)
     terminated, truncated = flags(0, 0, 0, 0), flags(0, 1, 0, 0)
     adv = calc_gae(column(1, 1, 1, 1), value, next_value, terminated, terminated | truncated, 0.9, 0.95)
     # deltas: 1, 1, 1 + 9 - 10 = 0, 0; the cut keeps 1 for t1; t0: 1 + .855*1 = 1.855
     np.testing.assert_allclose(adv, column(1.855, 1, 0, 0), atol=1e-12)
+
+
+def test_gae_recursion_stops_at_a_truncation() -> None:
+    """With an advantage of 1 behind the cut, a recursion cut by `terminated` alone gives [2.586, 1.855, 1, 0]."""
+    value, next_value = column(0, 0, 10, 10), column(0, 0, 10, 10)
+    terminated, truncated = flags(0, 0, 0, 0), flags(0, 1, 0, 0)
+    adv = calc_gae(column(1, 1, 2, 1), value, next_value, terminated, terminated | truncated, 0.9, 0.95)
+    np.testing.assert_allclose(adv, column(1.855, 1, 1, 0), atol=1e-12)
 
 
 def test_gae_golden_with_a_termination_instead() -> None:
@@ -129,32 +138,33 @@ def batch(request: pytest.FixtureRequest) -> dict[str, Array]:
     }
 
 
-def by_env(batch: dict[str, Array], *names: str) -> list[list[Array]]:
-    """The named arrays of each env."""
-    return [[batch[name][:, env] for name in names] for env in range(batch["reward"].shape[1])]
+def by_env(oracle: Callable[..., Array], batch: dict[str, Array], **options: float) -> Array:
+    """An oracle's answers for each env (T, N)."""
+    num_envs = batch["reward"].shape[1]
+    columns = [{name: array[:, env] for name, array in batch.items()} for env in range(num_envs)]
+    return np.stack([oracle(**column, **options) for column in columns], 1)
+
+
+def without_value(batch: dict[str, Array]) -> dict[str, Array]:
+    return {name: array for name, array in batch.items() if name != "value"}
 
 
 def test_return_matches_oracle(batch: dict[str, Array]) -> None:
-    names = ("reward", "next_value", "terminated", "done")
-    expected = [oracle_nstep(*arrays, 0.9, 10**6) for arrays in by_env(batch, *names)]
-    ret = calc_return(*(batch[name] for name in names), gamma=0.9)
-    np.testing.assert_allclose(ret, np.stack(expected, 1))
+    core = without_value(batch)
+    np.testing.assert_allclose(calc_return(**core, gamma=0.9), by_env(oracle_nstep, core, gamma=0.9, n=10**6))
 
 
 @pytest.mark.parametrize("num_step", [1, 2, 5, 50])
 def test_nstep_return_matches_oracle(batch: dict[str, Array], num_step: int) -> None:
-    names = ("reward", "next_value", "terminated", "done")
-    expected = [oracle_nstep(*arrays, 0.9, num_step) for arrays in by_env(batch, *names)]
-    ret = calc_nstep_return(*(batch[name] for name in names), gamma=0.9, num_step=num_step)
-    np.testing.assert_allclose(ret, np.stack(expected, 1))
+    core = without_value(batch)
+    ret = calc_nstep_return(**core, gamma=0.9, num_step=num_step)
+    np.testing.assert_allclose(ret, by_env(oracle_nstep, core, gamma=0.9, n=num_step))
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
 def test_gae_matches_oracle(batch: dict[str, Array], lam: float) -> None:
-    names = ("reward", "value", "next_value", "terminated", "done")
-    expected = [oracle_gae(*arrays, 0.9, lam) for arrays in by_env(batch, *names)]
-    adv = calc_gae(*(batch[name] for name in names), gamma=0.9, lam=lam)
-    np.testing.assert_allclose(adv, np.stack(expected, 1))
+    adv = calc_gae(**batch, gamma=0.9, lam=lam)
+    np.testing.assert_allclose(adv, by_env(oracle_gae, batch, gamma=0.9, lam=lam))
 
 
 def test_gae_with_lam_0_is_the_td_error(batch: dict[str, Array]) -> None:
@@ -165,7 +175,7 @@ def test_gae_with_lam_0_is_the_td_error(batch: dict[str, Array]) -> None:
 
 def test_gae_with_lam_1_is_the_return_minus_value(batch: dict[str, Array]) -> None:
     adv = calc_gae(**batch, gamma=0.9, lam=1.0)
-    core = {name: array for name, array in batch.items() if name != "value"}
+    core = without_value(batch)
     np.testing.assert_allclose(adv, calc_return(**core, gamma=0.9) - batch["value"])
 
 
@@ -173,7 +183,7 @@ def test_float32_in_float32_out_and_inputs_untouched(batch: dict[str, Array]) ->
     single = {name: array.astype(np.float32) if array.dtype != bool else array for name, array in batch.items()}
     before = {name: array.copy() for name, array in single.items()}
     adv = calc_gae(**single, gamma=0.9, lam=0.95)
-    core = {name: array for name, array in single.items() if name != "value"}
+    core = without_value(single)
     ret = calc_return(**core, gamma=0.9)
     nstep = calc_nstep_return(**core, gamma=0.9, num_step=3)
     # float64 would double the work of everything behind
@@ -198,7 +208,7 @@ def rollouts(draw: st.DrawFn) -> dict[str, Array]:
 
 
 def all_formulas(batch: dict[str, Array], gamma: float = 0.9) -> list[Array]:
-    core = {name: array for name, array in batch.items() if name != "value"}
+    core = without_value(batch)
     return [
         calc_return(**core, gamma=gamma),
         calc_nstep_return(**core, gamma=gamma, num_step=3),
@@ -208,9 +218,9 @@ def all_formulas(batch: dict[str, Array], gamma: float = 0.9) -> list[Array]:
 
 @given(rollouts(), st.floats(-3, 3), st.integers(0, 2**32 - 1))
 def test_linear_in_reward(batch: dict[str, Array], factor: float, seed: int) -> None:
-    other = np.random.default_rng(seed).normal(size=batch["reward"].shape)
-    zero = all_formulas({**batch, "reward": other * 0})
-    one = all_formulas({**batch, "reward": other})
+    other: Array = np.asarray(np.random.default_rng(seed).normal(size=batch["reward"].shape))
+    zero = all_formulas(batch | {"reward": other * 0})
+    one = all_formulas(batch | {"reward": other})
     base = all_formulas(batch)
     both = all_formulas({**batch, "reward": batch["reward"] + factor * other})
     for total, start, step, nothing in zip(both, base, one, zero, strict=True):

@@ -1,6 +1,7 @@
 """Schedules start where they say and arrive where they say."""
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -54,8 +55,8 @@ def test_rate_decay_is_geometric() -> None:
     spec = schedule("rate_decay", 1.0, 0.0, 0, 1000)
     at = [calc_schedule(spec, frame) for frame in range(0, 1001, 50)]
     # differences shrink by the rate .9 at each of 20 decays
-    steps = [before - after for before, after in zip(at[:-1], at[1:], strict=True)]
-    assert [after / before for before, after in zip(steps[:-1], steps[1:], strict=True)] == pytest.approx([0.9] * 19)
+    steps = [before - after for before, after in pairwise(at)]
+    assert [after / before for before, after in pairwise(steps)] == pytest.approx([0.9] * 19)
 
 
 def test_periodic_decay_swings_under_a_falling_line() -> None:

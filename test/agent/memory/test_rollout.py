@@ -28,7 +28,8 @@ class Feeder:
         self.t = 0
         self.num_envs = num_envs
 
-    def feed(self, memory: OnPolicyMemory, *steps: str) -> None:
+    def feed(self, memory: OnPolicyMemory, *steps: str) -> bool:
+        """Returns whether training is due afterwards."""
         for step in steps:
             letters = np.array(list(step))
             obs = 10.0 * self.t + np.arange(self.num_envs)
@@ -42,6 +43,7 @@ class Feeder:
                 {"value": torch.tensor(-obs, dtype=torch.float32)},
             )
             self.t += 1
+        return memory.is_ready
 
 
 def rows(rollout: Rollout) -> list[list[float]]:
@@ -73,10 +75,8 @@ def through_file(state: dict[str, Any]) -> Any:
 
 def test_batch_keeps_the_order_of_steps_and_envs() -> None:
     memory, feeder = OnPolicyBatchReplay(3, CPU, 2), Feeder(3)
-    feeder.feed(memory, "...")
-    assert not memory.is_ready
-    feeder.feed(memory, "...")
-    assert memory.is_ready
+    assert not feeder.feed(memory, "...")
+    assert feeder.feed(memory, "...")
     rollout = memory.sample()
     # (T, N): time first; flattening gives t*N + n
     assert rows(rollout) == [[0, 1, 2], [10, 11, 12]]
@@ -113,8 +113,7 @@ def test_batch_whose_last_row_terminated_has_no_cuts() -> None:
 def test_batches_follow_one_another() -> None:
     memory, feeder = OnPolicyBatchReplay(2, CPU, 2), Feeder(2)
     for batch in range(5):
-        feeder.feed(memory, "C.", "..")
-        assert memory.is_ready
+        assert feeder.feed(memory, "C.", "..")
         rollout = memory.sample()
         start = 20 * batch
         assert rows(rollout) == [[start, start + 1], [start + 10, start + 11]]
@@ -198,21 +197,17 @@ def test_a_saved_state_does_not_move_with_the_memory() -> None:
 def test_episodes_come_whole_and_partial_ones_stay() -> None:
     """W5: with several envs the reference never trained."""
     memory, feeder = OnPolicyReplay(2, CPU, 2), Feeder(2)
-    feeder.feed(memory, "..", "T.", "..")
-    assert not memory.is_ready
-    feeder.feed(memory, "C.")
-    assert memory.is_ready
+    assert not feeder.feed(memory, "..", "T.", "..")
+    assert feeder.feed(memory, "C.")
     rollout = memory.sample()
     # both episodes are env 0's: steps 0-1 and 2-3; env 1 has not ended
     assert rows(rollout) == [[0], [10], [20], [30]]
     assert rollout.terminated.flatten().int().tolist() == [0, 1, 0, 0]
     assert rollout.done.flatten().int().tolist() == [0, 1, 0, 1]
     assert cuts(rollout) == {3: 30.5}
-    assert not memory.is_ready
 
-    feeder.feed(memory, ".T")
-    assert not memory.is_ready
-    feeder.feed(memory, "C.")
+    assert not feeder.feed(memory, ".T")
+    assert feeder.feed(memory, "C.")
     rollout = memory.sample()
     # env 1's episode began at step 0, before the first batch; env 0's at step 4
     assert rows(rollout) == [[1], [11], [21], [31], [41], [40], [50]]

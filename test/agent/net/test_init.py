@@ -143,7 +143,7 @@ def test_head_gain_leaves_the_body_alone() -> None:
 def test_small_actor_gain_makes_a_near_uniform_policy() -> None:
     net = build(mlp(init_fn="orthogonal_", actor_init_std=0.01))
     prob = net(torch.randn(64, 4))[0].softmax(-1)
-    assert float((prob - 0.25).abs().max()) < 0.02
+    assert (prob - 0.25).abs().max().item() < 0.02
 
 
 def test_init_head_none_changes_nothing() -> None:
