@@ -62,8 +62,8 @@ def make_spec(
     raw = {
         "name": "exact",
         "agent": {"algorithm": ALGORITHMS[algorithm], "memory": {"name": memory}, "net": NETS[net]},
-        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 2000, **(env or {})},
-        "meta": {"log_frequency": 100, "rigorous_eval": 2, "eval_frequency": 900, "checkpoint_frequency": 10_000_000},
+        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 1200, **(env or {})},
+        "meta": {"log_frequency": 100, "rigorous_eval": 2, "eval_frequency": 500, "checkpoint_frequency": 10_000_000},
     }
     return parse_spec(raw)[0]
 
@@ -116,13 +116,16 @@ def test_same_seed_gives_the_same_files_and_another_seed_does_not(algorithm: str
     assert rows(tmp_path / "a") != rows(tmp_path / "c")
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(
+    ("algorithm", "net"),
+    [(algorithm, "MLPNet") for algorithm in ALGORITHMS]
+    + [("Reinforce", "TorchArcNet"), ("ActorCritic", "shared"), ("PPO", "shared"), ("PPO", "TorchArcNet")],
+)
 def test_stopped_runs_end_bit_for_bit_like_whole_ones(algorithm: str, net: str, tmp_path: Path) -> None:
     spec = make_spec(algorithm, net)
     whole = train(spec, tmp_path / "whole")
     # frames in the middle of a rollout, right after an update, and before anything was learned
-    stopped = train(spec, tmp_path / "stopped", stops=(4, 500, 1024, 1500))
+    stopped = train(spec, tmp_path / "stopped", stops=(4, 500, 1024))
     assert_equal(whole, stopped)
     assert rows(tmp_path / "whole") == rows(tmp_path / "stopped")
     assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "stopped", "eval")
@@ -144,7 +147,7 @@ def test_envs_normalisers_and_episode_memories_continue_exactly(
 ) -> None:
     spec = make_spec(algorithm, env=env, memory=memory)
     whole = train(spec, tmp_path / "whole")
-    stopped = train(spec, tmp_path / "stopped", stops=(300, 1100))
+    stopped = train(spec, tmp_path / "stopped", stops=(300, 900))
     assert_equal(whole, stopped)
 
 

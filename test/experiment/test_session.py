@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import slm_lab
 from slm_lab.env.make import build_settings
@@ -25,7 +26,8 @@ from slm_lab.spec.schema import Spec
 
 
 def tiny(**sections: dict[str, Any]) -> Spec:
-    spec = load_spec("ppo_cartpole", overrides={"env.max_frame": 3000, "meta.max_session": 1}).spec
+    short = {"env.max_frame": 3000, "meta.max_session": 1, "agent.algorithm.training_epoch": 2}
+    spec = load_spec("ppo_cartpole", overrides=short).spec
     return spec.replace(**sections) if sections else spec
 
 
@@ -63,8 +65,8 @@ def test_the_table_has_its_columns_and_a_row_per_checkpoint(finished: Path) -> N
     assert list(table)[:10] == core
     assert table["frame"].tolist() == [500, 1000, 1500, 2000, 2500, 3000]
     assert table["t"].tolist() == [125, 250, 375, 500, 625, 750]
-    # trained after frames 1024 and 2048 of 4 envs: 15 epochs of 8 minibatches
-    assert table["opt_step"].tolist() == [0, 0, 120, 120, 240, 240]
+    # trained after frames 1024 and 2048 of 4 envs: 2 epochs of 8 minibatches
+    assert table["opt_step"].tolist() == [0, 0, 16, 16, 32, 32]
     assert math.isnan(table["loss"][0])
     assert math.isfinite(table["loss"][2])
 
@@ -176,27 +178,30 @@ def test_best_model_is_the_one_of_the_best_row(tmp_path: Path) -> None:
     assert session.tracker.best == max(row[1] for row in session.tracker.rows)
 
 
-@pytest.mark.parametrize("position", np.linspace(0, 0.999, 12).tolist())
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(position: float, tmp_path: Path) -> None:
+def test_damage_anywhere_in_a_checkpoint_is_noticed(finished: Path, tmp_path: Path) -> None:
+    data = RunFolder(finished, "ppo_cartpole").resume_file(0, 0).read_bytes()
+    path = tmp_path / "damaged.pt"
+    for position in np.linspace(0, len(data) - 1, 100).astype(int):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << (position % 8)
+        for damaged in (bytes(flipped), data[:position]):
+            path.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match="damaged"):
+                load_state(path)
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
     spec = tiny(meta={"checkpoint_frequency": 1000})
     folder = RunFolder(tmp_path, spec.name)
     Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
     path = folder.resume_file(0, 0)
     whole = load_state(path)
-    data = bytearray(path.read_bytes())
-    data[int(position * len(data))] ^= 1
-    path.write_bytes(bytes(data))
-    with pytest.raises(CheckpointError, match="damaged"):
-        load_state(path)
-    again = Session(spec, folder, 0, 0, lambda _: None, lambda: False)
-    again.run()
-    assert load_state(path)["frame"] == whole["frame"] == 3000
-    for one, two in zip(
-        load_state(path)["agent"]["algorithm"]["modules"]["net"].values(),
-        whole["agent"]["algorithm"]["modules"]["net"].values(),
-        strict=True,
-    ):
-        assert (one == two).all()
+    path.write_bytes(path.read_bytes()[:-1])
+    Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
+    again = load_state(path)
+    assert again["frame"] == whole["frame"] == 3000
+    weights = [state["agent"]["algorithm"]["modules"]["net"] for state in (whole, again)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_a_checkpoint_of_another_spec_is_refused(tmp_path: Path) -> None:

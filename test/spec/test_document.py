@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from slm_lab.lib.io import dump_yaml
 from slm_lab.spec.document import spec_file_schema, spec_reference
@@ -40,7 +41,13 @@ def reference() -> str:
 
 
 def test_the_reference_names_every_key(reference: str) -> None:
-    kinds = [EnvSpec, MetaSpec, *ALGORITHM_SPECS.values(), *MEMORY_SPECS.values(), *NET_SPECS.values()]
+    kinds: list[type[BaseModel]] = [
+        EnvSpec,
+        MetaSpec,
+        *ALGORITHM_SPECS.values(),
+        *MEMORY_SPECS.values(),
+        *NET_SPECS.values(),
+    ]
     for model in kinds:
         for key in model.model_fields:
             assert f"| `{key}` |" in reference

@@ -222,7 +222,7 @@ def test_a_pipe_as_the_file_of_a_net_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     path = tmp_path / "demo.json"
     path.write_text(spec(agent=AGENT.replace('"MLPNet"', '"TorchArcNet", "arc_file": "pipe.yaml"')))
-    with pytest.raises(SpecError, match='there is no file "pipe.yaml"'):
+    with pytest.raises(SpecError, match=r'there is no file "pipe\.yaml"'):
         load_spec(path)
 
 

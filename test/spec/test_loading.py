@@ -159,7 +159,7 @@ def test_a_file_that_is_not_specs_says_what_is_wrong(write: Write, file: str, te
     ],
 )
 def test_a_duplicate_key_is_an_error_at_any_depth(write: Write, file: str, text: str) -> None:
-    with pytest.raises(SpecError, match="duplicate key '(demo|gamma|num_envs)'"):
+    with pytest.raises(SpecError, match=r"duplicate key '(demo|gamma|num_envs)'"):
         read_document(write(file, text))
 
 
@@ -351,12 +351,12 @@ def test_a_dotted_path_takes_over_a_placeholder(write: Write) -> None:
 
 
 def test_a_dotted_path_that_the_spec_does_not_know_is_an_unknown_key(write_data: WriteData) -> None:
-    with pytest.raises(SpecError, match="agent.algorithm.gama: unknown key; did you mean 'gamma'?"):
+    with pytest.raises(SpecError, match=r"agent\.algorithm\.gama: unknown key; did you mean 'gamma'\?"):
         load_spec(write_data(demo=demo()), overrides={"agent.algorithm.gama": 0.5})
 
 
 def test_a_dotted_path_through_a_value_is_refused(write_data: WriteData) -> None:
-    with pytest.raises(SpecError, match="-s agent.algorithm.gamma.x: 'gamma' is a number and has no keys"):
+    with pytest.raises(SpecError, match=r"-s agent\.algorithm\.gamma\.x: 'gamma' is a number and has no keys"):
         load_spec(write_data(demo=demo()), overrides={"agent.algorithm.gamma.x": 1})
 
 
@@ -414,7 +414,7 @@ def test_a_missing_file_names_the_nearest_shipped_one() -> None:
 
 
 def test_a_missing_bare_name_names_the_nearest_shipped_one() -> None:
-    with pytest.raises(SpecError, match="no shipped spec is called 'ppo_cartpoel'; did you mean 'ppo_cartpole'?"):
+    with pytest.raises(SpecError, match=r"no shipped spec is called 'ppo_cartpoel'; did you mean 'ppo_cartpole'\?"):
         load_spec("ppo_cartpoel")
 
 

@@ -15,7 +15,8 @@ from slm_lab.lib.errors import DivergenceError
 
 # CartPole cut after 14 steps: some episodes fall before, some are cut; returns spread by more than 1
 CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "max_t": 14, "reward_scale": 5.0}
-SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 0.1}}
+SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 1.0}}
+SLOW: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 0.1}}
 A2C: dict[str, Any] = {"name": "ActorCritic", "gamma": 0.9}
 RETURNS: dict[str, dict[str, Any]] = {"gae": {"lam": 0.8}, "nstep": {"num_step_returns": 5}, "full": {}}
 
@@ -89,7 +90,7 @@ def test_golden_advantages(lab, monkeypatch: pytest.MonkeyPatch, name: str) -> N
             )
         adv, ret = agent.algorithm._calc_adv_ret(agent.algorithm.memory.sample())
         np.testing.assert_allclose(adv[:, 0], expected, atol=1e-5)
-        np.testing.assert_allclose(ret[:, 0], np.array(expected) + [0, 0, 10, 10], atol=1e-5)
+        np.testing.assert_allclose(ret[:, 0], np.add(expected, [0, 0, 10, 10]), atol=1e-5)
 
 
 # --- a whole update
@@ -101,7 +102,7 @@ def check_update(
     """One update of the lab and one written out with torch's own parts give the same numbers and the same weights."""
     frequency = 40 if memory == "OnPolicyBatchReplay" else 5
     config = {"policy_loss_coef": 0.7, "val_loss_coef": 0.3, "entropy_coef_spec": 0.05, **A2C, **algorithm}
-    keys = {**SGD, "clip_grad_val": 0.02, **(net or {})}
+    keys = {**SGD, "clip_grad_val": 0.1, **(net or {})}
     spec = lab.spec(**CARTPOLE, algorithm={**config, "training_frequency": frequency}, memory=memory, net=keys)
     agent, env = lab.build(spec)
     trained = agent.algorithm.modules["net"]
@@ -146,12 +147,13 @@ def check_update(
     assert agent.algorithm.opt_step == 1
     # each role is clipped by itself; what is shared is clipped once
     roles = [net_before] if keys.get("shared") else [net_before.actor, net_before.critic]
-    norms = [float(torch.nn.utils.clip_grad_norm_(role.parameters(), 0.02, foreach=False)) for role in roles]
+    norms = [float(torch.nn.utils.clip_grad_norm_(role.parameters(), 0.1, foreach=False)) for role in roles]
     assert metrics["grad_norm"] == pytest.approx(norms[0], rel=1e-2)
-    assert max(norms) > 0.02
+    assert max(norms) > 0.1
     for parameter, other in zip(net_before.parameters(), trained.parameters(), strict=True):
-        expected_weight = parameter.detach() - 0.1 * parameter.grad
-        np.testing.assert_allclose(other.detach(), expected_weight, rtol=1e-4, atol=2e-6)
+        # the step itself: beside the weights a missing part of it would hardly show
+        step, expected_step = (other - parameter).detach(), -parameter.grad
+        np.testing.assert_allclose(step, expected_step, rtol=2e-3, atol=2e-3 * float(expected_step.abs().max()))
 
 
 @pytest.mark.parametrize("kind", RETURNS)
@@ -249,7 +251,7 @@ def test_entropy_coef_follows_its_schedule(lab) -> None:
 
 def test_entropy_bonus_flattens_the_policy(lab) -> None:
     algorithm = {**A2C, "lam": 0.9, "training_frequency": 4, "entropy_coef_spec": 1.0, "policy_loss_coef": 0.0}
-    agent, env = lab.build(lab.spec("probe/ConstantReward-v0", algorithm, net=SGD))
+    agent, env = lab.build(lab.spec("probe/ConstantReward-v0", algorithm, net=SLOW))
     with torch.no_grad():
         agent.algorithm.modules["net"].actor.head.bias.copy_(torch.tensor([2.0, -2.0]))
     entropies = []

@@ -276,7 +276,7 @@ def test_update_equals_a_plain_one(lab, option: str, shared: bool) -> None:
     net = {**SGD, "clip_grad_val": 0.3, "shared": shared}
     agent, env = lab.build(lab.spec(**CARTPOLE, algorithm=config, net=net))
     trained = agent.algorithm.modules["net"]
-    twin = copy.deepcopy(trained)
+    before, twin = copy.deepcopy(trained), copy.deepcopy(trained)
     record = lab.collect(agent, env, 40)
     assert record.terminated.any()
     assert (record.truncated & ~record.terminated).any()
@@ -290,8 +290,10 @@ def test_update_equals_a_plain_one(lab, option: str, shared: bool) -> None:
         expected = float(np.mean([row[name] for row in rows]))
         # one sample may fall on the other side of the clip by a rounding
         assert metrics[name] == pytest.approx(expected, rel=2e-3, abs=5e-3 if name == "clip_frac" else 1e-5), name
-    for parameter, other in zip(twin.parameters(), trained.parameters(), strict=True):
-        np.testing.assert_allclose(other.detach(), parameter.detach(), rtol=1e-3, atol=1e-5)
+    for parameter, other, start in zip(twin.parameters(), trained.parameters(), before.parameters(), strict=True):
+        # the way gone: beside the weights a missing part of it would hardly show
+        path, expected_path = (other - start).detach(), (parameter - start).detach()
+        np.testing.assert_allclose(path, expected_path, rtol=5e-3, atol=5e-3 * float(expected_path.abs().max()))
     assert metrics["clip_eps"] == 0.001
     assert metrics["entropy_coef"] == 0.02
     assert metrics["clip_frac"] > 0.03

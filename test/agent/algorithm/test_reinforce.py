@@ -13,7 +13,7 @@ from slm_lab.lib.errors import DivergenceError
 
 # CartPole cut after 14 steps: some episodes fall before, some are cut
 CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "max_t": 14}
-SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 0.1}}
+SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 1.0}}
 
 
 def zero(obs: Tensor) -> Tensor:
@@ -90,8 +90,9 @@ def test_update_equals_a_plain_one(lab, memory: str, center: bool) -> None:
     assert norm.item() > 0.01
     trained = agent.algorithm.modules["actor"]
     for parameter, other in zip(net.parameters(), trained.parameters(), strict=True):
-        expected = parameter - 0.1 * parameter.grad * 0.01 / norm
-        np.testing.assert_allclose(other.detach(), expected.detach(), rtol=1e-4, atol=1e-6)
+        # the step itself: beside the weights a missing part of it would hardly show
+        step, expected_step = (other - parameter).detach(), -parameter.grad * 0.01 / norm
+        np.testing.assert_allclose(step, expected_step, rtol=2e-3, atol=2e-3 * float(expected_step.abs().max()))
 
 
 def test_trains_only_when_due(lab) -> None:
@@ -126,9 +127,8 @@ def test_a_reward_that_is_not_finite_stops_the_run(lab, bad: float) -> None:
 
 def test_entropy_bonus_flattens_the_policy(lab) -> None:
     """All rewards equal: the bonus alone moves the policy, towards the uniform one; the wrong sign away from it."""
-    spec = lab.spec(
-        "probe/ConstantReward-v0", {"name": "Reinforce", "training_frequency": 4, "entropy_coef_spec": 1.0}, net=SGD
-    )
+    algorithm = {"name": "Reinforce", "training_frequency": 4, "entropy_coef_spec": 1.0}
+    spec = lab.spec("probe/ConstantReward-v0", algorithm, net={"optim_spec": {"name": "SGD", "lr": 0.1}})
     agent, env = lab.build(spec)
     with torch.no_grad():
         agent.algorithm.modules["actor"].head.bias.copy_(torch.tensor([2.0, -2.0]))

@@ -1,0 +1,310 @@
+"""Files are whole or not there: atomic writes, seals, unique folders, locks."""
+
+import errno
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+import yaml
+
+from slm_lab.lib import io
+from slm_lab.lib.errors import RunFolderError
+from slm_lab.lib.io import (
+    create_run_folder,
+    dump_yaml,
+    lock_file,
+    remove_orphans,
+    seal,
+    unseal,
+    write_bytes,
+    write_json,
+    write_text,
+    write_yaml,
+)
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+# --- atomic writes
+
+
+def test_a_write_makes_its_folders_and_leaves_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "a/b/file.bin"
+    write_bytes(path, b"first")
+    write_bytes(path, b"second")
+    assert path.read_bytes() == b"second"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0o002, 0o664)])
+def test_a_file_has_the_rights_that_the_umask_leaves(tmp_path: Path, mask: int, mode: int) -> None:
+    path = tmp_path / "file"
+    with umask(mask):
+        write_bytes(path, b"x")
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, failure: BaseException
+) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+
+    def fail(*_: object) -> NoReturn:
+        raise failure
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(type(failure)):
+        write_bytes(path, b"new")
+    with pytest.raises(type(failure)):
+        write_bytes(tmp_path / "other", b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_the_system_cuts_short_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_bytes(path, bytes(1_000_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+KILLED_WRITE = """
+import os, signal, sys
+from pathlib import Path
+from slm_lab.lib import io
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+io.write_bytes(Path(sys.argv[1]), b"new")
+"""
+
+
+def test_a_killed_write_leaves_the_old_file_and_an_orphan_that_is_cleaned_up(tmp_path: Path) -> None:
+    path = tmp_path / "sub/file.pt"
+    write_bytes(path, b"old")
+    ran = subprocess.run([sys.executable, "-c", KILLED_WRITE, str(path)], check=False)
+    assert ran.returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+    (orphan,) = set(path.parent.iterdir()) - {path}
+    assert orphan.name.startswith(".file.pt.")
+    assert orphan.name.endswith(".tmp")
+    remove_orphans(tmp_path)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_temporary_name_that_is_taken_is_left_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(io.secrets, "token_hex", lambda size: "00" * size)
+    taken = tmp_path / f".file.{os.getpid()}-00000000.tmp"
+    taken.write_bytes(b"another writer's")
+    with pytest.raises(FileExistsError):
+        write_bytes(tmp_path / "file", b"new")
+    assert taken.read_bytes() == b"another writer's"
+
+
+def test_writers_at_the_same_time_leave_one_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    start = threading.Barrier(4)
+
+    def write(letter: bytes) -> None:
+        start.wait()
+        for _ in range(5):
+            write_bytes(path, letter * 100_000)
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in (b"a", b"b", b"c", b"d")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    data = path.read_bytes()
+    assert len(data) == 100_000
+    assert len(set(data)) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_orphans_are_cleaned_up_in_the_folder_alone(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    run = tmp_path / "run"
+    for folder in (outside, run / "model"):
+        folder.mkdir(parents=True)
+        (folder / ".a.1-00.tmp").touch()
+        (folder / "kept.tmp").touch()
+        (folder / ".kept").touch()
+    (run / "link").symlink_to(outside)
+    remove_orphans(run)
+    assert sorted(path.name for path in (run / "model").iterdir()) == [".kept", "kept.tmp"]
+    assert (outside / ".a.1-00.tmp").exists()
+
+
+def test_text_json_and_yaml_files_are_readable(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "é")
+    assert (tmp_path / "a.txt").read_bytes() == "é".encode()
+    write_json(tmp_path / "a.json", {"a": [1]})
+    assert (tmp_path / "a.json").read_text() == '{\n  "a": [\n    1\n  ]\n}\n'
+    write_yaml(tmp_path / "a.yaml", {"b": {"z": (1, 2), "a": [[1], {"x": 1e-05}]}, "a": 1e6})
+    assert (tmp_path / "a.yaml").read_text() == ("b:\n  z: [1, 2]\n  a:\n  - [1]\n  - x: 1.0e-05\na: 1000000.0\n")
+
+
+def test_any_yaml_reader_takes_our_floats_as_floats_and_our_text_as_text() -> None:
+    data = {"x": [1e-05, 1e22, 2.5e-300, 1.0, -1e16], "y": ["1e6", "1.5", "no", "0x1"]}
+    assert yaml.safe_load(dump_yaml(data)) == data
+    # YAML 1.2 reads 1e6 as a number, so it must stand in quotes
+    assert "'1e6'" in dump_yaml(data)
+
+
+def test_a_value_used_twice_is_written_twice() -> None:
+    shared = {"a": 1}
+    assert dump_yaml({"x": shared, "y": shared}) == "x:\n  a: 1\ny:\n  a: 1\n"
+
+
+# --- seals
+
+
+PAYLOAD = bytes(range(256)) * 40
+
+
+def test_a_sealed_payload_comes_back() -> None:
+    for payload in (b"", b"x", PAYLOAD, seal(PAYLOAD)):
+        assert unseal(seal(payload)) == payload
+
+
+def test_each_of_a_hundred_flipped_bits_is_detected() -> None:
+    sealed = seal(PAYLOAD)
+    random = np.random.default_rng(0)
+    # every part is hit: the payload, the mark and the hash
+    positions = [*random.integers(0, len(sealed), 60), *range(len(sealed) - 40, len(sealed))]
+    assert len(positions) == 100
+    for position in positions:
+        damaged = bytearray(sealed)
+        damaged[position] ^= 1 << int(random.integers(8))
+        assert unseal(bytes(damaged)) is None
+
+
+def test_each_of_a_hundred_cuts_is_detected() -> None:
+    sealed = seal(PAYLOAD)
+    lengths = [*range(60), *np.linspace(60, len(sealed) - 1, 40).astype(int)]
+    for length in lengths:
+        assert unseal(sealed[:length]) is None
+        assert unseal(sealed[len(sealed) - length :]) is None
+
+
+def test_added_bytes_are_detected() -> None:
+    assert unseal(seal(PAYLOAD) + b"x") is None
+    assert unseal(b"x" + seal(PAYLOAD)) is None
+    assert unseal(PAYLOAD) is None
+
+
+# --- folders
+
+
+RACE = """
+import sys, time
+from datetime import datetime
+from pathlib import Path
+from slm_lab.lib import io
+
+class Noon(datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2026, 1, 2, 12, 30, 45)
+
+io.datetime = Noon
+folder, start = Path(sys.argv[1]), Path(sys.argv[2])
+print("ready", flush=True)
+while not start.exists():
+    time.sleep(0.001)
+made = io.create_run_folder(folder, "demo")
+(made / "mine").touch(exist_ok=False)
+print(made.name)
+"""
+
+
+def test_eight_processes_in_the_same_second_get_eight_folders(tmp_path: Path) -> None:
+    data, start = tmp_path / "data", tmp_path / "start"
+    command = [sys.executable, "-c", RACE, str(data), str(start)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        start.touch()
+        names = [process.communicate(timeout=60)[0].strip() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    stamp = "demo_2026_01_02_123045"
+    assert sorted(names) == [stamp, *(f"{stamp}_{i}" for i in range(1, 8))]
+    assert sorted(path.name for path in data.iterdir()) == sorted(names)
+
+
+def test_a_run_folder_is_named_by_the_spec_and_the_time(tmp_path: Path) -> None:
+    folder = create_run_folder(tmp_path / "data", "ppo_cartpole")
+    assert folder.parent == tmp_path / "data"
+    assert folder.is_dir()
+    name, stamp = folder.name[:13], folder.name[13:]
+    assert name == "ppo_cartpole_"
+    assert [len(part) for part in stamp.split("_")] == [4, 2, 2, 6]
+
+
+# --- locks
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "run/log/.lock"
+    with (
+        lock_file(path, wait=0),
+        pytest.raises(RunFolderError, match="another process is using"),
+        lock_file(path, wait=0),
+    ):
+        pass
+    with lock_file(path, wait=0):
+        pass
+
+
+KILLED_HOLDER = """
+import sys, time
+from pathlib import Path
+from slm_lab.lib.io import lock_file
+with lock_file(Path(sys.argv[1]), wait=0):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "run/log/.lock"
+    holder = subprocess.Popen([sys.executable, "-c", KILLED_HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunFolderError), lock_file(path, wait=0):
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+    with lock_file(path, wait=5):
+        pass
