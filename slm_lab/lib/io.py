@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -46,8 +47,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON atomically, readable by people."""
-    write_text(path, json.dumps(data, indent=2) + "\n")
+    """Write JSON atomically, readable by people; a number that is not finite becomes null, for JSON has none."""
+    write_text(path, json.dumps(_finite(data), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def write_yaml(path: Path, data: Any) -> None:

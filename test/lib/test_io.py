@@ -1,6 +1,8 @@
 """Files are whole or not there: atomic writes, seals, unique folders, locks."""
 
 import errno
+import json
+import math
 import os
 import resource
 import signal
@@ -167,6 +169,15 @@ def test_text_json_and_yaml_files_are_readable(tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_text() == '{\n  "a": [\n    1\n  ]\n}\n'
     write_yaml(tmp_path / "a.yaml", {"b": {"z": (1, 2), "a": [[1], {"x": 1e-05}]}, "a": 1e6})
     assert (tmp_path / "a.yaml").read_text() == ("b:\n  z: [1, 2]\n  a:\n  - [1]\n  - x: 1.0e-05\na: 1000000.0\n")
+
+
+def test_json_holds_null_for_what_is_not_a_number(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"score": math.nan, "bounds": (-math.inf, [math.inf, 1.5]), "name": "NaN"})
+    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail) == {
+        "score": None,
+        "bounds": [None, [None, 1.5]],
+        "name": "NaN",
+    }
 
 
 def test_any_yaml_reader_takes_our_floats_as_floats_and_our_text_as_text() -> None:

@@ -114,6 +114,7 @@ class Algorithm(ABC):
             module.load_state_dict(modules[name])
 
 
+@torch.no_grad()
 def gather_metrics(rows: list[dict[str, Tensor]], frame: int) -> Metrics:
     """Means over the gradient steps of one training; floats leave the device here, once."""
     names = list(rows[0])

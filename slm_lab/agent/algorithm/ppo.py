@@ -119,8 +119,9 @@ class PPO(ActorCritic):
         log_prob, entropies = family.log_prob_entropy(param, batch.action)
         policy_loss, log_ratio = calc_surrogate(log_prob, batch.old_log_prob, adv, clip_eps)
         entropy = entropies.mean()
-        ret, old_value = batch.ret * ret_scale, batch.old_value
-        value = value * ret_scale
+        ret, old_value = batch.ret, batch.old_value
+        if config.normalize_v_targets:
+            value, ret = value * ret_scale, ret * ret_scale
         if config.symlog:
             value, ret, old_value = symlog(value), symlog(ret), symlog(old_value)
         if config.clip_vloss:
@@ -128,12 +129,7 @@ class PPO(ActorCritic):
         else:
             val_loss = self.value_loss(value, ret)
         loss = policy_loss + config.val_loss_coef * val_loss - entropy_coef * entropy
-        aux = {
-            "loss": loss.detach(),
-            "policy_loss": policy_loss.detach(),
-            "val_loss": val_loss.detach(),
-            "entropy": entropy.detach(),
-        }
+        aux = {"loss": loss, "policy_loss": policy_loss, "val_loss": val_loss, "entropy": entropy}
         return loss, aux, log_ratio
 
     def update(self, frame: int) -> Metrics | None:

@@ -86,9 +86,9 @@ class Reinforce(Algorithm):
         self.net.eval()
         self.opt_step += 1
         row = {
-            "loss": loss.detach(),
-            "policy_loss": policy_loss.detach(),
-            "entropy": entropy.detach(),
+            "loss": loss,
+            "policy_loss": policy_loss,
+            "entropy": entropy,
             "grad_norm": grad_norm,
         }
         return {**gather_metrics([row], frame), "entropy_coef": entropy_coef}

@@ -36,5 +36,5 @@ class FlatParams:
         """Scale the gradient down to `max_norm`; returns its norm before."""
         norm = self.grad.norm()
         if max_norm is not None:
-            self.grad.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+            self.grad.div_((norm / max_norm).clamp_(min=1.0))
         return norm
