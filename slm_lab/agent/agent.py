@@ -33,7 +33,9 @@ class Agent:
         device: torch.device,
     ) -> None:
         self.device = device
-        self.obs_dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
+        # images stay as small as they are, unless normalising makes them fractions
+        is_small = obs_space.dtype == np.uint8 and not spec.env.normalize_obs
+        self.obs_dtype = torch.uint8 if is_small else torch.float32
         # initial weights come from torch's global generator; nothing after them does, but for dropout layers
         torch.manual_seed(derive_seed(*seed_key, _INIT))
         context = Context(

@@ -12,6 +12,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+# modes of `run` that look like commands when `run` is left out
+MODES = ("dev", "train", "search")
 # what the torch-free install leaves out
 ML_PACKAGES = ("torch", "gymnasium", "ale_py", "tensorboard")
 
@@ -51,7 +53,7 @@ def main() -> None:
     name, rest = route(arguments)
     if name == "run" and arguments[0] != "run" and len(arguments) == 1:
         near = get_close_matches(arguments[0], COMMANDS, n=1, cutoff=0.5)
-        if near and not arguments[0].endswith((".json", ".yaml", ".yml")):
+        if near and arguments[0] not in MODES and not arguments[0].endswith((".json", ".yaml", ".yml")):
             sys.stderr.write(f"Error: no command '{arguments[0]}'; did you mean 'slm-lab {near[0]}'?\n")
             sys.exit(2)
     try:

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.lib.errors import SpecError
 from slm_lab.lib.io import dump_yaml
 from slm_lab.lib.runtime import import_modules
-from slm_lab.spec.document import spec_reference
+from slm_lab.spec.document import spec_file_schema, spec_reference
 from slm_lab.spec.loading import (
     SHIPPED,
     dump_spec,
@@ -22,7 +23,6 @@ from slm_lab.spec.loading import (
     spec_names,
 )
 from slm_lab.spec.reader import read_document
-from slm_lab.spec.schema import build_spec_model
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Work with spec files.")
 
@@ -44,11 +44,18 @@ def check(file: File, name: Name = None, set_: Set = None, imports: Import = Non
         else:
             path, only = locate(file, name)
             names = [only]
+        mistakes = []
         for one in names:
-            loaded = load_spec(path, one, overrides)
+            try:
+                loaded = load_spec(path, one, overrides)
+            except SpecError as error:
+                mistakes.append(str(error))
+                continue
             for note in loaded.notes:
                 sys.stderr.write(f"note: {note}\n")
             sys.stdout.write(f"{one}: valid\n")
+        if mistakes:
+            raise SpecError("\n".join(mistakes))
 
 
 @app.command()
@@ -89,12 +96,7 @@ def list_(words: Annotated[list[str] | None, typer.Argument(help="Show only line
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a spec file, for completion in editors."""
-    one = build_spec_model().model_json_schema()
-    definitions = one.pop("$defs", {})
-    required = [key for key in one["required"] if key != "name"]
-    one = {**one, "required": required}
-    document = {"type": "object", "additionalProperties": one, "$defs": definitions}
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    sys.stdout.write(json.dumps(spec_file_schema(), indent=2) + "\n")
 
 
 @app.command(hidden=True)

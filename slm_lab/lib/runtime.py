@@ -18,7 +18,9 @@ PACKAGES = ("slm-lab", "torch", "gymnasium", "numpy", "ale-py", "mujoco", "box2d
 
 def derive_seed(*key: int) -> int:
     """A 32-bit seed from a tuple of numbers; different keys give independent streams."""
-    return int(np.random.SeedSequence(key).generate_state(1)[0])
+    # numpy pads with zeros and splits large numbers, so keys of different length or size could meet without this
+    words = [len(key), *(word for number in key for word in (number & 0xFFFFFFFF, number >> 32))]
+    return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
 def num_cores() -> int:

@@ -1,6 +1,7 @@
 """Combinations of valid keys that make no sense together; refused, never quietly corrected."""
 
-from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec
+from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec
+from slm_lab.spec.net import NetSpec
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import search_problems
 
@@ -19,7 +20,16 @@ def check_combination(spec: Spec) -> list[str]:
         problems += _ppo_problems(algorithm, env.num_envs, memory.name)
     if isinstance(algorithm, ActorCriticSpec):
         problems += _actor_critic_problems(algorithm, memory.name)
+    if isinstance(algorithm, ReinforceSpec):
+        problems += _reinforce_problems(spec.agent.net)
     problems += search_problems(spec)
+    return problems
+
+
+def _reinforce_problems(net: NetSpec) -> list[str]:
+    problems = [f"agent.net.critic_{key}: Reinforce has no critic; remove it" for key in net.critic]
+    if net.shared:
+        problems.append("agent.net.shared: Reinforce has no critic to share a net with; remove it")
     return problems
 
 

@@ -102,7 +102,7 @@ def spec_file_schema() -> dict[str, Any]:
         if "arc" in net["properties"]:
             file = {"type": "string", "description": "File beside the spec that holds `arc`."}
             net["properties"] |= {"arc_file": file}
-            net["required"] = [key for key in net["required"] if key != "arc"]
+            net["required"] = [key for key in net.get("required", []) if key != "arc"]
         own = {key: value for key, value in net["properties"].items() if key not in ("type", *PAIR_KEYS)}
         net["properties"] |= {f"{role}_{key}": value for role in nets.ROLES for key, value in own.items()}
     return {

@@ -30,12 +30,15 @@ InitFn = Literal[
 ]
 
 
+Beta = Annotated[Float, Field(ge=0, lt=1)]
+
+
 class AdamSpec(Model):
     """Adam."""
 
     name: Literal["Adam"] = "Adam"
     lr: PositiveFloat = 1e-3
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: NonNegativeFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     amsgrad: Bool = False
@@ -69,6 +72,12 @@ class SGDSpec(Model):
     dampening: NonNegativeFloat = 0.0
     weight_decay: NonNegativeFloat = 0.0
     nesterov: Bool = False
+
+    @model_validator(mode="after")
+    def _check_nesterov(self) -> Self:
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise ValueError("nesterov needs a momentum and no dampening")
+        return self
 
 
 class OtherOptimSpec(Model):
@@ -157,7 +166,10 @@ class LossSpec(Model):
 
 ROLES: tuple[Literal["actor"], Literal["critic"]] = ("actor", "critic")
 # With a shared body these are what may still differ between the two heads.
-_HEAD_KEYS = {"init_std", "log_std_init", "out_layer_activation"}
+_HEAD_KEYS = {
+    "actor": {"init_std", "log_std_init", "out_layer_activation"},
+    "critic": {"init_std", "out_layer_activation"},
+}
 
 
 class NetSpec(Model):
@@ -199,11 +211,13 @@ class NetSpec(Model):
     @model_validator(mode="after")
     def _check_roles(self) -> Self:
         for role, override in (("actor", self.actor), ("critic", self.critic)):
-            if self.shared and (extra := set(override) - _HEAD_KEYS):
+            if self.shared and (extra := set(override) - _HEAD_KEYS[role]):
                 raise ValueError(
                     f"with shared: true the {role} has no net of its own for '{role}_{sorted(extra)[0]}'; "
                     "set shared: false or give the key without prefix"
                 )
+            if role == "critic" and "log_std_init" in override:
+                raise ValueError("critic_log_std_init: only an actor has a log std; remove it")
             if self.use_same_optim and "optim_spec" in override:
                 raise ValueError(f"use_same_optim: true contradicts {role}_optim_spec; remove one of them")
         return self
@@ -269,6 +283,16 @@ class TorchArcNetSpec(NetSpec):
     """A body described by the TorchArc schema; output layers are added by the lab."""
 
     type: Literal["TorchArcNet"] = "TorchArcNet"
-    arc: dict[str, Any] = Field(description="`modules` and `graph` of the body (or `arc_file`: a file holding them).")
+    arc: dict[str, Any] | None = Field(
+        None,
+        description="`modules` and `graph` of the body (or `arc_file`: a file holding them); required, "
+        "unless actor and critic each have their own.",
+    )
     hid_layers_activation: Activation | None = Field(None, description="Activation whose gain init_fn uses.")
     normalize: Bool = Field(False, description="Divide the input by 255.")
+
+    @model_validator(mode="after")
+    def _check_arc(self) -> Self:
+        if self.arc is None and not ("arc" in self.actor and "arc" in self.critic):
+            raise ValueError("needs the key arc, or actor_arc and critic_arc")
+        return self

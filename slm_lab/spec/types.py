@@ -1,8 +1,18 @@
 """Field types shared by the schema: strict numbers, schedules, and the frozen base model."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, StrictStr, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictStr,
+    Tag,
+    model_validator,
+)
 from pydantic.types import Strict
 
 
@@ -40,6 +50,12 @@ class ScheduleSpec(Model):
     end_val: Float | None = Field(None, description="Value from end_step on; null means start_val.")
     start_step: NonNegativeInt = Field(0, description="Frame at which the change begins.")
     end_step: NonNegativeInt = Field(0, description="Frame at which end_val is reached.")
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.end_step < self.start_step:
+            raise ValueError(f"end_step {self.end_step} comes before start_step {self.start_step}")
+        return self
 
 
 def _number_or_schedule(value: Any) -> str:

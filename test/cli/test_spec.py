@@ -71,9 +71,6 @@ def test_a_wrong_spec_ends_in_its_mistakes_and_code_2(call: Call) -> None:
     )
 
 
-@pytest.mark.xfail(
-    strict=True, reason="cli/spec.py stops at the first wrong spec, though its help promises every mistake"
-)
 def test_the_mistakes_of_every_spec_are_listed(call: Call) -> None:
     Path("a.json").write_text(json.dumps({"one": demo(gama=1), "two": demo(lamm=1), "three": demo()}))
     code, out, err = call("check", "a.json", "-s", "env=CartPole-v1")

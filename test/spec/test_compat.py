@@ -236,3 +236,10 @@ def test_a_value_of_the_wrong_kind_is_never_a_crash(path: str, value: object) ->
     # some are valid: an empty mapping is one, and `body` may hold anything
     with suppress(SpecError):
         parse_spec(raw)
+
+
+def test_each_net_may_have_an_arc_of_its_own() -> None:
+    raw = demo()
+    raw["agent"]["net"] = {"type": "TorchArcNet", "actor_arc": {"modules": {}}, "critic_arc": {"graph": {}}}
+    spec, _ = parse(raw)
+    assert spec["agent"]["net"]["actor"]["arc"] == {"modules": {}}

@@ -52,11 +52,12 @@ def problems(changes: Changes, base: dict[str, Any] | None = None) -> list[str]:
 
 
 A2C = changed({"agent.algorithm": {"name": "ActorCritic", "training_frequency": 5}})
+REINFORCE = changed({"agent.algorithm": {"name": "Reinforce"}})
 CONV = changed({"agent.net": {"type": "ConvNet"}})
 
 
 def test_the_spec_without_changes_is_valid() -> None:
-    for base in (demo(), A2C, CONV):
+    for base in (demo(), A2C, REINFORCE, CONV):
         spec, notes = parse_spec(base)
         assert spec.name == "demo"
         assert notes == ()
@@ -360,6 +361,21 @@ def test_a_message_stays_on_its_line_whatever_the_key() -> None:
             {"agent.algorithm.num_step_returns": 6},
             "agent.algorithm.num_step_returns: 6 steps do not fit in training_frequency 5",
         ),
+        (
+            REINFORCE,
+            {"agent.net.critic_init_std": 1},
+            "agent.net.critic_init_std: Reinforce has no critic; remove it",
+        ),
+        (
+            REINFORCE,
+            {"agent.net.shared": True},
+            "agent.net.shared: Reinforce has no critic to share a net with; remove it",
+        ),
+        (
+            demo(),
+            {"agent.algorithm.clip_eps_spec": {"start_val": 0.2, "start_step": 5, "end_step": 4}},
+            "agent.algorithm.clip_eps_spec: end_step 4 comes before start_step 5",
+        ),
     ],
 )
 def test_an_impossible_combination_is_refused(base: dict[str, Any], changes: Changes, line: str) -> None:
@@ -423,6 +439,26 @@ def test_actor_critic_trains_each_num_step_returns_unless_told_otherwise() -> No
             CONV,
             {"agent.net.critic_conv_hid_layers": [[32]]},
             "agent.net.critic: a conv layer is [channels, kernel, stride, padding, dilation], got [32]",
+        ),
+        (
+            demo(),
+            {"agent.net.critic_log_std_init": 0},
+            "agent.net: critic_log_std_init: only an actor has a log std; remove it",
+        ),
+        (
+            demo(),
+            {"agent.net.optim_spec": {"name": "SGD", "nesterov": True}},
+            "agent.net.optim_spec: nesterov needs a momentum and no dampening",
+        ),
+        (
+            demo(),
+            {"agent.net.critic_optim_spec": {"name": "SGD", "nesterov": True}},
+            "agent.net.critic_optim_spec: nesterov needs a momentum and no dampening",
+        ),
+        (
+            demo(),
+            {"agent.net": {"type": "TorchArcNet", "actor_arc": {}}},
+            "agent.net: needs the key arc, or actor_arc and critic_arc",
         ),
     ],
 )

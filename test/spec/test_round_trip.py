@@ -53,10 +53,10 @@ schedules = st.one_of(
         optional={
             "name": st.sampled_from(["no_decay", "linear_decay", "rate_decay", "periodic_decay"]),
             "end_val": st.none() | floats,
-            "start_step": st.integers(0, 2**40),
-            "end_step": st.integers(0, 2**40),
+            "start_step": st.integers(0, 2**20),
+            "end_step": st.integers(2**20, 2**40),
         },
-    ),
+    ).map(lambda schedule: {"end_step": 2**20, **schedule} if "start_step" in schedule else schedule),
 )
 optimizers = st.one_of(
     st.fixed_dictionaries({"name": st.sampled_from(["Adam", "AdamW"])}, optional={"lr": positive, "eps": positive}),
@@ -76,7 +76,7 @@ nets = st.one_of(
             optim_spec=optimizers,
             lr_scheduler_spec=st.none() | st.fixed_dictionaries({"name": st.just("LinearToZero"), "frame": counts}),
         ),
-        optional(actor_init_std=positive, actor_optim_spec=optimizers, critic_hid_layers=st.lists(counts, max_size=2)),
+        optional(actor_init_std=positive, actor_optim_spec=optimizers, actor_hid_layers=st.lists(counts, max_size=2)),
     ),
     st.builds(lambda arc: {"type": "TorchArcNet", "arc": arc}, st.dictionaries(text, values, max_size=3)),
 )

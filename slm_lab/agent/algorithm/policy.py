@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from gymnasium import spaces
+from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
@@ -18,6 +19,9 @@ from slm_lab.lib.errors import SpecError
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+# points and weights of an expectation over a standard normal
+_NODE, _WEIGHT = hermegauss(64)
+_QUADRATURE = (_NODE, _WEIGHT / math.sqrt(2 * math.pi))
 
 
 class ActionFamily(ABC):
@@ -225,8 +229,11 @@ class TanhNormal(Normal):
         return super().log_prob(param, raw) - log_det_tanh(raw).sum(-1)
 
     def entropy(self, param: Tensor) -> Tensor:
-        # no closed form: the Gaussian's entropy plus the change of volume at its mean
-        return super().entropy(param) + log_det_tanh(self.split(param)[0]).sum(-1)
+        # no closed form: the Gaussian's entropy plus the mean change of volume, by Gauss-Hermite quadrature
+        mean, log_std = (part.unsqueeze(-1) for part in self.split(param))
+        node, weight = (torch.as_tensor(part, dtype=param.dtype, device=param.device) for part in _QUADRATURE)
+        change = (log_det_tanh(mean + log_std.exp() * node) * weight).sum(-1)
+        return super().entropy(param) + change.sum(-1)
 
 
 def log_det_tanh(raw: Tensor) -> Tensor:

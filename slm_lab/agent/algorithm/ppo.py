@@ -41,7 +41,9 @@ def calc_surrogate(log_prob: Tensor, old_log_prob: Tensor, adv: Tensor, clip_eps
 
 def calc_kl(log_ratio: Tensor) -> Tensor:
     """E[r - 1 - log r], an estimate of KL(old || new) that is never negative."""
-    return (log_ratio.exp() - 1 - log_ratio).mean()
+    # in float32 the difference of small steps cancels
+    x = log_ratio.double()
+    return (x.expm1() - x).mean()
 
 
 def calc_clip_frac(log_ratio: Tensor, clip_eps: float) -> Tensor:
@@ -57,7 +59,8 @@ def calc_clipped_val_loss(value: Tensor, old_value: Tensor, ret: Tensor, clip_ep
 
 def symlog(x: Tensor) -> Tensor:
     """sign(x) log(1 + |x|): keeps small values and tames large ones."""
-    return x.sign() * x.abs().log1p()
+    # written without sign(x), whose zero at 0 would stop the gradient
+    return torch.where(x >= 0, x.clamp(min=0).log1p(), -(-x).clamp(min=0).log1p())
 
 
 class PPO(ActorCritic):

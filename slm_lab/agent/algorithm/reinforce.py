@@ -25,7 +25,9 @@ def calc_policy_loss(log_prob: Tensor, adv: Tensor) -> Tensor:
 def scale_return(ret: Tensor, center: bool) -> Tensor:
     """Returns in units of their std, around their mean if centred."""
     scaled = ret - ret.mean() if center else ret
-    return scaled / (ret.std(correction=0) + 1e-8)
+    std = ret.std(correction=0)
+    # equal returns have no spread to be measured in
+    return scaled / torch.where(std > 1e-8, std, 1.0)
 
 
 class Reinforce(Algorithm):

@@ -15,10 +15,12 @@ def calc_schedule(spec: float | ScheduleSpec, frame: int) -> float:
         return float(spec)
     # 0 is a value like any other: only null means "not given"
     end_val = spec.start_val if spec.end_val is None else spec.end_val
-    if spec.name == "no_decay" or frame <= spec.start_step < spec.end_step:
+    if spec.name == "no_decay":
         return spec.start_val
     if frame >= spec.end_step:
         return end_val
+    if frame <= spec.start_step:
+        return spec.start_val
     progress = (frame - spec.start_step) / (spec.end_step - spec.start_step)
     return end_val + (spec.start_val - end_val) * _calc_rest(spec.name, progress)
 

@@ -19,6 +19,7 @@ class TorchArcNet(nn.Module):
     def __init__(self, spec: TorchArcNetSpec, obs_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.scale = 1 / 255 if spec.normalize else None
+        assert spec.arc is not None, "the schema sees to it"
         self.layers = build_arc(spec.arc, "agent.net.arc")
         if len(self.layers.input_names) != 1:
             raise SpecError(f"agent.net.arc.graph.input: one input expected, got {self.layers.input_names}")

@@ -29,4 +29,5 @@ class MLPNet(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features (B, out_size)."""
+        obs = obs.float()
         return self.layers(obs if self.is_flat else obs.flatten(1))

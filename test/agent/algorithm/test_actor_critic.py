@@ -259,7 +259,7 @@ def test_entropy_bonus_flattens_the_policy(lab) -> None:
         lab.collect(agent, env, 4)
         entropies.append(agent.update(16)["entropy"])
     assert entropies == sorted(entropies)
-    assert entropies[-1] > entropies[0] + 0.05
+    assert entropies[-1] > 1.2 * entropies[0]
 
 
 def test_nets_are_in_eval_mode_between_updates(lab) -> None:
@@ -339,7 +339,6 @@ def test_rewards_are_scaled_for_learning_only(lab) -> None:
     assert env.pop_finished() == [1.0] * 16
 
 
-@pytest.mark.xfail(strict=True, reason="normalised floats are cast back to uint8: -1.6 becomes 255")
 def test_uint8_observations_can_be_normalised(lab) -> None:
     net = {"type": "ConvNet", "conv_hid_layers": [[4, 4, 4]], "fc_hid_layers": [8]}
     spec = lab.spec("probe/Image-v0", {**A2C, "lam": 0.9}, net=net, normalize_obs=True)

@@ -100,10 +100,7 @@ def test_entropy_equals_torch(name: str) -> None:
     np.testing.assert_allclose(entropy, peer_entropy(family, param), rtol=1e-5, atol=1e-5)
 
 
-TANH_ENTROPY = pytest.mark.xfail(strict=True, reason="entropy is taken at the mean alone: above log 2, grows with std")
-
-
-@pytest.mark.parametrize("name", [*NAMES[:-1], pytest.param("TanhNormal", marks=TANH_ENTROPY)])
+@pytest.mark.parametrize("name", NAMES)
 def test_entropy_is_the_mean_of_minus_log_prob(name: str) -> None:
     family = FAMILIES[name]
     param = param_of(family, 1).expand(100_000, -1)

@@ -100,7 +100,6 @@ def test_kl_estimates_the_divergence_of_old_from_new() -> None:
     assert estimate == pytest.approx(distributions.kl_divergence(old, new).item(), rel=0.02)
 
 
-@pytest.mark.xfail(strict=True, reason="exp(x) - 1 cancels in float32; expm1 does not")
 def test_kl_of_tiny_steps_is_right() -> None:
     for log_ratio in np.linspace(1e-5, 1e-3, 100):
         kl = calc_kl(torch.full((4,), float(log_ratio))).item()
@@ -147,7 +146,6 @@ def test_symlog_has_slope_one_near_zero() -> None:
         assert x.grad.item() == pytest.approx(1.0, rel=1e-4)
 
 
-@pytest.mark.xfail(strict=True, reason="sign(0) = 0 stops the gradient: a critic that starts at 0 never leaves it")
 def test_symlog_has_slope_one_at_zero() -> None:
     x = torch.tensor(0.0, requires_grad=True)
     symlog(x).backward()
@@ -387,7 +385,7 @@ def test_entropy_bonus_flattens_the_policy(lab) -> None:
         lab.collect(agent, env, 8)
         entropies.append(agent.update(32)["entropy"])
     assert entropies == sorted(entropies)
-    assert entropies[-1] > entropies[0] + 0.05
+    assert entropies[-1] > 1.2 * entropies[0]
 
 
 # --- around

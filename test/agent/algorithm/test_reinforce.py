@@ -43,7 +43,6 @@ def test_equal_returns_teach_nothing_when_centred() -> None:
     assert scale_return(torch.full((4,), 2.0), True).tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="divided by std + 1e-8 they become 1e8")
 def test_equal_returns_stay_of_their_size_when_not_centred() -> None:
     """One-step tasks with a constant reward, or a batch of one step: std is 0."""
     assert float(scale_return(torch.full((4,), 2.0), False).abs().max()) <= 2
@@ -137,7 +136,7 @@ def test_entropy_bonus_flattens_the_policy(lab) -> None:
         lab.collect(agent, env, 4)
         entropies.append(agent.update(16)["entropy"])
     assert entropies == sorted(entropies)
-    assert entropies[-1] > entropies[0] + 0.05
+    assert entropies[-1] > 1.2 * entropies[0]
 
 
 def test_good_actions_become_likelier(lab) -> None:

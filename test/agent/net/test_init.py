@@ -230,7 +230,6 @@ def test_out_of_place_keys_raise(net: dict[str, Any], message: str) -> None:
         parse(net)
 
 
-@pytest.mark.xfail(strict=True, reason="keys that nothing reads pass in silence")
 @pytest.mark.parametrize(
     ("net", "algorithm"),
     [

@@ -51,7 +51,6 @@ def test_mlp_flattens() -> None:
     assert net(torch.zeros(5, 2, 3)).shape == (5, 6)
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="uint8 observations reach nn.Linear as they are")
 def test_mlp_reads_uint8() -> None:
     """The agent stores uint8 observations as uint8 (Atari RAM, small pictures)."""
     net = MLPNet(mlp(), (4,))

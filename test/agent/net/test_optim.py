@@ -260,7 +260,6 @@ def check_continuation(make: Callable[[], tuple[nn.Sequential, FlatOptimizer]]) 
 # --- options that contradict themselves
 
 
-@pytest.mark.xfail(strict=True, reason="the schema lets them through")
 @pytest.mark.parametrize(
     "optim",
     [
