@@ -12,7 +12,6 @@ from loguru import logger
 from slm_lab.env.make import build_settings, make_env
 from slm_lab.env.random_baseline import baseline_key, get_random_baseline
 from slm_lab.experiment.analysis import (
-    SessionMetrics,
     calc_session_metrics,
     calc_trial_metrics,
     format_trial_metrics,
@@ -152,8 +151,8 @@ class Trial:
             for result in results:
                 if result.session in tables:
                     session = calc_session_metrics(tables[result.session], baseline)
-                    write_session_metrics(self.folder, self.trial, result, _plain(session))
-            write_json(self.folder.trial_metrics_file(self.trial), _finite(metrics))
+                    write_session_metrics(self.folder, self.trial, result, asdict(session))
+            write_json(self.folder.trial_metrics_file(self.trial), metrics)
             self._plot(tables)
             logger.info(format_trial_metrics(metrics["scalar"]))
         if failures:
@@ -197,16 +196,3 @@ class Trial:
         for session, table in tables.items():
             plot_session(table, self.folder.graph_prefix(self.trial, session), f"{self._title}, session {session}")
         plot_trial(list(tables.values()), self.folder.graph_prefix(self.trial), self._title)
-
-
-def _plain(session: SessionMetrics) -> dict[str, Any]:
-    return _finite(asdict(session))
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: what is unknown is null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

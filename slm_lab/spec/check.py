@@ -39,7 +39,9 @@ def _ppo_problems(algorithm: PPOSpec, num_envs: int, memory: str) -> list[str]:
         problems.append(f"agent.memory.name: PPO needs OnPolicyBatchReplay, got {memory}")
     batch = algorithm.time_horizon * num_envs
     if batch % algorithm.minibatch_size:
-        near = max(size for size in range(1, min(batch, algorithm.minibatch_size) + 1) if batch % size == 0)
+        top = min(batch, algorithm.minibatch_size)
+        # a bounded look: a hostile number must not turn the hint into hours
+        near = next((size for size in range(top, max(0, top - 10_000), -1) if batch % size == 0), 1)
         problems.append(
             f"agent.algorithm.minibatch_size: {algorithm.minibatch_size} does not divide "
             f"time_horizon*num_envs = {algorithm.time_horizon}*{num_envs} = {batch}; {near} would"

@@ -25,7 +25,9 @@ class Model(BaseModel):
 def _whole(value: Any) -> Any:
     """Let `1e6` stand where an integer is due; a fraction, text or true/false is still refused."""
     if isinstance(value, float) and value.is_integer():
-        return int(value)
+        value = int(value)
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError("a whole number of at most 63 bits expected")
     return value
 
 
