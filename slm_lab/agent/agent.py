@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics
 from slm_lab.agent.algorithm.policy import build_family
+from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.normalize import ObsNormalizer, RewardScaler
 from slm_lab.env.vec_env import Step
@@ -77,11 +78,17 @@ class Agent:
         """Remember a step; the policy's own view of the observation is what is stored."""
         if self.obs_normalizer is not None:
             self.obs_normalizer.update(obs)
-        reward = self.reward_scaler(step.reward, step.done)
         extra = dict(act.extra)
-        seen = extra.pop("obs")
         self.algorithm.observe(
-            seen, act._replace(extra=extra), reward, step.terminated, step.truncated, self.encode(step.next_obs)
+            Transition(
+                obs=extra.pop("obs"),
+                action=act.action,
+                reward=self.reward_scaler(step.reward, step.done),
+                terminated=step.terminated,
+                truncated=step.truncated,
+                next_obs=self.encode(step.next_obs),
+                extra=extra,
+            )
         )
 
     def update(self, frame: int) -> Metrics | None:

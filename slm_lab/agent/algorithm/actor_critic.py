@@ -13,7 +13,7 @@ from slm_lab.agent.algorithm.policy import draw_action
 from slm_lab.agent.algorithm.reinforce import calc_policy_loss
 from slm_lab.agent.algorithm.returns import calc_gae, calc_nstep_return, calc_return
 from slm_lab.agent.algorithm.schedule import calc_schedule
-from slm_lab.agent.memory.batch import Rollout
+from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.model import ActorCriticNet
@@ -94,10 +94,8 @@ class ActorCritic(Algorithm):
             self.context.family, param, self.config.action_policy, explore_var, self.context.act_generator
         )
 
-    def observe(
-        self, obs: Tensor, act: Act, reward: Array, terminated: Array, truncated: Array, next_obs: Tensor
-    ) -> None:
-        self.memory.add(obs, act.action, reward, terminated, truncated, next_obs, act.extra)
+    def observe(self, step: Transition) -> None:
+        self.memory.add(step)
 
     @torch.inference_mode()
     def _next_value(self, rollout: Rollout) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.policy import ActionFamily
+from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.schema import AgentSpec
@@ -63,9 +64,7 @@ class Algorithm(ABC):
         """Choose actions; without `explore` the deterministic policy."""
 
     @abstractmethod
-    def observe(
-        self, obs: Tensor, act: Act, reward: Array, terminated: Array, truncated: Array, next_obs: Tensor
-    ) -> None:
+    def observe(self, step: Transition) -> None:
         """Remember one step of all envs."""
 
     @abstractmethod

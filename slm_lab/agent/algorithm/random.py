@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Act, Algorithm, Array, Carry, Context, Metrics
+from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics
+from slm_lab.agent.memory.batch import Transition
 from slm_lab.spec.schema import AgentSpec
 
 
@@ -21,9 +22,7 @@ class Random(Algorithm):
         generator = self.context.act_generator if explore else self.eval_generator
         return Act(self.context.family.random(len(obs), generator), carry, {})
 
-    def observe(
-        self, obs: Tensor, act: Act, reward: Array, terminated: Array, truncated: Array, next_obs: Tensor
-    ) -> None:
+    def observe(self, step: Transition) -> None:
         pass
 
     def update(self, frame: int) -> Metrics | None:

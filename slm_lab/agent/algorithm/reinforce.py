@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Act, Algorithm, Array, Carry, Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.policy import draw_action
 from slm_lab.agent.algorithm.returns import calc_return
 from slm_lab.agent.algorithm.schedule import calc_schedule
+from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.model import PolicyNet
@@ -57,10 +58,8 @@ class Reinforce(Algorithm):
         )
         return Act(action, carry, {})
 
-    def observe(
-        self, obs: Tensor, act: Act, reward: Array, terminated: Array, truncated: Array, next_obs: Tensor
-    ) -> None:
-        self.memory.add(obs, act.action, reward, terminated, truncated, next_obs, act.extra)
+    def observe(self, step: Transition) -> None:
+        self.memory.add(step)
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame

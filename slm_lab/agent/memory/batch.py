@@ -1,8 +1,24 @@
-"""What memories hand to algorithms."""
+"""What algorithms hand to memories, and memories to algorithms."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+class Transition(NamedTuple):
+    """One step of all N envs as a memory takes it: observations as the policy saw them, rewards for learning."""
+
+    obs: Tensor
+    action: Tensor
+    reward: Array
+    terminated: Array
+    truncated: Array
+    next_obs: Tensor
+    extra: dict[str, Tensor]
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.memory.batch import Rollout
-
-Array = np.ndarray[Any, Any]
+from slm_lab.agent.memory.batch import Rollout, Transition
 
 
 class StepBuffer:
@@ -75,29 +73,20 @@ class RolloutMemory:
         self.cuts: dict[tuple[int, int], Tensor] = {}
         self.last_next_obs: Tensor | None = None
 
-    def add(
-        self,
-        obs: Tensor,
-        action: Tensor,
-        reward: Array,
-        terminated: Array,
-        truncated: Array,
-        next_obs: Tensor,
-        extra: dict[str, Tensor],
-    ) -> None:
+    def add(self, step: Transition) -> None:
         """Store one step of all envs."""
-        if truncated.any():
-            for env in np.flatnonzero(truncated & ~terminated):
-                self.cuts[self.buffer.size, int(env)] = next_obs[env].clone()
-        self.last_next_obs = next_obs
+        if step.truncated.any():
+            for env in np.flatnonzero(step.truncated & ~step.terminated):
+                self.cuts[self.buffer.size, int(env)] = step.next_obs[env].clone()
+        self.last_next_obs = step.next_obs
         self.buffer.add(
             {
-                "obs": obs,
-                "action": action,
-                "reward": torch.from_numpy(reward.astype(np.float32)),
-                "terminated": torch.from_numpy(terminated),
-                "truncated": torch.from_numpy(truncated),
-                **extra,
+                "obs": step.obs,
+                "action": step.action,
+                "reward": torch.from_numpy(step.reward.astype(np.float32)),
+                "terminated": torch.from_numpy(step.terminated),
+                "truncated": torch.from_numpy(step.truncated),
+                **step.extra,
             }
         )
 
@@ -167,18 +156,9 @@ class OnPolicyReplay(RolloutMemory):
         # (env, first row, row after the last)
         self.episodes: list[tuple[int, int, int]] = []
 
-    def add(
-        self,
-        obs: Tensor,
-        action: Tensor,
-        reward: Array,
-        terminated: Array,
-        truncated: Array,
-        next_obs: Tensor,
-        extra: dict[str, Tensor],
-    ) -> None:
-        super().add(obs, action, reward, terminated, truncated, next_obs, extra)
-        for env in np.flatnonzero(terminated | truncated):
+    def add(self, step: Transition) -> None:
+        super().add(step)
+        for env in np.flatnonzero(step.terminated | step.truncated):
             self.episodes.append((int(env), self.began[env], self.buffer.size))
             self.began[env] = self.buffer.size
 

@@ -11,6 +11,7 @@ from torch.nn.functional import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic, calc_explained_var, standardize
 from slm_lab.agent.algorithm.base import gather_metrics
+from slm_lab.agent.memory.batch import Transition
 from slm_lab.lib.errors import DivergenceError
 
 # CartPole cut after 14 steps: some episodes fall before, some are cut; returns spread by more than 1
@@ -80,13 +81,15 @@ def test_golden_advantages(lab, monkeypatch: pytest.MonkeyPatch, name: str) -> N
         rows = [(0.0, 0.0, False), (0.0, final, True), (10.0, 10.0, False), (10.0, 10.0, False)]
         for value, successor, truncated in rows:
             agent.algorithm.memory.add(
-                torch.tensor([[value]]),
-                torch.zeros(1, dtype=torch.int64),
-                np.ones(1),
-                np.zeros(1, bool),
-                np.array([truncated]),
-                torch.tensor([[successor]]),
-                {"value": torch.tensor([value])},
+                Transition(
+                    torch.tensor([[value]]),
+                    torch.zeros(1, dtype=torch.int64),
+                    np.ones(1),
+                    np.zeros(1, bool),
+                    np.array([truncated]),
+                    torch.tensor([[successor]]),
+                    {"value": torch.tensor([value])},
+                )
             )
         adv, ret = agent.algorithm._calc_adv_ret(agent.algorithm.memory.sample())
         np.testing.assert_allclose(adv[:, 0], expected, atol=1e-5)

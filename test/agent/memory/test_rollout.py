@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.memory.batch import Rollout
+from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.memory.rollout import OnPolicyBatchReplay, OnPolicyMemory, OnPolicyReplay
 from slm_lab.lib.errors import SpecError
@@ -34,13 +34,15 @@ class Feeder:
             letters = np.array(list(step))
             obs = 10.0 * self.t + np.arange(self.num_envs)
             memory.add(
-                torch.tensor(obs, dtype=torch.float32)[:, None],
-                torch.tensor(obs, dtype=torch.int64),
-                obs,
-                np.isin(letters, ["T", "B"]),
-                np.isin(letters, ["C", "B"]),
-                torch.tensor(obs + 0.5, dtype=torch.float32)[:, None],
-                {"value": torch.tensor(-obs, dtype=torch.float32)},
+                Transition(
+                    torch.tensor(obs, dtype=torch.float32)[:, None],
+                    torch.tensor(obs, dtype=torch.int64),
+                    obs,
+                    np.isin(letters, ["T", "B"]),
+                    np.isin(letters, ["C", "B"]),
+                    torch.tensor(obs + 0.5, dtype=torch.float32)[:, None],
+                    {"value": torch.tensor(-obs, dtype=torch.float32)},
+                )
             )
             self.t += 1
         return memory.is_ready
@@ -130,7 +132,9 @@ def test_fields_keep_their_dtype_and_shape() -> None:
     image = torch.full((2, 1, 3, 3), 200, dtype=torch.uint8)
     no = np.zeros(2, bool)
     action = torch.tensor([[1, 2], [3, 4]])
-    memory.add(image, action, np.array([1.25, -3e5]), no, no, image + 1, {"log_prob": torch.tensor([0.1, 0.2])})
+    memory.add(
+        Transition(image, action, np.array([1.25, -3e5]), no, no, image + 1, {"log_prob": torch.tensor([0.1, 0.2])})
+    )
     rollout = memory.sample()
     assert rollout.obs.shape == (1, 2, 1, 3, 3)
     assert rollout.obs.dtype == rollout.cut_obs.dtype == torch.uint8
@@ -148,10 +152,10 @@ def test_what_is_stored_does_not_change_with_the_caller() -> None:
     memory = OnPolicyBatchReplay(1, CPU, 2)
     obs, next_obs = torch.zeros(1, 1), torch.full((1, 1), 5.0)
     no, yes = np.zeros(1, bool), np.ones(1, bool)
-    memory.add(obs, torch.zeros(1), np.zeros(1), no, yes, next_obs, {})
+    memory.add(Transition(obs, torch.zeros(1), np.zeros(1), no, yes, next_obs, {}))
     obs.fill_(99)
     next_obs.fill_(99)
-    memory.add(torch.ones(1, 1), torch.zeros(1), np.zeros(1), yes, no, torch.ones(1, 1), {})
+    memory.add(Transition(torch.ones(1, 1), torch.zeros(1), np.zeros(1), yes, no, torch.ones(1, 1), {}))
     rollout = memory.sample()
     assert rollout.obs.flatten().tolist() == [0, 1]
     assert cuts(rollout) == {0: 5.0}
