@@ -168,7 +168,7 @@ def test_log_std_does_not_depend_on_the_observation(shared: bool) -> None:
     out = net(torch.randn(6, 4))[0]
     assert out.shape == (6, 4)
     assert (out[:, 2:] == -0.5).all()
-    assert float(out[:, :2].std()) > 0
+    assert out[:, :2].std().item() > 0
     out.sum().backward()
     # learnt, by every row
     assert net.actor.log_std.grad.tolist() == [6.0, 6.0]
@@ -178,7 +178,7 @@ def test_without_log_std_init_the_net_outputs_it() -> None:
     net = build(mlp(), is_gaussian=True)
     assert net.actor.log_std is None
     assert net.actor.head.out_features == 4
-    assert float(net(torch.randn(6, 4))[0][:, 2:].std()) > 0
+    assert net(torch.randn(6, 4))[0][:, 2:].std().item() > 0
 
 
 def test_log_std_needs_a_gaussian_policy() -> None:
