@@ -18,7 +18,8 @@ _ARRAY = "__array__"
 def _to_plain(value: Any) -> Any:
     """Only tensors and plain Python: what a safe loader accepts."""
     if isinstance(value, np.ndarray):
-        return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value))}
+        # numpy gives a single number a dimension here, which would not come back as it was
+        return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))}
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
