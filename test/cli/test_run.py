@@ -80,7 +80,7 @@ def test_older_forms_without_run_work(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["run", "slm_lab/spec/benchmark/ppo/ppo_cartpole.json", "ppo_cartpol"], "did you mean 'ppo_cartpole'?"),
         (["run", "ppo_cartpole", "-s", "gama=0.9"], "-s gama"),
         (["run", "ppo_cartpole", "-s", "agent.algorithm.gama=0.9"], "agent.algorithm.gama: unknown key; did you mean"),
-        (["run", "ppo_cartpole", "-s", "env.num_envs=four"], "env.num_envs: valid integer expected"),
+        (["run", "ppo_cartpole", "-s", "env.num_envs=four"], "env.num_envs: whole number expected"),
         (["run", "ppo_cartpole", "-s", "agent.algorithm.minibatch_size=100"], "does not divide"),
         (["run", "ppo_cartpole", "-s", "env.name=CartPole-v9"], "no env 'CartPole-v9'"),
         (["run", "ppo_cartpole", "-s", "env.kwargs.colour=red"], "env.kwargs"),
