@@ -33,7 +33,7 @@ VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def standardize(adv: Tensor) -> Tensor:
     """Advantages with mean 0 and std 1."""
     # one operation instead of five
-    return layer_norm(adv, adv.shape, eps=1e-8)
+    return layer_norm(adv, adv.shape, eps=1e-16)
 
 
 def calc_explained_var(value: Array, ret: Array) -> float:
