@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,7 +70,11 @@ class Reinforce(Algorithm):
         reward = rollout.reward.cpu().numpy()
         # without a critic nothing stands for what follows a cut
         ret = calc_return(
-            reward, reward * 0, rollout.terminated.cpu().numpy(), rollout.done.cpu().numpy(), self.config.gamma
+            reward,
+            np.zeros_like(reward),
+            rollout.terminated.cpu().numpy(),
+            rollout.done.cpu().numpy(),
+            self.config.gamma,
         )
         adv = scale_return(torch.from_numpy(ret).to(self.context.device).flatten(), self.config.center_return)
         optimizer = self.optimizers["actor"]
