@@ -17,6 +17,8 @@ def _quiet_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
+        # processes of the tests import torch again and again: seconds each, unless they may keep what they compiled
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         patch.setenv("SLM_LAB_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -124,11 +124,17 @@ def test_foreign_and_corrupt_folders_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "num_session"), [(signal.SIGTERM, 143, 2), (signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)]
+    ("number", "code", "num_session"),
+    [
+        (signal.SIGTERM, 143, 2),
+        (signal.SIGINT, 130, 1),
+        pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 143, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_saves_and_stops_and_train_latest_goes_on(number: int, code: int, num_session: int) -> None:
     command = [sys.executable, "-m", "slm_lab.cli", "run"]
-    limits = ["-s", "env.max_frame=20000", "-s", f"meta.max_session={num_session}"]
+    limits = ["-s", "env.max_frame=10000", "-s", f"meta.max_session={num_session}"]
     process = subprocess.Popen(
         [*command, "reinforce_cartpole", "train", *limits], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -238,7 +238,9 @@ def train_in_fork(spec: Spec, path: Path) -> int:
     return child
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm", [name if name == "PPO" else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+)
 def test_twenty_kills_at_random_moments_change_nothing(algorithm: str, tmp_path: Path) -> None:
     spec = make_spec(algorithm).replace(
         env={"max_frame": 16_000}, meta={"checkpoint_frequency": 100, "rigorous_eval": 0}
