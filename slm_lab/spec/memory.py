@@ -1,10 +1,10 @@
 """Keys of `agent.memory`, one model per memory."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slm_lab.spec.types import Model, Str
+from slm_lab.spec.types import Bool, Float, Fraction, Model, PositiveFloat, PositiveInt, Schedule, Str
 
 
 class MemorySpec(Model):
@@ -23,3 +23,33 @@ class OnPolicyBatchReplaySpec(MemorySpec):
     """A fixed number of vector steps; training happens after `training_frequency` (PPO: `time_horizon`) of them."""
 
     name: Literal["OnPolicyBatchReplay"] = "OnPolicyBatchReplay"
+
+
+class OnPolicyCrossEntropySpec(MemorySpec):
+    """Whole episodes, of which only those with the best returns are learned from."""
+
+    name: Literal["OnPolicyCrossEntropy"] = "OnPolicyCrossEntropy"
+    cross_entropy: Annotated[Float, Field(ge=0, le=100)] = Field(
+        1.0, description="Episodes whose return is below this percentile of the batch are dropped."
+    )
+
+
+class ReplaySpec(MemorySpec):
+    """The last `max_size` transitions, drawn uniformly."""
+
+    name: Literal["Replay"] = "Replay"
+    batch_size: PositiveInt = Field(64, description="Transitions per batch; sequences for a recurrent net.")
+    max_size: PositiveInt = Field(100_000, description="Transitions kept, over all envs; older ones are overwritten.")
+    use_cer: Bool = Field(
+        False, description="Combined experience replay: each batch holds the transitions since the one before."
+    )
+    num_step_returns: PositiveInt = Field(1, description="Rewards summed before the value of what follows stands in.")
+
+
+class PrioritizedReplaySpec(ReplaySpec):
+    """A replay that draws transitions in proportion to (|TD error| + epsilon)^alpha."""
+
+    name: Literal["PrioritizedReplay"] = "PrioritizedReplay"  # type: ignore[assignment]
+    alpha: Fraction = Field(0.6, description="How much priority matters; 0 is uniform.")
+    epsilon: PositiveFloat = Field(1e-4, description="Added to each error, so that none is never drawn again.")
+    beta: Schedule = Field(0.4, description="How far importance weights undo the bias of the draw; 1: fully.")

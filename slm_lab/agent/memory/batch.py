@@ -10,7 +10,11 @@ Array = np.ndarray[Any, Any]
 
 
 class Transition(NamedTuple):
-    """One step of all N envs as a memory takes it: observations as the policy saw them, rewards for learning."""
+    """One step of all N envs as a memory takes it, with rewards for learning.
+
+    Observations are as the policy saw them for on-policy memories, raw for a replay. `next_carry` (N, S) is the hidden
+    state of a recurrent net after this step; the one before it is `extra["carry"]`.
+    """
 
     obs: Tensor
     action: Tensor
@@ -19,6 +23,7 @@ class Transition(NamedTuple):
     truncated: Array
     next_obs: Tensor
     extra: dict[str, Tensor]
+    next_carry: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -42,3 +47,38 @@ class Rollout:
     def done(self) -> Tensor:
         """Ended by the task or by the clock."""
         return self.terminated | self.truncated
+
+
+class Batch(NamedTuple):
+    """Transitions drawn from a replay, tensors (B, ...).
+
+    With n-step returns `reward` is the discounted sum of the rewards, `next_obs` what follows the last of them, and
+    `discount` gamma^n, or 0 where the task ended: the target is always `reward + discount * V(next_obs)`.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    next_obs: Tensor
+    discount: Tensor
+    # importance weights, all 1 for a uniform replay
+    weight: Tensor
+    # where the transitions are kept, for the update of their priorities
+    slot: Array
+
+
+class SequenceBatch(NamedTuple):
+    """Stretches of L steps of one env each, tensors (L, B, ...); `obs` has one row more, what follows the last step.
+
+    `reset` (L+1, B) marks rows whose episode starts there; `mask` (L, B) is 0 where the successor is not the next row
+    (truncated episodes), so that no step learns from another episode; `carry` (B, S) is the hidden state that was held
+    when the first row was acted on.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    mask: Tensor
+    reset: Tensor
+    carry: Tensor
