@@ -32,23 +32,35 @@ class Agent:
         num_envs: int,
         seed_key: tuple[int, ...],
         device: torch.device,
+        frame_stack: int = 1,
     ) -> None:
         self.device = device
         # images stay as small as they are, unless normalising makes them fractions
         is_small = obs_space.dtype == np.uint8 and not spec.env.normalize_obs
         self.obs_dtype = torch.uint8 if is_small else torch.float32
+        raw_dtype = torch.from_numpy(np.empty(0, obs_space.dtype)).dtype
+        algorithm = ALGORITHMS[spec.agent.algorithm.name]
         # initial weights come from torch's global generator; nothing after them does, but for dropout layers
         torch.manual_seed(derive_seed(*seed_key, _INIT))
         context = Context(
             obs_shape=obs_space.shape,
-            family=build_family(action_space, spec.agent.algorithm.action_pdtype),
+            raw_dtype=raw_dtype,
+            obs_dtype=self.obs_dtype,
+            encode=self.encode,
+            frame_stack=frame_stack,
+            family=build_family(
+                action_space,
+                spec.agent.algorithm.action_pdtype,
+                algorithm.has_joint_actions,
+                algorithm.has_squashed_actions,
+            ),
             num_envs=num_envs,
             device=device,
             act_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _ACT)),
             train_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _TRAIN)),
         )
         self.context = context
-        self.algorithm = ALGORITHMS[spec.agent.algorithm.name](spec.agent, context)
+        self.algorithm = algorithm(spec.agent, context)
         env = spec.env
         self.obs_normalizer = ObsNormalizer(obs_space.shape, env.clip_obs) if env.normalize_obs else None
         self.clip_obs = env.clip_obs if not env.normalize_obs else None
@@ -56,12 +68,12 @@ class Agent:
             num_envs, spec.agent.algorithm.gamma, env.reward_scale, env.normalize_reward, env.clip_reward
         )
 
-    def encode(self, obs: Array) -> Tensor:
+    def encode(self, obs: Array | Tensor) -> Tensor:
         """Raw observations as the nets see them."""
         if self.obs_normalizer is not None:
-            obs = self.obs_normalizer(obs)
+            obs = self.obs_normalizer(np.asarray(obs.cpu()) if isinstance(obs, Tensor) else obs)
         elif self.clip_obs is not None:
-            obs = np.clip(obs, -self.clip_obs, self.clip_obs)
+            obs = torch.as_tensor(obs).clamp(-self.clip_obs, self.clip_obs)
         return torch.as_tensor(obs).to(self.device, self.obs_dtype)
 
     def init_carry(self, num_envs: int) -> Carry:
@@ -75,19 +87,22 @@ class Agent:
         return act._replace(extra={**act.extra, "obs": seen})
 
     def observe(self, obs: Array, act: Act, step: Step) -> None:
-        """Remember a step; the policy's own view of the observation is what is stored."""
+        """Remember a step; on-policy memories keep the policy's own view of the observation, a replay the env's."""
         if self.obs_normalizer is not None:
             self.obs_normalizer.update(obs)
         extra = dict(act.extra)
+        seen = extra.pop("obs")
+        is_raw = self.algorithm.stores_raw_obs
         self.algorithm.observe(
             Transition(
-                obs=extra.pop("obs"),
+                obs=torch.as_tensor(obs) if is_raw else seen,
                 action=act.action,
                 reward=self.reward_scaler(step.reward, step.done),
                 terminated=step.terminated,
                 truncated=step.truncated,
-                next_obs=self.encode(step.next_obs),
+                next_obs=torch.as_tensor(step.next_obs) if is_raw else self.encode(step.next_obs),
                 extra=extra,
+                next_carry=act.carry,
             )
         )
 
@@ -134,9 +149,8 @@ class Agent:
 
 
 def reset_rows(carry: Carry, done: Array) -> Carry:
-    """Clear the hidden state of the envs whose episode ended."""
+    """Clear the hidden state (N, S) of the envs whose episode ended."""
     if carry is None or not done.any():
         return carry
-    # layers first, envs second, as torch's recurrent cells have it
-    kept = torch.as_tensor(~done, device=carry.device, dtype=carry.dtype)
-    return carry * kept.view(1, -1, *[1] * (carry.dim() - 2))
+    # filled rather than multiplied by 0, which would keep a NaN
+    return carry.masked_fill(torch.as_tensor(done, device=carry.device).unsqueeze(-1), 0.0)

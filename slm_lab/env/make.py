@@ -7,7 +7,7 @@ from typing import Any
 import ale_py
 import gymnasium as gym
 from gymnasium import spaces
-from gymnasium.wrappers import FlattenObservation
+from gymnasium.wrappers import FlattenObservation, FrameStackObservation
 
 from slm_lab.env import probe
 from slm_lab.lib.errors import EnvError, nearest
@@ -71,6 +71,15 @@ def resolve_name(name: str) -> str:
     if env_id not in gym.registry:
         raise EnvError(f"env.name: no env '{env_id}' is registered{nearest(env_id, gym.registry)}")
     return env_id
+
+
+def count_frames(env: gym.Env[Any, Any]) -> int:
+    """How many frames an observation stacks, 1 without stacking."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, FrameStackObservation):
+            return env.stack_size
+        env = env.env
+    return 1
 
 
 def _readable(env: gym.Env[Any, Any], name: str) -> gym.Env[Any, Any]:

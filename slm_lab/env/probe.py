@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 Array = np.ndarray[Any, Any]
 
@@ -191,6 +192,27 @@ class Image(ProbeEnv):
         return 1.0 if (action == 1) == self.bright else -1.0
 
 
+class CartPoleHidden(CartPoleEnv):
+    """CartPole that shows where cart and pole are, but not how fast they move: that takes two looks to tell."""
+
+    # position of the cart, angle of the pole
+    SEEN = (0, 2)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        space = self.observation_space
+        assert isinstance(space, spaces.Box)
+        self.observation_space = spaces.Box(space.low[[*self.SEEN]], space.high[[*self.SEEN]])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        obs, info = super().reset(seed=seed, options=options)
+        return obs[[*self.SEEN]], info
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        obs, *rest = super().step(action)
+        return obs[[*self.SEEN]], *rest
+
+
 PROBES: dict[str, type[ProbeEnv]] = {
     "probe/ConstantReward-v0": ConstantReward,
     "probe/ObsReward-v0": ObsReward,
@@ -212,3 +234,5 @@ def register() -> None:
     for name, entry_point in PROBES.items():
         if name not in gym.registry:
             gym.register(name, entry_point=lambda probe=entry_point, **_: probe())
+    if "probe/CartPoleHidden-v0" not in gym.registry:
+        gym.register("probe/CartPoleHidden-v0", entry_point=CartPoleHidden, max_episode_steps=500)

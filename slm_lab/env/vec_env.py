@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.env.make import EnvSettings, make_env
+from slm_lab.env.make import EnvSettings, count_frames, make_env
 from slm_lab.env.wrapper import ActionMap
 from slm_lab.lib.errors import EnvError, WorkerError
 from slm_lab.lib.runtime import derive_seed
@@ -94,8 +94,12 @@ class Slots:
 class VecEnv(ABC):
     """N copies of an env stepped together, always batched, with raw scores and exact continuation."""
 
-    def __init__(self, settings: EnvSettings, obs_space: spaces.Box, action_space: gym.Space[Any]) -> None:
+    def __init__(
+        self, settings: EnvSettings, obs_space: spaces.Box, action_space: gym.Space[Any], frame_stack: int
+    ) -> None:
         self.settings = settings
+        # frames an observation consists of, each of which also belongs to its neighbours
+        self.frame_stack = frame_stack
         self.num_envs = settings.num_envs
         self.obs_space = obs_space
         self.action_space = action_space
@@ -197,7 +201,7 @@ class LocalVecEnv(VecEnv):
     def __init__(self, settings: EnvSettings, render: bool = False) -> None:
         self.slots = Slots(settings, list(range(settings.num_envs)), render)
         first = self.slots.envs[0]
-        super().__init__(settings, as_box(first.observation_space), first.action_space)
+        super().__init__(settings, as_box(first.observation_space), first.action_space, count_frames(first))
 
     def _reset(self) -> Array:
         for slot in range(self.num_envs):
@@ -234,8 +238,7 @@ class WorkerVecEnv(VecEnv):
             self.workers.append(Worker(settings, [int(index) for index in share]))
         # every worker answers once its envs are made
         spaces_of_workers = [worker.receive() for worker in self.workers]
-        obs_space, action_space = spaces_of_workers[0]
-        super().__init__(settings, obs_space, action_space)
+        super().__init__(settings, *spaces_of_workers[0])
         self.shares = [slice(int(share[0]), int(share[-1]) + 1) for share in shares]
 
     def _ask(self, what: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
@@ -324,7 +327,8 @@ def serve(descriptor: int) -> None:
         try:
             if slots is None:
                 slots = Slots(*message)
-                reply: Any = (as_box(slots.envs[0].observation_space), slots.envs[0].action_space)
+                first = slots.envs[0]
+                reply: Any = (as_box(first.observation_space), first.action_space, count_frames(first))
             else:
                 reply = _serve_one(slots, *message)
             answer = ("ok", reply)

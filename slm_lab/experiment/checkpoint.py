@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,20 @@ def previous_file(path: Path) -> Path:
     return path.with_name(path.name.replace("ckpt-last", "ckpt-prev"))
 
 
-def load_latest(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The last good state, or None if there is none yet, and what was wrong with those passed over."""
+def load_latest(
+    path: Path, finish: Callable[[dict[str, Any]], None] = lambda _: None
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The last good state, or None if there is none yet, and what was wrong with those passed over.
+
+    `finish` reads what belongs to a state and lies in other files; it may find that they are damaged.
+    """
     problems: list[str] = []
     for candidate in (path, previous_file(path)):
         if candidate.exists():
             try:
-                return load_state(candidate), problems
+                state = load_state(candidate)
+                finish(state)
+                return state, problems
             except CheckpointError as error:
                 problems.append(str(error))
     if problems:

@@ -1,24 +1,6 @@
-"""When periodic work is due, and where the time goes."""
+"""Where the time of a run goes."""
 
 import time
-
-
-class Due:
-    """Says when periodic work is due: at each multiple passed, however large the steps are."""
-
-    def __init__(self, every: int) -> None:
-        self.every = every
-        self.next = every
-
-    def __call__(self, frame: int) -> bool:
-        if frame < self.next:
-            return False
-        self.next += self.every * ((frame - self.next) // self.every + 1)
-        return True
-
-    def skip_to(self, frame: int) -> None:
-        """Forget what was due up to a frame."""
-        self.next = self.every * (frame // self.every + 1)
 
 
 class Stopwatch:

@@ -16,10 +16,12 @@ from slm_lab.agent.algorithm.base import Metrics
 from slm_lab.env.make import build_settings
 from slm_lab.env.vec_env import VecEnv, build_vec_env
 from slm_lab.experiment.checkpoint import load_latest, save_state
-from slm_lab.experiment.clock import Due, Stopwatch
+from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.replay_files import ReplayFiles
 from slm_lab.experiment.tracker import Tracker
 from slm_lab.lib.device import pick_device
+from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError
 from slm_lab.lib.io import lock_file, write_json
 from slm_lab.spec.loading import dump_spec
@@ -59,9 +61,9 @@ class SessionResult:
 def build_agent(spec: Spec, env: VecEnv, session: int, num_envs: int | None = None) -> Agent:
     """The agent of a session, with the seeds of that session."""
     device = pick_device(spec.meta.device, session)
-    return Agent(
-        spec, env.obs_space, env.action_space, num_envs or spec.env.num_envs, (spec.meta.seed, session), device
-    )
+    num_envs = num_envs or spec.env.num_envs
+    key = (spec.meta.seed, session)
+    return Agent(spec, env.obs_space, env.action_space, num_envs, key, device, env.frame_stack)
 
 
 class Session:
@@ -95,6 +97,10 @@ class Session:
         self.log_due = Due(spec.meta.log_frequency)
         self.eval_due = Due(spec.meta.eval_frequency)
         self.save_due = Due(spec.meta.checkpoint_frequency) if spec.meta.checkpoint_frequency else None
+        self.replay_files = {
+            name: ReplayFiles(folder.replay_prefix(trial, session, name), replay)
+            for name, replay in self.agent.algorithm.replays.items()
+        }
         self.frame = 0
         self.watch = Stopwatch()
         self.last_save = time.monotonic()
@@ -132,9 +138,11 @@ class Session:
             obs, carry = step.obs, reset_rows(act.carry, step.done)
             self._record(metrics)
             watch.lap("record")
+            for files in self.replay_files.values():
+                files.flush()
             if self._is_save_due():
                 self._save(obs, carry)
-                watch.lap("save")
+            watch.lap("save")
         is_done = self.frame >= self.spec.env.max_frame
         if is_done and (not self.tracker.rows or self.tracker.last("frame") != self.frame):
             self._log_row()
@@ -146,7 +154,7 @@ class Session:
     def _begin(self) -> tuple[np.ndarray[Any, Any], Any]:
         """The first observation and hidden state, or those of the checkpoint."""
         path = self.folder.resume_file(self.trial, self.session)
-        state, problems = load_latest(path)
+        state, problems = load_latest(path, self._load_rows)
         for problem in problems:
             logger.warning(f"{problem}; the checkpoint before it is used")
         if state is None:
@@ -174,6 +182,12 @@ class Session:
             )
         return obs, state["carry"]
 
+    def _load_rows(self, state: dict[str, Any]) -> None:
+        if state.get("spec") != self._identity():
+            return  # refused by the caller
+        for name, files in self.replay_files.items():
+            files.load(state["rows"][name])
+
     def _identity(self) -> dict[str, Any]:
         """What must not differ between a checkpoint and the run that continues it."""
         spec = dump_spec(self.spec)[self.spec.name]
@@ -186,6 +200,7 @@ class Session:
             "format": FORMAT,
             "spec": self._identity(),
             "agent": self.agent.state_dict(),
+            "rows": {name: files.save() for name, files in self.replay_files.items()},
             "env": self.env.state_dict(),
             "obs": obs,
             "carry": carry,
@@ -197,6 +212,8 @@ class Session:
             "best_model": self.best_model,
         }
         save_state(folder.resume_file(trial, session), state, keep_previous=True)
+        for files in self.replay_files.values():
+            files.clean()
         model = self.agent.model_state()
         save_state(folder.model_file(trial, session, "last"), model)
         save_state(folder.model_file(trial, session, "best"), self.best_model or model)

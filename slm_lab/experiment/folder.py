@@ -50,6 +50,9 @@ class RunFolder:
     def resume_file(self, trial: int, session: int) -> Path:
         return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-last_resume.pt"
 
+    def replay_prefix(self, trial: int, session: int, which: str) -> Path:
+        return self.path / "model" / f"{self.session_prefix(trial, session)}_replay-{which}"
+
     def lock_file(self, trial: int, session: int) -> Path:
         return self.path / "model" / f".{self.session_prefix(trial, session)}.lock"
 

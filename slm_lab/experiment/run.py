@@ -9,6 +9,7 @@ import torch
 from loguru import logger
 
 from slm_lab.agent.agent import Agent
+from slm_lab.agent.memory.replay import check_fits
 from slm_lab.env.make import build_settings
 from slm_lab.env.vec_env import VecEnv, build_vec_env
 from slm_lab.experiment.analysis import calc_spread
@@ -19,7 +20,8 @@ from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.lib.errors import CheckpointError, RunFolderError, SpecError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
 from slm_lab.lib.log import log_to
-from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, package_versions
+from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
+from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
@@ -37,20 +39,37 @@ class Options:
     imports: tuple[str, ...] = ()
 
 
-def check_runnable(spec: Spec) -> None:
-    """Build env and agent once, so that a mistake is told before anything is written."""
+def check_runnable(spec: Spec) -> list[str]:
+    """Build env and agent once, so that a mistake is told before anything is written; what to know beforehand."""
     torch.set_num_threads(spec.meta.num_threads)
     env = build_vec_env(build_settings(spec.env, (0,), 1))
     try:
-        build_agent(spec, env, 0)
+        agent = build_agent(spec, env, 0)
     finally:
         env.close()
+    notes = []
+    algorithm = spec.agent.algorithm
+    if isinstance(algorithm, OffPolicySpec):
+        utd = algorithm.calc_utd(spec.env.num_envs)
+        every = max(spec.env.num_envs, algorithm.training_frequency)
+        notes.append(
+            f"Trains with {algorithm.num_grad_step} gradient step(s) every {every} frames from frame "
+            f"{algorithm.training_start_step:,} on: update-to-data ratio {utd:.3g}"
+        )
+    for replay in agent.algorithm.replays.values():
+        num_parallel = min(spec.meta.max_session, max(1, num_cores() // spec.meta.num_threads))
+        check_fits(replay.num_bytes * num_parallel, replay.spec.max_size * num_parallel)
+        notes.append(
+            f"{replay.spec.name} of {replay.spec.max_size:,} transitions: up to {replay.num_bytes / 1e6:,.1f} MB of "
+            "memory per session, and as much on disk"
+        )
+    return notes
 
 
 def start(spec: Spec, options: Options) -> TrialResult:
     """Train a spec in a new run folder."""
     import_modules(options.imports)
-    check_runnable(spec)
+    notes = check_runnable(spec)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     write_yaml(folder.spec_file, dump_spec(spec))
     write_yaml(folder.trial_spec_file(0), dump_spec(spec))
@@ -64,7 +83,7 @@ def start(spec: Spec, options: Options) -> TrialResult:
             "imports": list(options.imports),
         },
     )
-    return _train(spec, folder, options, f"Run folder {folder.path}")
+    return _train(spec, folder, options, [f"Run folder {folder.path}", *notes])
 
 
 def resume(where: str, options: Options, name: str | None = None) -> TrialResult:
@@ -74,14 +93,15 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
     # a name may have been extended by its env
     if name is not None and saved.name != name and not saved.name.startswith(f"{name}_"):
         raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{name}'; leave the spec out")
-    check_runnable(saved)
+    notes = check_runnable(saved)
     remove_orphans(folder.path)
-    return _train(saved, folder, options, f"Continuing {folder.path}")
+    return _train(saved, folder, options, [f"Continuing {folder.path}", *notes])
 
 
-def _train(spec: Spec, folder: RunFolder, options: Options, opening: str) -> TrialResult:
+def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str]) -> TrialResult:
     with log_to(folder.log_file(), options.log_level):
-        logger.info(opening)
+        for note in notes:
+            logger.info(note)
         return Trial(spec, folder, 0, options.imports, options.log_level, options.render).run()
 
 

@@ -1,13 +1,28 @@
 """Keys of `agent.algorithm`, one model per algorithm."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from slm_lab.spec.types import Bool, Float, Fraction, Model, NonNegativeFloat, PositiveInt, Schedule, Str
+from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.types import (
+    Bool,
+    Float,
+    Fraction,
+    Model,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Schedule,
+    ScheduleSpec,
+    Str,
+)
 
 ActionPdtype = Literal["default", "Categorical", "MultiCategorical", "Bernoulli", "Normal", "TanhNormal"]
 ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
+# what a net that values actions can draw by
+ValuePolicy = Literal["epsilon_greedy", "boltzmann", "random"]
 
 
 class AlgorithmSpec(Model):
@@ -95,3 +110,147 @@ class PPOSpec(AlgorithmSpec):
     clip_vloss: Bool = Field(False, description="Clip the value change by clip_eps, as in PPO2.")
     symlog: Bool = Field(False, description="Compare symlog of values and targets in the value loss.")
     target_kl: Float | None = Field(None, gt=0, description="Stop the epochs of a batch above this KL; null: never.")
+
+
+class SarsaSpec(AlgorithmSpec):
+    """SARSA: on-policy values of the actions that were really taken next."""
+
+    name: Literal["SARSA"] = "SARSA"
+    action_policy: ValuePolicy = Field("epsilon_greedy", description="How actions are drawn while training.")
+    explore_var_spec: Schedule | None = Field(
+        ScheduleSpec(start_val=1.0, end_val=0.05, end_step=10_000),
+        description="Epsilon of epsilon_greedy or temperature of boltzmann, over frames.",
+    )
+    training_frequency: PositiveInt = Field(
+        32, description="Train every so many episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay)."
+    )
+
+
+class OffPolicySpec(AlgorithmSpec):
+    """Keys of algorithms that learn from a replay."""
+
+    training_frequency: PositiveInt = Field(
+        1, description="Frames between trainings; at most one training per vector step, which is num_envs frames."
+    )
+    training_iter: PositiveInt = Field(1, description="Batches drawn per training.")
+    training_start_step: NonNegativeInt = Field(1000, description="Frames before the first training.")
+
+    @property
+    def num_grad_step(self) -> int:
+        """Gradient steps per training."""
+        return self.training_iter
+
+    def calc_utd(self, num_envs: int) -> float:
+        """Gradient steps per frame, the update-to-data ratio."""
+        return self.num_grad_step / max(num_envs, self.training_frequency)
+
+
+class _QLearningSpec(OffPolicySpec):
+    action_policy: ValuePolicy = Field("epsilon_greedy", description="How actions are drawn while training.")
+    explore_var_spec: Schedule | None = Field(
+        ScheduleSpec(start_val=1.0, end_val=0.05, end_step=10_000),
+        description="Epsilon of epsilon_greedy or temperature of boltzmann, over frames.",
+    )
+    training_batch_iter: PositiveInt = Field(1, description="Gradient steps on each batch.")
+
+    @property
+    def num_grad_step(self) -> int:
+        return self.training_iter * self.training_batch_iter
+
+
+class VanillaDQNSpec(_QLearningSpec):
+    """Q-learning with a net and a replay, without a target net."""
+
+    name: Literal["VanillaDQN"] = "VanillaDQN"
+
+
+class DQNSpec(_QLearningSpec):
+    """Deep Q-network: a target net picks and values the next action."""
+
+    name: Literal["DQN"] = "DQN"
+
+
+class DoubleDQNSpec(_QLearningSpec):
+    """Double DQN: the online net picks the next action, the target net values it."""
+
+    name: Literal["DoubleDQN"] = "DoubleDQN"
+
+
+class EntropyAnneal(Model):
+    """Share of the largest entropy that a discrete policy's entropy is held at, falling over frames."""
+
+    start_ratio: Fraction = Field(0.6, description="Share at the first frame.")
+    end_ratio: Fraction = Field(description="Share from `frames` on.")
+    frames: PositiveInt = Field(description="Frame at which end_ratio is reached.")
+
+
+class SoftActorCriticSpec(OffPolicySpec):
+    """Soft actor-critic, for continuous and for discrete actions."""
+
+    name: Literal["SoftActorCritic"] = "SoftActorCritic"
+    action_pdtype: Literal["default", "Categorical", "TanhNormal"] = Field(
+        "default", description="Distribution of actions; default picks TanhNormal or Categorical by the env."
+    )
+    action_policy: Literal["default"] = Field("default", description="Actions are drawn from the policy itself.")
+    training_iter: PositiveInt = Field(
+        1, description="Gradient steps per training; default num_envs, which is one per frame."
+    )
+    policy_delay: PositiveInt = Field(1, description="Critic steps per step of actor, alpha and target.")
+    target_entropy: Literal["auto"] | Float = Field(
+        "auto", description="Entropy to hold; auto is minus the action dimensions, or 0.6 of the largest if discrete."
+    )
+    entropy_anneal: EntropyAnneal | None = Field(None, description="Target entropy that changes, for discrete actions.")
+    fixed_alpha: NonNegativeFloat | None = Field(None, description="Weight of the entropy; null: learned.")
+    alpha_anneal_frames: NonNegativeInt = Field(0, description="Frames in which fixed_alpha falls to 0; 0: never.")
+    alpha_lr: PositiveFloat | None = Field(None, description="Learning rate of alpha; null: the actor's.")
+    log_alpha_min: Float = Field(-5.0, description="Lower bound of log alpha.")
+    log_alpha_max: Float = Field(2.0, description="Upper bound of log alpha.")
+    entropy_penalty_coef: NonNegativeFloat = Field(
+        0.0, description="Weight of half the squared change of entropy against its running mean, for discrete actions."
+    )
+    symlog: Bool = Field(False, description="Compare symlog of values and targets in the critic loss.")
+    spectral_norm: Bool = Field(False, description="Spectral normalisation of the last hidden layer of the critics.")
+
+    @model_validator(mode="after")
+    def _check_alpha(self) -> Self:
+        if self.alpha_anneal_frames and self.fixed_alpha is None:
+            raise ValueError("alpha_anneal_frames needs fixed_alpha")
+        if self.log_alpha_min > self.log_alpha_max:
+            raise ValueError(f"log_alpha_min {self.log_alpha_min} is above log_alpha_max {self.log_alpha_max}")
+        if self.entropy_anneal is not None and self.target_entropy != "auto":
+            raise ValueError("entropy_anneal contradicts target_entropy; remove one of them")
+        return self
+
+
+class CrossQSpec(SoftActorCriticSpec):
+    """CrossQ: soft actor-critic without target nets, with joint batch statistics in the critics."""
+
+    name: Literal["CrossQ"] = "CrossQ"  # type: ignore[assignment]
+    policy_delay: PositiveInt = Field(3, description="Critic steps per step of actor and alpha.")
+
+
+SilMemory = Annotated[ReplaySpec | PrioritizedReplaySpec, Field(discriminator="name")]
+
+
+class SelfImitationSpec(Model):
+    """Keys of self-imitation, which SIL and PPOSIL share."""
+
+    sil_policy_loss_coef: NonNegativeFloat = Field(1.0, description="Weight of the imitation of good actions.")
+    sil_val_loss_coef: NonNegativeFloat = Field(0.01, description="Weight of the value loss of good returns.")
+    training_iter: PositiveInt = Field(4, description="Batches of past steps imitated per training.")
+    training_batch_iter: PositiveInt = Field(1, description="Gradient steps on each of these batches.")
+    sil_memory: SilMemory = Field(
+        PrioritizedReplaySpec(batch_size=512), description="Where past steps and their returns are kept."
+    )
+
+
+class SILSpec(SelfImitationSpec, ActorCriticSpec):
+    """Actor-critic with self-imitation of its own good steps."""
+
+    name: Literal["SIL"] = "SIL"  # type: ignore[assignment]
+
+
+class PPOSILSpec(SelfImitationSpec, PPOSpec):
+    """PPO with self-imitation of its own good steps."""
+
+    name: Literal["PPOSIL"] = "PPOSIL"  # type: ignore[assignment]

@@ -1,7 +1,24 @@
 """Combinations of valid keys that make no sense together; refused, never quietly corrected."""
 
-from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec
-from slm_lab.spec.net import NetSpec
+from math import gcd
+
+from slm_lab.spec.algorithm import (
+    ActorCriticSpec,
+    CrossQSpec,
+    DoubleDQNSpec,
+    DQNSpec,
+    OffPolicySpec,
+    PPOSILSpec,
+    PPOSpec,
+    RandomSpec,
+    ReinforceSpec,
+    SarsaSpec,
+    SILSpec,
+    SoftActorCriticSpec,
+    VanillaDQNSpec,
+)
+from slm_lab.spec.memory import OnPolicyCrossEntropySpec, PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec, RecurrentNetSpec
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import search_problems
 
@@ -22,7 +39,151 @@ def check_combination(spec: Spec) -> list[str]:
         problems += _actor_critic_problems(algorithm, memory.name)
     if isinstance(algorithm, ReinforceSpec):
         problems += _reinforce_problems(spec.agent.net)
+    problems += _memory_problems(spec)
+    problems += _net_problems(spec)
+    problems += _recurrent_problems(spec)
     problems += search_problems(spec)
+    return problems
+
+
+ON_POLICY = (ReinforceSpec, ActorCriticSpec, PPOSpec, SarsaSpec)
+Q_LEARNING = (VanillaDQNSpec, DQNSpec, DoubleDQNSpec)
+
+
+# those whose losses take transitions one by one, without what came before them
+MEMORYLESS = (RandomSpec, SarsaSpec, SoftActorCriticSpec, SILSpec, PPOSILSpec)
+
+
+def _recurrent_problems(spec: Spec) -> list[str]:
+    algorithm, net = spec.agent.algorithm, spec.agent.net
+    if isinstance(algorithm, MEMORYLESS):
+        given = {"net": net, "critic_net": spec.agent.critic_net}
+        return [
+            f"agent.{key}.type: {algorithm.name} has no use for a hidden state; RecurrentNet works with PPO, "
+            "ActorCritic, Reinforce, VanillaDQN, DQN and DoubleDQN"
+            for key, one in given.items()
+            if isinstance(one, RecurrentNetSpec)
+        ]
+    if not isinstance(net, RecurrentNetSpec):
+        return []
+    lengths = {}
+    if isinstance(algorithm, PPOSpec):
+        lengths = {"time_horizon": algorithm.time_horizon, "minibatch_size": algorithm.minibatch_size}
+    if isinstance(algorithm, ActorCriticSpec) and spec.agent.memory.name == "OnPolicyBatchReplay":
+        lengths = {"training_frequency": algorithm.training_frequency}
+    problems = [
+        f"agent.net.seq_len: {net.seq_len} does not divide {key} {length}; {gcd(net.seq_len, length)} would"
+        for key, length in lengths.items()
+        if length % net.seq_len
+    ]
+    if net.burn_in and isinstance(algorithm, (ReinforceSpec, ActorCriticSpec, PPOSpec)):
+        problems.append(
+            f"agent.net.burn_in: {algorithm.name} learns from fresh steps, whose hidden state needs no warming up; "
+            "remove it"
+        )
+    if isinstance(algorithm, OffPolicySpec) and isinstance(spec.agent.memory, ReplaySpec):
+        problems += _sequence_problems(spec.agent.memory, net, spec.env.num_envs)
+    return problems
+
+
+def _sequence_problems(memory: ReplaySpec, net: RecurrentNetSpec, num_envs: int) -> list[str]:
+    """What a replay cannot do when whole stretches are drawn from it."""
+    problems = []
+    if isinstance(memory, PrioritizedReplaySpec):
+        problems.append("agent.memory.name: stretches for a RecurrentNet are drawn uniformly; use Replay")
+    if memory.num_step_returns > 1:
+        problems.append(
+            "agent.memory.num_step_returns: a RecurrentNet learns from single steps of a stretch; remove it"
+        )
+    if memory.use_cer:
+        problems.append("agent.memory.use_cer: stretches for a RecurrentNet are drawn whole; remove it")
+    length = net.burn_in + net.seq_len
+    if length * num_envs > memory.max_size:
+        problems.append(
+            f"agent.memory.max_size: {memory.max_size} holds no stretch of burn_in + seq_len = {length} steps of "
+            f"{num_envs} envs; use at least {length * num_envs}"
+        )
+    return problems
+
+
+def _memory_problems(spec: Spec) -> list[str]:
+    algorithm, memory = spec.agent.algorithm, spec.agent.memory
+    problems = []
+    if isinstance(algorithm, OffPolicySpec):
+        if not isinstance(memory, ReplaySpec):
+            problems.append(
+                f"agent.memory.name: {algorithm.name} learns from a replay, got {memory.name}; "
+                "use Replay or PrioritizedReplay"
+            )
+        if algorithm.training_start_step >= spec.env.max_frame:
+            problems.append(
+                f"agent.algorithm.training_start_step: {algorithm.training_start_step} is not before env.max_frame "
+                f"{spec.env.max_frame}, so nothing would be learned; lower it"
+            )
+    elif isinstance(algorithm, ON_POLICY) and isinstance(memory, ReplaySpec):
+        problems.append(
+            f"agent.memory.name: {algorithm.name} learns from what it does now, got {memory.name}; "
+            "use OnPolicyBatchReplay or OnPolicyReplay"
+        )
+    if isinstance(memory, OnPolicyCrossEntropySpec) and not isinstance(algorithm, (ReinforceSpec, ActorCriticSpec)):
+        problems.append(
+            f"agent.memory.name: OnPolicyCrossEntropy is for Reinforce and ActorCritic, not {algorithm.name}"
+        )
+    replays = {"agent.memory": memory}
+    if isinstance(algorithm, (SILSpec, PPOSILSpec)):
+        replays["agent.algorithm.sil_memory"] = algorithm.sil_memory
+        if algorithm.sil_memory.num_step_returns > 1:
+            problems.append("agent.algorithm.sil_memory.num_step_returns: whole returns are kept; remove it")
+    for where, replay in replays.items():
+        if isinstance(replay, ReplaySpec) and replay.batch_size > replay.max_size:
+            problems.append(
+                f"{where}.batch_size: {replay.batch_size} is more than max_size {replay.max_size}; "
+                f"use at most {replay.max_size}"
+            )
+    return problems
+
+
+def _net_problems(spec: Spec) -> list[str]:
+    algorithm, net = spec.agent.algorithm, spec.agent.net
+    problems = []
+    has_target = isinstance(algorithm, (DQNSpec, DoubleDQNSpec, SoftActorCriticSpec)) and not isinstance(
+        algorithm, CrossQSpec
+    )
+    if not has_target:
+        fields = NetSpec.model_fields
+        given = {
+            "update_type": net.update_type,
+            "polyak_coef": net.polyak_coef,
+            "update_frequency": net.update_frequency,
+        }
+        problems += [
+            f"agent.net.{key}: {algorithm.name} has no target net; remove it"
+            for key, value in given.items()
+            if value != fields[key].default
+        ]
+    is_valuing = isinstance(algorithm, (*Q_LEARNING, SarsaSpec))
+    if isinstance(net, (DuelingMLPNetSpec, DuelingConvNetSpec)) and not is_valuing:
+        problems.append(
+            f"agent.net.type: {net.type} is for algorithms that value each action, not {algorithm.name}; "
+            f"use {net.type.removeprefix('Dueling')}"
+        )
+    if is_valuing:
+        problems += [
+            f"agent.net.{role}_{key}: {algorithm.name} has one net; give the key without prefix"
+            for role, keys in (("actor", net.actor), ("critic", net.critic))
+            for key in keys
+        ]
+        if net.log_std_init is not None:
+            problems.append(f"agent.net.log_std_init: {algorithm.name} has no policy with a std; remove it")
+    if net.shared and (is_valuing or isinstance(algorithm, SoftActorCriticSpec)):
+        problems.append(f"agent.net.shared: {algorithm.name} has no net to share; remove it")
+    if spec.agent.critic_net is not None:
+        if not isinstance(algorithm, SoftActorCriticSpec):
+            problems.append(
+                f"agent.critic_net: for SoftActorCritic and CrossQ; {algorithm.name} takes keys with the prefix critic_"
+            )
+        elif net.critic:
+            problems.append(f"agent.net.critic_{next(iter(net.critic))}: contradicts critic_net; remove one of them")
     return problems
 
 

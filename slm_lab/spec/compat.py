@@ -4,8 +4,14 @@ from typing import Any
 
 from slm_lab.lib.errors import SpecError
 
-ALGORITHM_ALIASES = {"REINFORCE": "Reinforce", "A2C": "ActorCritic"}
-PDTYPE_ALIASES = {"NormalTanh": "TanhNormal"}
+ALGORITHM_ALIASES = {
+    "REINFORCE": "Reinforce",
+    "A2C": "ActorCritic",
+    "SAC": "SoftActorCritic",
+    "DDQN": "DoubleDQN",
+}
+# values of actions need no distribution: their policy says how one is picked
+PDTYPE_ALIASES = {"NormalTanh": "TanhNormal", "Argmax": "default"}
 OPTIM_ALIASES = {"GlobalAdam": "Adam", "GlobalRMSprop": "RMSprop"}
 # Options of well-known envs that older specs put beside the lab's own keys.
 ENV_KWARGS = (
@@ -82,13 +88,32 @@ def _agent(agent: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         algorithm = agent["algorithm"] = dict(agent["algorithm"])
         _rename(algorithm, "name", ALGORITHM_ALIASES, "algorithm", notes)
         _rename(algorithm, "action_pdtype", PDTYPE_ALIASES, "action_pdtype", notes)
+        if algorithm.get("name") in ("SoftActorCritic", "CrossQ"):
+            # the published lab squashed what it called Normal
+            _rename(algorithm, "action_pdtype", {"Normal": "TanhNormal"}, "action_pdtype", notes)
         _move(algorithm, "clip_val_loss", "clip_vloss", "agent.algorithm", notes)
         if algorithm.get("entropy_coef_spec", 0) is None:
             del algorithm["entropy_coef_spec"]
             notes.append("entropy_coef_spec: null means 0")
-    if isinstance(agent.get("net"), dict):
-        agent["net"] = _net(dict(agent["net"]), notes)
+        if isinstance(agent.get("memory"), dict) and "sil_replay_name" in agent["memory"]:
+            agent["memory"] = _split_sil_memory(dict(agent["memory"]), algorithm, notes)
+    for key in ("net", "critic_net"):
+        if isinstance(agent.get(key), dict):
+            agent[key] = _net(dict(agent[key]), notes)
     return agent
+
+
+def _split_sil_memory(memory: dict[str, Any], algorithm: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Self-imitation keeps its own past apart from the on-policy batch."""
+    if "sil_memory" in algorithm:
+        raise SpecError(
+            "agent.memory.sil_replay_name is also given as agent.algorithm.sil_memory; give only one of them"
+        )
+    name = memory.pop("name", None)
+    own = {"name": memory.pop("sil_replay_name"), **memory}
+    algorithm["sil_memory"] = own
+    notes.append("agent.memory.sil_replay_name and its keys are now agent.algorithm.sil_memory")
+    return {} if name is None else {"name": name}
 
 
 def _net(net: dict[str, Any], notes: list[str]) -> dict[str, Any]:

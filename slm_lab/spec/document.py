@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from slm_lab.spec import net as nets
-from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.spec.algorithm import AlgorithmSpec, EntropyAnneal
 from slm_lab.spec.loading import PAIR_KEYS
 from slm_lab.spec.memory import MemorySpec
 from slm_lab.spec.schema import (
@@ -51,6 +51,7 @@ _WORDS: dict[Any, str] = {
     MemorySpec: "[mapping](#agentmemory)",
     nets.NetSpec: "[mapping](#agentnet)",
     nets.LossSpec: "[mapping](#loss_spec)",
+    EntropyAnneal: "[mapping](#agentalgorithmentropy_anneal)",
     EnvSpec: "[mapping](#env)",
     MetaSpec: "[mapping](#meta)",
     SearchResources: "[mapping](#metasearch_resources)",
@@ -79,6 +80,7 @@ def spec_reference() -> str:
         _section("### meta.search_scheduler", SearchScheduler),
         _section("## agent", agent),
         *_family("agent.algorithm", "name", AlgorithmSpec, ALGORITHM_SPECS.values()),
+        _section("### agent.algorithm.entropy_anneal", EntropyAnneal),
         *_family("agent.memory", "name", MemorySpec, MEMORY_SPECS.values()),
         *_family("agent.net", "type", nets.NetSpec, NET_SPECS.values()),
         _section("## loss_spec", nets.LossSpec),
@@ -174,11 +176,11 @@ def _default(field: FieldInfo) -> str:
         return "required"
     default: Any = field.default
     if isinstance(default, BaseModel):
-        default = default.model_dump(mode="json")
-        if "name" in default:
-            default = {key: default[key] for key in ("name", "lr") if key in default}
-        else:
+        every = default.model_dump(mode="json")
+        if "name" not in every:
             return "its own defaults"
+        given = default.model_dump(mode="json", exclude_defaults=True)
+        default = {key: value for key, value in every.items() if key in ("name", "lr") or key in given}
     if isinstance(default, float):
         default = float(f"{default:.4g}")
     return f"`{json.dumps(default)}`"

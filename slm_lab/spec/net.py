@@ -192,6 +192,11 @@ class NetSpec(Model):
     loss_spec: LossSpec = Field(LossSpec(), description="Value loss.")
     optim_spec: OptimSpec = Field(AdamSpec(), description="Optimiser and its options.")
     lr_scheduler_spec: LrSchedulerSpec | None = Field(None, description="Learning-rate schedule.")
+    update_type: Literal["polyak", "replace"] = Field(
+        "polyak", description="How a target net follows: a little at each gradient step, or whole now and then."
+    )
+    polyak_coef: Fraction = Field(0.005, description="Share of the net that goes into its target at each step.")
+    update_frequency: PositiveInt = Field(1000, description="Frames between replacements of the target net.")
     actor: dict[str, Any] = Field({}, description="Keys for the actor alone, gathered from `actor_KEY`.")
     critic: dict[str, Any] = Field({}, description="Keys for the critic alone, gathered from `critic_KEY`.")
 
@@ -201,6 +206,8 @@ class NetSpec(Model):
         if not isinstance(data, dict):
             return data
         plain = {key: value for key, value in data.items() if not _role_of(key)}
+        if "update_frequency" in plain and "polyak_coef" not in plain:
+            plain.setdefault("update_type", "replace")
         for role in ROLES:
             given = data.get(role)
             prefixed = {key.removeprefix(f"{role}_"): value for key, value in data.items() if _role_of(key) == role}
@@ -256,6 +263,17 @@ class MLPNetSpec(NetSpec):
     hid_layers_activation: Activation = Field("relu", description="Activation of hidden layers.")
     layer_norm: Bool = Field(False, description="LayerNorm before each hidden activation.")
     batch_norm: Bool = Field(False, description="BatchNorm before each hidden activation.")
+    spectral_norm: Bool = Field(
+        False, description="Divide the weight of the last hidden layer by its largest singular value."
+    )
+
+    @model_validator(mode="after")
+    def _check_spectral_norm(self) -> Self:
+        if self.spectral_norm and not self.hid_layers:
+            raise ValueError("spectral_norm needs a hidden layer; give hid_layers or remove it")
+        if self.spectral_norm and self.init_fn == "zeros_":
+            raise ValueError("spectral_norm: a weight of zeros (init_fn zeros_) has no singular value to divide by")
+        return self
 
 
 class ConvNetSpec(NetSpec):
@@ -276,6 +294,46 @@ class ConvNetSpec(NetSpec):
         for layer in self.conv_hid_layers:
             if not 2 <= len(layer) <= 5:
                 raise ValueError(f"a conv layer is [channels, kernel, stride, padding, dilation], got {list(layer)}")
+        return self
+
+
+class DuelingMLPNetSpec(MLPNetSpec):
+    """Fully connected layers, then a value and an advantage of each action."""
+
+    type: Literal["DuelingMLPNet"] = "DuelingMLPNet"  # type: ignore[assignment]
+
+
+class DuelingConvNetSpec(ConvNetSpec):
+    """Convolutions, then a value and an advantage of each action."""
+
+    type: Literal["DuelingConvNet"] = "DuelingConvNet"  # type: ignore[assignment]
+
+
+class RecurrentNetSpec(NetSpec):
+    """Fully connected layers, then recurrent ones that remember within an episode; images are flattened."""
+
+    type: Literal["RecurrentNet"] = "RecurrentNet"
+    cell_type: Literal["GRU", "LSTM", "RNN"] = Field("GRU", description="Kind of recurrent cell.")
+    fc_hid_layers: tuple[PositiveInt, ...] = Field(
+        (), description="Width of each fully connected layer before the cell."
+    )
+    hid_layers_activation: Activation = Field("relu", description="Activation of the fully connected layers.")
+    rnn_hidden_size: PositiveInt = Field(64, description="Width of the hidden state.")
+    rnn_num_layers: PositiveInt = Field(1, description="Recurrent layers on top of each other.")
+    bidirectional: Bool = Field(False, description="Kept for older specs; only false is known.")
+    seq_len: PositiveInt = Field(16, description="Steps of the stretches it is trained over.")
+    burn_in: NonNegativeInt = Field(
+        0, description="First steps of a replayed stretch that only warm up the hidden state."
+    )
+
+    @model_validator(mode="after")
+    def _check_recurrent(self) -> Self:
+        if self.bidirectional:
+            raise ValueError("bidirectional: true would read the future, which acting does not know; remove it")
+        for role, override in (("actor", self.actor), ("critic", self.critic)):
+            for key in ("seq_len", "burn_in"):
+                if key in override:
+                    raise ValueError(f"{role}_{key}: actor and critic learn from the same stretches; give {key} alone")
         return self
 
 

@@ -6,9 +6,38 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, create_model, model_validator
 
-from slm_lab.spec.algorithm import ActorCriticSpec, AlgorithmSpec, PPOSpec, RandomSpec, ReinforceSpec
-from slm_lab.spec.memory import MemorySpec, OnPolicyBatchReplaySpec, OnPolicyReplaySpec
-from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec, TorchArcNetSpec
+from slm_lab.spec.algorithm import (
+    ActorCriticSpec,
+    AlgorithmSpec,
+    CrossQSpec,
+    DoubleDQNSpec,
+    DQNSpec,
+    PPOSILSpec,
+    PPOSpec,
+    RandomSpec,
+    ReinforceSpec,
+    SarsaSpec,
+    SILSpec,
+    SoftActorCriticSpec,
+    VanillaDQNSpec,
+)
+from slm_lab.spec.memory import (
+    MemorySpec,
+    OnPolicyBatchReplaySpec,
+    OnPolicyCrossEntropySpec,
+    OnPolicyReplaySpec,
+    PrioritizedReplaySpec,
+    ReplaySpec,
+)
+from slm_lab.spec.net import (
+    ConvNetSpec,
+    DuelingConvNetSpec,
+    DuelingMLPNetSpec,
+    MLPNetSpec,
+    NetSpec,
+    RecurrentNetSpec,
+    TorchArcNetSpec,
+)
 from slm_lab.spec.types import Bool, Float, Model, NonNegativeInt, PositiveFloat, PositiveInt, Str
 
 # What a spec may name; `register_*` adds a user's own.
@@ -17,14 +46,28 @@ ALGORITHM_SPECS: dict[str, type[AlgorithmSpec]] = {
     "Reinforce": ReinforceSpec,
     "ActorCritic": ActorCriticSpec,
     "PPO": PPOSpec,
+    "SARSA": SarsaSpec,
+    "VanillaDQN": VanillaDQNSpec,
+    "DQN": DQNSpec,
+    "DoubleDQN": DoubleDQNSpec,
+    "SoftActorCritic": SoftActorCriticSpec,
+    "CrossQ": CrossQSpec,
+    "SIL": SILSpec,
+    "PPOSIL": PPOSILSpec,
 }
 MEMORY_SPECS: dict[str, type[MemorySpec]] = {
     "OnPolicyReplay": OnPolicyReplaySpec,
     "OnPolicyBatchReplay": OnPolicyBatchReplaySpec,
+    "OnPolicyCrossEntropy": OnPolicyCrossEntropySpec,
+    "Replay": ReplaySpec,
+    "PrioritizedReplay": PrioritizedReplaySpec,
 }
 NET_SPECS: dict[str, type[NetSpec]] = {
     "MLPNet": MLPNetSpec,
     "ConvNet": ConvNetSpec,
+    "DuelingMLPNet": DuelingMLPNetSpec,
+    "DuelingConvNet": DuelingConvNetSpec,
+    "RecurrentNet": RecurrentNetSpec,
     "TorchArcNet": TorchArcNetSpec,
 }
 
@@ -103,6 +146,9 @@ class AgentSpec(Model):
     algorithm: AlgorithmSpec
     memory: MemorySpec
     net: NetSpec
+    critic_net: NetSpec | None = Field(
+        None, description="Net of the critics of SoftActorCritic and CrossQ; null: `net`."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -120,6 +166,17 @@ class Spec(Model):
     env: EnvSpec
     meta: MetaSpec = MetaSpec()
     search: dict[str, Any] = Field({}, description="Search space: `path__space: arguments`.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_training_iter(cls, data: Any) -> Any:
+        """One gradient step per frame, unless a soft actor-critic is told otherwise."""
+        match data:
+            case {"agent": {"algorithm": {"name": "SoftActorCritic" | "CrossQ"} as algorithm}, "env": dict(env)}:
+                if algorithm.get("training_iter") is None:
+                    algorithm = {**algorithm, "training_iter": env.get("num_envs", 1)}
+                    data = {**data, "agent": {**data["agent"], "algorithm": algorithm}}
+        return data
 
     def replace(self, **sections: dict[str, Any]) -> Self:
         """A copy with some keys of some sections changed, e.g. `replace(meta={"seed": 3})`."""
@@ -146,11 +203,17 @@ def build_spec_model() -> type[Spec]:
 def _build_spec_model(
     algorithms: tuple[type[AlgorithmSpec], ...], memories: tuple[type[MemorySpec], ...], nets: tuple[type[NetSpec], ...]
 ) -> type[Spec]:
+    net: Any = _union(nets, "type")
+    critic_net: Any = net | None
     agent = create_model(
         "AgentSpec",
         __base__=AgentSpec,
         algorithm=(_union(algorithms, "name"), Field(description="Algorithm and its hyperparameters.")),
         memory=(_union(memories, "name"), Field(description="Where experience is kept.")),
-        net=(_union(nets, "type"), Field(description="Nets, optimiser and learning rate.")),
+        net=(net, Field(description="Nets, optimiser and learning rate.")),
+        critic_net=(
+            critic_net,
+            Field(None, description="Net of the critics of SoftActorCritic and CrossQ; null: as in `net`."),
+        ),
     )
     return create_model("Spec", __base__=Spec, agent=(agent, Field(description="Who learns.")))

@@ -93,18 +93,20 @@ class Lab:
         env: str,
         algorithm: dict[str, Any],
         *,
-        memory: str = "OnPolicyBatchReplay",
+        memory: str | dict[str, Any] = "OnPolicyBatchReplay",
         net: dict[str, Any] | None = None,
         num_envs: int = 4,
         seed: int = 0,
         **env_keys: Any,
     ) -> Spec:
         """A validated spec; `net` is laid over a small tanh net, unless it names a type of its own."""
+        if isinstance(memory, str):
+            memory = {"name": memory}
         given = net or {}
         net = {"optim_spec": OPTIM, **({} if "type" in given else SMALL_NET), **given}
         raw = {
             "name": "test",
-            "agent": {"algorithm": algorithm, "memory": {"name": memory}, "net": net},
+            "agent": {"algorithm": algorithm, "memory": memory, "net": net},
             "env": {"name": env, "num_envs": num_envs, "max_frame": 1_000_000, **env_keys},
             "meta": {"seed": seed, "device": "cpu"},
         }
@@ -114,7 +116,8 @@ class Lab:
         """The agent and the envs of a spec, seeded as session 0."""
         env = build_vec_env(build_settings(spec.env, (1, spec.meta.seed, 0)))
         seed_key = (spec.meta.seed, 0)
-        agent = Agent(spec, env.obs_space, env.action_space, spec.env.num_envs, seed_key, torch.device("cpu"))
+        sizes = (env.obs_space, env.action_space, spec.env.num_envs)
+        agent = Agent(spec, *sizes, seed_key, torch.device("cpu"), env.frame_stack)
         return agent, env
 
     def train(

@@ -38,6 +38,29 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "symlog": True,
         "clip_eps_spec": {"name": "linear_decay", "start_val": 0.3, "end_val": 0.0, "end_step": 2000},
     },
+    "SARSA": {"name": "SARSA", "training_frequency": 12},
+    "VanillaDQN": {"name": "VanillaDQN", "training_start_step": 100, "training_frequency": 12},
+    "DQN": {"name": "DQN", "training_start_step": 100, "training_frequency": 16, "training_iter": 2},
+    "DoubleDQN": {"name": "DoubleDQN", "training_start_step": 100, "training_frequency": 16, "training_batch_iter": 2},
+    "SoftActorCritic": {"name": "SoftActorCritic", "training_start_step": 100, "training_iter": 1, "policy_delay": 2},
+    "CrossQ": {
+        "name": "CrossQ",
+        "training_start_step": 100,
+        "training_iter": 1,
+        "entropy_penalty_coef": 0.1,
+        "entropy_anneal": {"start_ratio": 0.9, "end_ratio": 0.1, "frames": 800},
+    },
+    "SIL": {"name": "SIL", "training_frequency": 32, "lam": 0.95, "training_iter": 2},
+    "PPOSIL": {"name": "PPOSIL", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2},
+}
+REPLAY = {"name": "Replay", "batch_size": 16, "max_size": 600, "use_cer": True}
+PRIORITIZED = {"name": "PrioritizedReplay", "batch_size": 16, "max_size": 600, "num_step_returns": 3}
+MEMORIES: dict[str, dict[str, Any]] = {
+    "VanillaDQN": {**REPLAY, "use_cer": False},
+    "DQN": REPLAY,
+    "DoubleDQN": PRIORITIZED,
+    "SoftActorCritic": PRIORITIZED,
+    "CrossQ": REPLAY,
 }
 NETS: dict[str, dict[str, Any]] = {
     "MLPNet": {"type": "MLPNet", "hid_layers": [16], "optim_spec": {"name": "Adam", "lr": 3e-3}},
@@ -49,6 +72,7 @@ NETS: dict[str, dict[str, Any]] = {
         "optim_spec": {"name": "RMSprop", "lr": 1e-3, "momentum": 0.5},
         "lr_scheduler_spec": {"name": "StepLR", "step_size": 5},
     },
+    "RecurrentNet": {"type": "RecurrentNet", "cell_type": "LSTM", "rnn_hidden_size": 8, "seq_len": 8},
     "TorchArcNet": {
         "type": "TorchArcNet",
         "arc": {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 16}}, {"Dropout": {"p": 0.1}}]}}},
@@ -63,7 +87,11 @@ def make_spec(
 ) -> Spec:
     raw = {
         "name": "exact",
-        "agent": {"algorithm": ALGORITHMS[algorithm], "memory": {"name": memory}, "net": NETS[net]},
+        "agent": {
+            "algorithm": ALGORITHMS[algorithm],
+            "memory": MEMORIES.get(algorithm, {"name": memory}),
+            "net": NETS[net],
+        },
         "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 1200, **(env or {})},
         "meta": {"log_frequency": 100, "rigorous_eval": 2, "eval_frequency": 500, "checkpoint_frequency": 10_000_000},
     }
@@ -122,7 +150,8 @@ def test_same_seed_gives_the_same_files_and_another_seed_does_not(algorithm: str
 @pytest.mark.parametrize(
     ("algorithm", "net"),
     [(algorithm, "MLPNet") for algorithm in ALGORITHMS]
-    + [("Reinforce", "TorchArcNet"), ("ActorCritic", "shared"), ("PPO", "shared"), ("PPO", "TorchArcNet")],
+    + [("Reinforce", "TorchArcNet"), ("ActorCritic", "shared"), ("PPO", "shared"), ("PPO", "TorchArcNet")]
+    + [(algorithm, "RecurrentNet") for algorithm in ("Reinforce", "ActorCritic", "PPO", "VanillaDQN")],
 )
 def test_stopped_runs_end_bit_for_bit_like_whole_ones(algorithm: str, net: str, tmp_path: Path) -> None:
     spec = make_spec(algorithm, net)

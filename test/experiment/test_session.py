@@ -14,11 +14,11 @@ from slm_lab.env.make import build_settings
 from slm_lab.env.vec_env import build_vec_env
 from slm_lab.experiment.analysis import read_table
 from slm_lab.experiment.checkpoint import load_state
-from slm_lab.experiment.clock import Due
 from slm_lab.experiment.control import Session, build_agent, play_episodes
 from slm_lab.experiment.executor import LocalExecutor, SessionTask
 from slm_lab.experiment.folder import RunFolder, open_run_folder
 from slm_lab.experiment.run import Options, best_session, load_trained, resume, start
+from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, SpecError
 from slm_lab.lib.io import write_json
 from slm_lab.spec.loading import load_spec, parse_spec

@@ -13,6 +13,7 @@ from slm_lab.agent.algorithm.policy import draw_action
 from slm_lab.agent.algorithm.reinforce import calc_policy_loss
 from slm_lab.agent.algorithm.returns import calc_gae, calc_nstep_return, calc_return
 from slm_lab.agent.algorithm.schedule import calc_schedule
+from slm_lab.agent.algorithm.sequence import cut_rollout, join
 from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.net.flat import FlatParams
@@ -84,9 +85,16 @@ class ActorCritic(Algorithm):
     @torch.inference_mode()
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
         if not explore:
-            return Act(self.context.family.mode(self.net.actor(obs)), carry, {})
-        param, value = self.net(obs)
-        return Act(self._draw(param), carry, {"value": value})
+            param, next_carry = self.net.step_actor(obs, carry)
+            return Act(self.context.family.mode(param), next_carry, {})
+        param, value, next_carry = self.net.step(obs, carry)
+        extra = {"value": value}
+        if carry is not None:
+            extra["carry"] = carry
+        return Act(self._draw(param), next_carry, extra)
+
+    def init_carry(self, num_envs: int) -> Carry:
+        return self.net.init_carry(num_envs)
 
     def _draw(self, param: Tensor) -> Tensor:
         explore_var = calc_schedule(self.config.explore_var_spec or 0.0, self.frame)
@@ -104,7 +112,8 @@ class ActorCritic(Algorithm):
         next_value = torch.zeros_like(value)
         next_value[:-1] = value[1:]
         if len(rollout.cut_index):
-            next_value.view(-1)[rollout.cut_index] = self.net.value(rollout.cut_obs)
+            carry = () if rollout.cut_carry is None else (rollout.cut_carry,)
+            next_value.view(-1)[rollout.cut_index] = self.net.value(rollout.cut_obs, *carry)
         return next_value
 
     def _calc_adv_ret(self, rollout: Rollout) -> tuple[Array, Array]:
@@ -130,10 +139,17 @@ class ActorCritic(Algorithm):
         self.ret_stats.update(ret.reshape(-1).astype(np.float64))
         return 1 / max(float(np.sqrt(self.ret_stats.var)), 1.0)
 
+    def _evaluate(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Distribution parameters (T*N, P) and values (T*N,) of a batch."""
+        if not self.net.state_size:
+            return self.net(rollout.obs.flatten(0, 1))
+        param, value = self.net.unroll(*cut_rollout(rollout, self.net.seq_len))
+        return join(param, *rollout.reward.shape), join(value, *rollout.reward.shape)
+
     def _to_tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(self.context.device).flatten()
 
-    def _step(self, loss: Tensor) -> Tensor:
+    def take_step(self, loss: Tensor) -> Tensor:
         """Gradient, clip and optimiser of every role; returns the gradient norm, of the actor where there are two."""
         loss.backward()
         norms = [optimizer.step() for optimizer in self.optimizers.values()]
@@ -155,13 +171,13 @@ class ActorCritic(Algorithm):
 
         self.net.train()
         family = self.context.family
-        param, value = self.net(rollout.obs.flatten(0, 1))
+        param, value = self._evaluate(rollout)
         log_prob, entropies = family.log_prob_entropy(param, rollout.action.flatten(0, 1))
         entropy = entropies.mean()
         policy_loss = calc_policy_loss(log_prob, standardize(self._to_tensor(adv)))
         val_loss = self.value_loss(value * scale, self._to_tensor(ret) * scale)
         loss = config.policy_loss_coef * policy_loss + config.val_loss_coef * val_loss - entropy_coef * entropy
-        grad_norm = self._step(loss)
+        grad_norm = self.take_step(loss)
         self.net.eval()
         row = {
             "loss": loss,

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,9 +11,12 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.policy import ActionFamily
-from slm_lab.agent.memory.batch import Transition
+from slm_lab.agent.memory.batch import Batch, Transition
+from slm_lab.agent.memory.build import build_replay
+from slm_lab.agent.memory.replay import Replay
 from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.lib.errors import DivergenceError
+from slm_lab.spec.memory import MemorySpec
 from slm_lab.spec.schema import AgentSpec
 
 Array = np.ndarray[Any, Any]
@@ -33,6 +37,11 @@ class Context:
     """The outside of an algorithm: shapes, device and random generators."""
 
     obs_shape: tuple[int, ...]
+    # observations as the env gives them, as the nets see them, and the way from the one to the other
+    raw_dtype: torch.dtype
+    obs_dtype: torch.dtype
+    encode: Callable[[Tensor], Tensor]
+    frame_stack: int
     family: ActionFamily
     num_envs: int
     device: torch.device
@@ -44,12 +53,38 @@ class Context:
         """Whether the policy has a std."""
         return self.family.name in ("Normal", "TanhNormal")
 
+    def build_replay(self, spec: MemorySpec, gamma: float, carry_size: int = 0) -> Replay:
+        """A replay of raw observations."""
+        return build_replay(
+            spec,
+            num_envs=self.num_envs,
+            obs_shape=self.obs_shape,
+            obs_dtype=self.raw_dtype,
+            action_shape=self.family.action_shape,
+            action_dtype=self.family.action_dtype,
+            gamma=gamma,
+            device=self.device,
+            generator=self.train_generator,
+            frame_stack=self.frame_stack,
+            carry_size=carry_size,
+        )
+
+    def encode_batch(self, batch: Batch) -> Batch:
+        """A batch of a replay as the nets see it."""
+        return batch._replace(obs=self.encode(batch.obs), next_obs=self.encode(batch.next_obs))
+
 
 class Algorithm(ABC):
     """Acts, remembers and learns; never touches the env, the clock or a file."""
 
     # what `update` reports, in the order of the table's columns; docs/METRICS.md explains each
     metric_names: tuple[str, ...] = ()
+    # a replay keeps observations as the env gave them, since their normaliser moves on
+    stores_raw_obs = False
+    # values of actions need one number for every combination of several choices
+    has_joint_actions = False
+    # whether continuous actions are kept within their bounds by the policy itself
+    has_squashed_actions = False
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         self.spec = spec
@@ -58,6 +93,8 @@ class Algorithm(ABC):
         self.frame = 0
         self.modules: dict[str, torch.nn.Module] = {}
         self.optimizers: dict[str, FlatOptimizer] = {}
+        # memories too large to be saved whole each time; their rows are saved apart
+        self.replays: dict[str, Replay] = {}
 
     @abstractmethod
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:

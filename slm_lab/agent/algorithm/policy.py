@@ -17,6 +17,8 @@ from torch.nn.functional import logsigmoid, softplus
 
 from slm_lab.lib.errors import SpecError
 
+# combinations of several choices that one output layer may value
+MAX_JOINT = 4096
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 # points and weights of an expectation over a standard normal
@@ -100,6 +102,49 @@ class Categorical(ActionFamily):
 
     def temper(self, param: Tensor, tau: float) -> Tensor:
         return param / tau
+
+    def to_index(self, action: Tensor) -> Tensor:
+        """The choice each action stands for (B,)."""
+        return action
+
+    def from_index(self, index: Tensor) -> Tensor:
+        """The action each choice stands for."""
+        return index
+
+
+class JointCategorical(Categorical):
+    """Every combination of several choices as one choice; param holds a logit, or a value, for each combination."""
+
+    name = "JointCategorical"
+
+    def __init__(self, num_choices: list[int]) -> None:
+        super().__init__(math.prod(num_choices))
+        self.num_choices = num_choices
+        self.action_shape = (len(num_choices),)
+        # the last choice counts fastest, as in a row-major array
+        self.strides = [math.prod(num_choices[place + 1 :]) for place in range(len(num_choices))]
+
+    def to_index(self, action: Tensor) -> Tensor:
+        return (action * torch.tensor(self.strides, device=action.device)).sum(-1)
+
+    def from_index(self, index: Tensor) -> Tensor:
+        parts = [index // stride % count for stride, count in zip(self.strides, self.num_choices, strict=True)]
+        return torch.stack(parts, -1)
+
+    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
+        return self.from_index(super().sample(param, generator))
+
+    def mode(self, param: Tensor) -> Tensor:
+        return self.from_index(super().mode(param))
+
+    def random(self, num: int, generator: torch.Generator) -> Tensor:
+        return self.from_index(super().random(num, generator))
+
+    def log_prob(self, param: Tensor, action: Tensor) -> Tensor:
+        return super().log_prob(param, self.to_index(action))
+
+    def log_prob_entropy(self, param: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        return super().log_prob_entropy(param, self.to_index(action))
 
 
 class MultiCategorical(ActionFamily):
@@ -235,16 +280,30 @@ class TanhNormal(Normal):
         change = (log_det_tanh(mean + log_std.exp() * node) * weight).sum(-1)
         return super().entropy(param) + change.sum(-1)
 
+    def draw(self, param: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions and their log densities as functions of standard normal noise, for gradients through the draw."""
+        mean, log_std = self.split(param)
+        raw = mean + log_std.exp() * noise
+        # from the noise itself: going back through atanh would lose the tails
+        normal = -0.5 * noise.square() - log_std - _HALF_LOG_2PI
+        return raw.tanh(), (normal - log_det_tanh(raw)).sum(-1)
+
 
 def log_det_tanh(raw: Tensor) -> Tensor:
     """log(1 - tanh(raw)^2), stable for large inputs."""
     return 2 * (math.log(2) - raw - softplus(-2 * raw))
 
 
-def build_family(space: gym.Space[Any], pdtype: str) -> ActionFamily:
-    """The family a spec asks for, checked against the action space."""
+def build_family(space: gym.Space[Any], pdtype: str, is_joint: bool = False, is_squashed: bool = False) -> ActionFamily:
+    """The family a spec asks for, checked against the action space.
+
+    A joint family has one number for every combination of several choices, as values of actions need; a squashed one
+    keeps continuous actions within their bounds.
+    """
     choices: list[ActionFamily]
-    if isinstance(space, spaces.Discrete):
+    if is_joint and isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+        choices = [_build_joint(space)]
+    elif isinstance(space, spaces.Discrete):
         choices = [Categorical(int(space.n))]
     elif isinstance(space, spaces.MultiDiscrete):
         choices = [MultiCategorical([int(count) for count in space.nvec.flatten()])]
@@ -252,7 +311,7 @@ def build_family(space: gym.Space[Any], pdtype: str) -> ActionFamily:
         choices = [Bernoulli(math.prod(space.shape))]
     elif isinstance(space, spaces.Box):
         size = math.prod(space.shape)
-        choices = [Normal(size), TanhNormal(size)]
+        choices = [TanhNormal(size)] if is_squashed else [Normal(size), TanhNormal(size)]
     else:
         raise SpecError(f"env.name: actions of {type(space).__name__} are not supported")
     if pdtype == "default":
@@ -262,6 +321,19 @@ def build_family(space: gym.Space[Any], pdtype: str) -> ActionFamily:
             return family
     names = " or ".join(family.name for family in choices)
     raise SpecError(f"agent.algorithm.action_pdtype: {pdtype} does not fit actions of {space}; use default or {names}")
+
+
+def _build_joint(space: spaces.MultiDiscrete | spaces.MultiBinary) -> JointCategorical:
+    if isinstance(space, spaces.MultiBinary):
+        counts = [2] * math.prod(space.shape)
+    else:
+        counts = [int(count) for count in space.nvec.flatten()]
+    if math.prod(counts) > MAX_JOINT:
+        raise SpecError(
+            f"env.name: actions of {space} have {math.prod(counts):,} combinations, more than the {MAX_JOINT:,} an "
+            "algorithm that values each of them can take; use PPO or ActorCritic"
+        )
+    return JointCategorical(counts)
 
 
 def draw_action(

@@ -10,6 +10,7 @@ from slm_lab.agent.algorithm.actor_critic import ActorCritic, calc_explained_var
 from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.returns import calc_gae
 from slm_lab.agent.algorithm.schedule import calc_schedule
+from slm_lab.agent.algorithm.sequence import calc_reset, rows_of_stretches
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.spec.algorithm import PPOSpec
 from slm_lab.spec.schema import AgentSpec
@@ -21,7 +22,10 @@ PERCENTILE_DECAY = 0.99
 
 
 class Minibatch(NamedTuple):
-    """Samples of one gradient step, tensors (B, ...)."""
+    """Samples of one gradient step, tensors (B, ...).
+
+    Those of recurrent nets are the rows of stretches, the first rows of all stretches first.
+    """
 
     obs: Tensor
     action: Tensor
@@ -29,6 +33,8 @@ class Minibatch(NamedTuple):
     old_value: Tensor
     adv: Tensor
     ret: Tensor
+    carry: Tensor | None = None
+    reset: Tensor | None = None
 
 
 def calc_surrogate(log_prob: Tensor, old_log_prob: Tensor, adv: Tensor, clip_eps: float) -> tuple[Tensor, Tensor]:
@@ -85,10 +91,13 @@ class PPO(ActorCritic):
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
         if not explore:
             return super().act(obs, carry, explore)
-        param, value = self.net(obs)
+        param, value, next_carry = self.net.step(obs, carry)
         action = self._draw(param)
         # pi_old is this very policy: stored now, never recomputed
-        return Act(action, carry, {"value": value, "log_prob": self.context.family.log_prob(param, action)})
+        extra = {"value": value, "log_prob": self.context.family.log_prob(param, action)}
+        if carry is not None:
+            extra["carry"] = carry
+        return Act(action, next_carry, extra)
 
     def _calc_adv_ret(self, rollout: Rollout) -> tuple[Array, Array]:
         value = rollout.extra["value"].cpu().numpy()
@@ -112,12 +121,20 @@ class PPO(ActorCritic):
         self.percentile = [decay * old + (1 - decay) * new for old, new in zip(self.percentile, now, strict=True)]
         return adv / max(1.0, self.percentile[1] - self.percentile[0])
 
+    def _evaluate_samples(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
+        """Distribution parameters (B, P) and values (B,)."""
+        if batch.carry is None or batch.reset is None:
+            return self.net(batch.obs)
+        obs, reset = (field.unflatten(0, (self.net.seq_len, -1)) for field in (batch.obs, batch.reset))
+        param, value = self.net.unroll(obs, batch.carry[: obs.shape[1]], reset)
+        return param.flatten(0, 1), value.flatten()
+
     def calc_loss(
         self, batch: Minibatch, clip_eps: float, entropy_coef: float, ret_scale: float
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Loss of one minibatch (eq. 9, negated), what to report of it, and the log ratios."""
         config, family = self.config, self.context.family
-        param, value = self.net(batch.obs)
+        param, value = self._evaluate_samples(batch)
         adv = standardize(batch.adv) if config.normalize_advantages == "standardize" else batch.adv
         log_prob, entropies = family.log_prob_entropy(param, batch.action)
         policy_loss, log_ratio = calc_surrogate(log_prob, batch.old_log_prob, adv, clip_eps)
@@ -153,6 +170,8 @@ class PPO(ActorCritic):
             self._to_tensor(adv),
             self._to_tensor(ret),
         )
+        if self.net.state_size:
+            batch = batch._replace(carry=rollout.extra["carry"].flatten(0, 1), reset=calc_reset(rollout.done).flatten())
         for optimizer in self.optimizers.values():
             optimizer.set_frame(frame)
         clip_eps = calc_schedule(config.clip_eps_spec, frame)
@@ -188,15 +207,23 @@ class PPO(ActorCritic):
         log_ratios: list[Tensor],
     ) -> None:
         """One pass over the batch in a fresh order."""
-        generator = self.context.train_generator
-        order = torch.randperm(len(batch.adv), generator=generator, device=generator.device)
+        order = self._order(len(batch.adv))
         # one gather per field and epoch; minibatches are views of it
-        shuffled = [field.index_select(0, order).split(self.config.minibatch_size) for field in batch]
+        fields_given = [field for field in batch if field is not None]
+        shuffled = [field.index_select(0, order).split(self.config.minibatch_size) for field in fields_given]
         for fields in zip(*shuffled, strict=True):
             loss, aux, log_ratio = self.calc_loss(Minibatch(*fields), clip_eps, entropy_coef, ret_scale)
-            aux["grad_norm"] = self._step(loss)
+            aux["grad_norm"] = self.take_step(loss)
             rows.append(aux)
             log_ratios.append(log_ratio)
+
+    def _order(self, num_sample: int) -> Tensor:
+        """Rows in the order of an epoch: shuffled one by one, or as whole stretches with a recurrent net."""
+        generator, seq_len = self.context.train_generator, self.net.seq_len
+        if not self.net.state_size:
+            return torch.randperm(num_sample, generator=generator, device=generator.device)
+        order = torch.randperm(num_sample // seq_len, generator=generator, device=generator.device)
+        return rows_of_stretches(order, self.context.num_envs, seq_len, self.config.minibatch_size)
 
     def memory_state(self) -> dict[str, Any]:
         return {**super().memory_state(), "percentile": self.percentile}

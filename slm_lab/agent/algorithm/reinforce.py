@@ -10,7 +10,8 @@ from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics
 from slm_lab.agent.algorithm.policy import draw_action
 from slm_lab.agent.algorithm.returns import calc_return
 from slm_lab.agent.algorithm.schedule import calc_schedule
-from slm_lab.agent.memory.batch import Transition
+from slm_lab.agent.algorithm.sequence import cut_rollout, join
+from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.model import PolicyNet
@@ -50,17 +51,27 @@ class Reinforce(Algorithm):
 
     @torch.inference_mode()
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
-        param = self.net(obs)
+        param, next_carry = self.net.step(obs, carry)
         if not explore:
-            return Act(self.context.family.mode(param), carry, {})
+            return Act(self.context.family.mode(param), next_carry, {})
         explore_var = calc_schedule(self.config.explore_var_spec or 0.0, self.frame)
         action = draw_action(
             self.context.family, param, self.config.action_policy, explore_var, self.context.act_generator
         )
-        return Act(action, carry, {})
+        return Act(action, next_carry, {} if carry is None else {"carry": carry})
+
+    def init_carry(self, num_envs: int) -> Carry:
+        return self.net.init_carry(num_envs)
 
     def observe(self, step: Transition) -> None:
         self.memory.add(step)
+
+    def _evaluate(self, rollout: Rollout) -> Tensor:
+        """Distribution parameters (T*N, P) of a batch."""
+        if not self.net.state_size:
+            return self.net(rollout.obs.flatten(0, 1))
+        param, _ = self.net.unroll(*cut_rollout(rollout, self.net.seq_len))
+        return join(param, *rollout.reward.shape)
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
@@ -83,7 +94,7 @@ class Reinforce(Algorithm):
 
         self.net.train()
         family = self.context.family
-        param = self.net(rollout.obs.flatten(0, 1))
+        param = self._evaluate(rollout)
         entropy = family.entropy(param).mean()
         policy_loss = calc_policy_loss(family.log_prob(param, rollout.action.flatten(0, 1)), adv)
         loss = self.config.policy_loss_coef * policy_loss - entropy_coef * entropy

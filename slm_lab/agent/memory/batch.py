@@ -31,7 +31,8 @@ class Rollout:
     """Steps in order, as tensors (T, N, ...); whole episodes come as N = 1, one after the other.
 
     `cut_index` (K,) are the rows, counted as t*N+n, whose successor is not the next row: truncated episodes and the
-    last row of the batch. `cut_obs` (K, ...) are their true successors.
+    last row of the batch. `cut_obs` (K, ...) are their true successors, `cut_carry` (K, S) the hidden states of a
+    recurrent net to see them with; `extra["carry"]` are those that the rows were acted on with.
     """
 
     obs: Tensor
@@ -42,6 +43,7 @@ class Rollout:
     extra: dict[str, Tensor]
     cut_index: Tensor
     cut_obs: Tensor
+    cut_carry: Tensor | None = None
 
     @property
     def done(self) -> Tensor:

@@ -1,6 +1,6 @@
 """On-policy memories: a fixed number of steps, or whole episodes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,6 +62,21 @@ class StepBuffer:
         self.size = rows
 
 
+class Successor(NamedTuple):
+    """What followed a step that is not the next row: one observation, or one of each env, and the hidden state then."""
+
+    obs: Tensor
+    carry: Tensor | None
+
+    def of(self, env: int) -> "Successor":
+        """That of one env."""
+        return Successor(self.obs[env], None if self.carry is None else self.carry[env])
+
+    def clone(self) -> "Successor":
+        """A copy that no later step overwrites."""
+        return Successor(self.obs.clone(), None if self.carry is None else self.carry.clone())
+
+
 class RolloutMemory:
     """What both on-policy memories share: rows of steps, and the successors that are not the next row."""
 
@@ -70,15 +85,15 @@ class RolloutMemory:
         self.device = device
         self.buffer = StepBuffer(num_envs, device, capacity)
         # (row, env) -> true successor of a truncated episode
-        self.cuts: dict[tuple[int, int], Tensor] = {}
-        self.last_next_obs: Tensor | None = None
+        self.cuts: dict[tuple[int, int], Successor] = {}
+        self.last: Successor | None = None
 
     def add(self, step: Transition) -> None:
         """Store one step of all envs."""
+        self.last = Successor(step.next_obs, step.next_carry)
         if step.truncated.any():
             for env in np.flatnonzero(step.truncated & ~step.terminated):
-                self.cuts[self.buffer.size, int(env)] = step.next_obs[env].clone()
-        self.last_next_obs = step.next_obs
+                self.cuts[self.buffer.size, int(env)] = self.last.of(int(env)).clone()
         self.buffer.add(
             {
                 "obs": step.obs,
@@ -95,27 +110,41 @@ class RolloutMemory:
         return {
             "rows": self.buffer.state_dict(),
             "cut_key": torch.tensor(list(self.cuts), dtype=torch.int64).reshape(-1, 2),
-            "cut_obs": torch.stack(list(self.cuts.values())) if self.cuts else None,
-            "last_next_obs": self.last_next_obs,
+            "cut_obs": torch.stack([successor.obs for successor in self.cuts.values()]) if self.cuts else None,
+            "cut_carry": _stack_carry(list(self.cuts.values())),
+            "last_next_obs": self.last.obs if self.last else None,
+            "last_next_carry": self.last.carry if self.last else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a half-filled rollout."""
         self.buffer.load_state_dict(state["rows"])
         keys = state["cut_key"].tolist()
-        self.cuts = {(row, env): state["cut_obs"][index].to(self.device) for index, (row, env) in enumerate(keys)}
-        last = state["last_next_obs"]
-        self.last_next_obs = None if last is None else last.to(self.device)
+        cuts = self._load_successor(state["cut_obs"], state["cut_carry"])
+        self.cuts = {} if cuts is None else {(row, env): cuts.of(index) for index, (row, env) in enumerate(keys)}
+        self.last = self._load_successor(state["last_next_obs"], state["last_next_carry"])
 
-    def _build(self, fields: dict[str, Tensor], cut_index: list[int], cut_obs: list[Tensor]) -> Rollout:
+    def _load_successor(self, obs: Tensor | None, carry: Tensor | None) -> Successor | None:
+        if obs is None:
+            return None
+        return Successor(obs.to(self.device), None if carry is None else carry.to(self.device))
+
+    def _build(self, fields: dict[str, Tensor], cut_index: list[int], successors: list[Successor]) -> Rollout:
         core = ("obs", "action", "reward", "terminated", "truncated")
         obs = fields["obs"]
         return Rollout(
             **{name: fields[name] for name in core},
             extra={name: value for name, value in fields.items() if name not in core},
             cut_index=torch.tensor(cut_index, dtype=torch.int64, device=self.device),
-            cut_obs=torch.stack(cut_obs) if cut_obs else obs.new_zeros((0, *obs.shape[2:])),
+            cut_obs=torch.stack([cut.obs for cut in successors]) if successors else obs.new_zeros((0, *obs.shape[2:])),
+            cut_carry=_stack_carry(successors),
         )
+
+
+def _stack_carry(successors: list[Successor]) -> Tensor | None:
+    """Hidden states (K, S); None where there are none."""
+    carries = [successor.carry for successor in successors if successor.carry is not None]
+    return torch.stack(carries) if carries else None
 
 
 class OnPolicyBatchReplay(RolloutMemory):
@@ -134,12 +163,12 @@ class OnPolicyBatchReplay(RolloutMemory):
         """The batch; the memory is empty afterwards. Valid until the next step is added."""
         size = self.buffer.size
         fields = {name: field[:size] for name, field in self.buffer.fields.items()}
-        assert self.last_next_obs is not None
+        assert self.last is not None
         cuts = dict(self.cuts)
         done = (fields["terminated"][-1] | fields["truncated"][-1]).tolist()
         for env in range(self.num_envs):
             if not done[env]:
-                cuts[size - 1, env] = self.last_next_obs[env]
+                cuts[size - 1, env] = self.last.of(env)
         index = [row * self.num_envs + env for row, env in cuts]
         self.buffer.size = 0
         self.cuts.clear()
@@ -169,7 +198,7 @@ class OnPolicyReplay(RolloutMemory):
 
     def sample(self) -> Rollout:
         """All finished episodes, one after the other, as a rollout with N = 1."""
-        row, env, index, cut_obs = [], [], [], []
+        row, env, index, successors = [], [], [], []
         length = 0
         for which, begin, end in self.episodes:
             row.append(torch.arange(begin, end))
@@ -177,11 +206,11 @@ class OnPolicyReplay(RolloutMemory):
             length += end - begin
             if (end - 1, which) in self.cuts:
                 index.append(length - 1)
-                cut_obs.append(self.cuts.pop((end - 1, which)))
+                successors.append(self.cuts.pop((end - 1, which)))
         rows, envs = torch.cat(row).to(self.device), torch.cat(env).to(self.device)
         fields = {name: field[rows, envs].unsqueeze(1) for name, field in self.buffer.fields.items()}
         self._forget()
-        return self._build(fields, index, cut_obs)
+        return self._build(fields, index, successors)
 
     def _forget(self) -> None:
         """Drop rows that no episode under way needs."""
@@ -189,7 +218,7 @@ class OnPolicyReplay(RolloutMemory):
         oldest = min(self.began)
         self.buffer.drop(oldest)
         self.began = [begin - oldest for begin in self.began]
-        self.cuts = {(row - oldest, env): obs for (row, env), obs in self.cuts.items() if row >= oldest}
+        self.cuts = {(row - oldest, env): cut for (row, env), cut in self.cuts.items() if row >= oldest}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "began": list(self.began), "episodes": [list(e) for e in self.episodes]}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.arc import build_arc, materialize
 from slm_lab.agent.net.conv import ConvNet
 from slm_lab.agent.net.mlp import MLPNet
+from slm_lab.agent.net.recurrent import RecurrentNet
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.net import NetSpec, TorchArcNetSpec
 
@@ -39,7 +40,14 @@ class TorchArcNet(nn.Module):
 
 
 BodyBuilder = Callable[[Any, tuple[int, ...]], nn.Module]
-NETS: dict[str, BodyBuilder] = {"MLPNet": MLPNet, "ConvNet": ConvNet, "TorchArcNet": TorchArcNet}
+NETS: dict[str, BodyBuilder] = {
+    "MLPNet": MLPNet,
+    "ConvNet": ConvNet,
+    "DuelingMLPNet": MLPNet,
+    "DuelingConvNet": ConvNet,
+    "RecurrentNet": RecurrentNet,
+    "TorchArcNet": TorchArcNet,
+}
 
 
 def build_body(spec: NetSpec, obs_shape: tuple[int, ...]) -> nn.Module:

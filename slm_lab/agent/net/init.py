@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from slm_lab.agent.net.norm import DERIVED
 
 # Functions by the names a spec may use; gain and nonlinearity are passed where the function takes them.
 PLAIN: dict[str, Callable[..., Any]] = {
@@ -28,21 +30,39 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @torch.no_grad()
 def init_weights(module: nn.Module, init_fn: str | None, activation: str | None) -> None:
-    """Fill the weights of every linear and convolution layer; biases become zero."""
+    """Fill the weights of every linear, convolution and recurrent layer; biases become zero."""
     if init_fn is None:
         return
     for layer in module.modules():
         if isinstance(layer, LAYERS):
-            if init_fn in WITH_GAIN:
-                gain = nn.init.calculate_gain(activation) if activation in GAINED else 1.0  # type: ignore[arg-type]
-                WITH_GAIN[init_fn](layer.weight, gain=gain)
-            elif init_fn in KAIMING:
-                slope = activation if activation in ("relu", "leaky_relu") else "relu"
-                KAIMING[init_fn](layer.weight, nonlinearity=slope)
-            else:
-                PLAIN[init_fn](layer.weight)
+            _fill(layer.weight, init_fn, activation)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+        if isinstance(layer, nn.RNNBase):
+            _fill_recurrent(layer, init_fn)
+        if isinstance(layer, DERIVED):
+            layer.renew()
+
+
+def _fill(weight: Tensor, init_fn: str, activation: str | None) -> None:
+    if init_fn in WITH_GAIN:
+        gain = nn.init.calculate_gain(activation) if activation in GAINED else 1.0  # type: ignore[arg-type]
+        WITH_GAIN[init_fn](weight, gain=gain)
+    elif init_fn in KAIMING:
+        slope = activation if activation in ("relu", "leaky_relu") else "relu"
+        KAIMING[init_fn](weight, nonlinearity=slope)
+    else:
+        PLAIN[init_fn](weight)
+
+
+def _fill_recurrent(layer: nn.RNNBase, init_fn: str) -> None:
+    for name, parameter in layer.named_parameters():
+        if name.startswith("bias"):
+            nn.init.zeros_(parameter)
+            continue
+        # gate by gate, since torch stacks them; with gain 1, since the gates are no hidden activations
+        for gate in parameter.split(layer.hidden_size):
+            _fill(gate, init_fn, None)
 
 
 @torch.no_grad()

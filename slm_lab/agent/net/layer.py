@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.net.norm import BatchRenorm1d, LazyBatchRenorm1d, LazyWeightNormLinear, WeightNormLinear
 from slm_lab.lib.errors import SpecError, nearest
 
 # What a constructor or a forward raises when values or shapes do not fit.
@@ -194,6 +195,7 @@ _BUILTIN: tuple[type[nn.Module], ...] = (
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
     nn.LazyInstanceNorm1d, nn.LazyInstanceNorm2d, nn.LazyInstanceNorm3d,
     nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm,
+    BatchRenorm1d, LazyBatchRenorm1d, WeightNormLinear, LazyWeightNormLinear,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.GLU, nn.SiLU, nn.Mish,
     nn.Tanh, nn.Tanhshrink, nn.Hardtanh, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Sigmoid, nn.LogSigmoid,
     nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin, nn.Softplus, nn.Softshrink, nn.Softsign, nn.Threshold,

@@ -5,6 +5,7 @@ import math
 from torch import Tensor, nn
 
 from slm_lab.agent.net.activation import build_activation
+from slm_lab.agent.net.norm import SpectralNormLinear
 from slm_lab.spec.net import MLPNetSpec
 
 
@@ -16,8 +17,9 @@ class MLPNet(nn.Module):
         self.is_flat = len(obs_shape) == 1
         size = math.prod(obs_shape)
         layers: list[nn.Module] = []
-        for width in spec.hid_layers:
-            layers.append(nn.Linear(size, width))
+        for index, width in enumerate(spec.hid_layers, 1):
+            is_spectral = spec.spectral_norm and index == len(spec.hid_layers)
+            layers.append(SpectralNormLinear(size, width) if is_spectral else nn.Linear(size, width))
             if spec.batch_norm:
                 layers.append(nn.BatchNorm1d(width))
             if spec.layer_norm:

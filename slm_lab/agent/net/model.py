@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.activation import build_activation
 from slm_lab.agent.net.build import build_body
 from slm_lab.agent.net.init import init_head, init_weights
+from slm_lab.agent.net.recurrent import RecurrentBody
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.net import NetSpec
 
@@ -13,16 +14,28 @@ Carry = Tensor | None
 
 
 class OutputNet(nn.Module):
-    """A body and one output layer."""
+    """A body and one output layer; on a recurrent body it runs by `step` and `unroll` alone.
+
+    A carry (B, S) of None stands for the start of episodes; a net without a hidden state hands it through.
+    """
 
     def __init__(self, spec: NetSpec, obs_shape: tuple[int, ...], out_size: int, body: nn.Module | None = None) -> None:
         super().__init__()
         self.body = body if body is not None else build_body(spec, obs_shape)
+        # size of the hidden state, and length of the stretches it learns from; 0 without one
+        is_recurrent = isinstance(self.body, RecurrentBody)
+        self.state_size = self._recurrent.state_size if is_recurrent else 0
+        self.seq_len = self._recurrent.seq_len if is_recurrent else 0
         self.head = nn.Linear(int(self.body.out_size), out_size)  # type: ignore[arg-type]
         activation = getattr(spec, "hid_layers_activation", None)  # not every net type has one
         init_weights(self.head if body is not None else self, spec.init_fn, activation)
         init_head(self.head, spec.init_std)
         self.out_activation = build_activation(spec.out_layer_activation) if spec.out_layer_activation else None
+
+    @property
+    def _recurrent(self) -> RecurrentBody:
+        assert isinstance(self.body, RecurrentBody)
+        return self.body
 
     def from_features(self, features: Tensor) -> Tensor:
         """The output layer alone."""
@@ -32,6 +45,32 @@ class OutputNet(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """Output (B, out_size)."""
         return self.from_features(self.body(obs))
+
+    def init_carry(self, num_envs: int) -> Carry:
+        """The hidden state at the start of episodes; None without one."""
+        return self.head.weight.new_zeros(num_envs, self.state_size) if self.state_size else None
+
+    def step(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        """Output (B, out_size) and the hidden state to go on with."""
+        if not self.state_size:
+            return self(obs), carry
+        features, carry = self.step_body(obs, carry)
+        return self.from_features(features), carry
+
+    def step_body(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
+        """Features (B, F) and the hidden state to go on with."""
+        carry = self.init_carry(len(obs)) if carry is None else carry
+        assert carry is not None
+        return self._recurrent.step(obs, carry)
+
+    def unroll(self, obs: Tensor, carry: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs (L, B, out_size) of observations (L, B, ...), cleared before the rows of `reset` (L, B)."""
+        features, carry = self.unroll_body(obs, carry, reset)
+        return self.from_features(features), carry
+
+    def unroll_body(self, obs: Tensor, carry: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (L, B, F) and the hidden state after the last row."""
+        return self._recurrent.unroll(obs, carry, reset)
 
 
 class PolicyNet(OutputNet):
@@ -58,6 +97,9 @@ class ActorCriticNet(nn.Module):
         self.actor = PolicyNet(spec.for_role("actor"), obs_shape, param_size, is_gaussian)
         body = self.actor.body if spec.shared else None
         self.critic = OutputNet(spec.for_role("critic"), obs_shape, 1, body)
+        # separate nets have a slice of the hidden state each, the actor's first
+        self.state_size = self.actor.state_size + (0 if spec.shared else self.critic.state_size)
+        self.seq_len = self.actor.seq_len
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Distribution parameters (B, P) and values (B,)."""
@@ -66,6 +108,50 @@ class ActorCriticNet(nn.Module):
             return self.actor.from_features(features), self.critic.from_features(features).squeeze(-1)
         return self.actor(obs), self.critic(obs).squeeze(-1)
 
-    def value(self, obs: Tensor) -> Tensor:
-        """Values (B,)."""
-        return self.critic(obs).squeeze(-1)
+    def init_carry(self, num_envs: int) -> Carry:
+        """The hidden state of both nets at the start of episodes; None without one."""
+        return self.actor.head.weight.new_zeros(num_envs, self.state_size) if self.state_size else None
+
+    def _split(self, carry: Carry, num_envs: int) -> tuple[Tensor, Tensor]:
+        """The actor's and the critic's part of the hidden state."""
+        carry = self.init_carry(num_envs) if carry is None else carry
+        assert carry is not None
+        size = self.actor.state_size
+        return carry[:, :size], carry if self.is_shared else carry[:, size:]
+
+    def step(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Tensor, Carry]:
+        """Distribution parameters (B, P), values (B,) and the hidden state to go on with."""
+        if not self.state_size:
+            return *self(obs), carry
+        actor_carry, critic_carry = self._split(carry, len(obs))
+        features, actor_carry = self.actor.step_body(obs, actor_carry)
+        param = self.actor.from_features(features)
+        if self.is_shared:
+            return param, self.critic.from_features(features).squeeze(-1), actor_carry
+        features, critic_carry = self.critic.step_body(obs, critic_carry)
+        return param, self.critic.from_features(features).squeeze(-1), torch.cat([actor_carry, critic_carry], -1)
+
+    def step_actor(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        """Distribution parameters (B, P) alone; the critic's part of the hidden state stays as it is."""
+        if not self.state_size:
+            return self.actor(obs), carry
+        actor_carry, critic_carry = self._split(carry, len(obs))
+        features, actor_carry = self.actor.step_body(obs, actor_carry)
+        param = self.actor.from_features(features)
+        return param, actor_carry if self.is_shared else torch.cat([actor_carry, critic_carry], -1)
+
+    def unroll(self, obs: Tensor, carry: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+        """Distribution parameters (L, B, P) and values (L, B) of stretches."""
+        actor_carry, critic_carry = self._split(carry, len(carry))
+        features, _ = self.actor.unroll_body(obs, actor_carry, reset)
+        param = self.actor.from_features(features)
+        if not self.is_shared:
+            features, _ = self.critic.unroll_body(obs, critic_carry, reset)
+        return param, self.critic.from_features(features).squeeze(-1)
+
+    def value(self, obs: Tensor, carry: Carry = None) -> Tensor:
+        """Values (B,), with a recurrent net of what is seen in a hidden state."""
+        if not self.state_size:
+            return self.critic(obs).squeeze(-1)
+        value, _ = self.critic.step(obs, self._split(carry, len(obs))[1])
+        return value.squeeze(-1)

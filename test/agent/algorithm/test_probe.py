@@ -1,14 +1,19 @@
 """Every algorithm solves the tiny envs it can, in seconds; values arrive where theory says."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from slm_lab.agent.agent import Agent
+from slm_lab.env.probe import TimeLimit, TwoStep
 from slm_lab.env.vec_env import Step
+from slm_lab.lib.errors import SpecError
 
 GAMMA = 0.9
 IMAGE_NET: dict[str, Any] = {
@@ -19,8 +24,11 @@ IMAGE_NET: dict[str, Any] = {
 }
 PPO: dict[str, Any] = {"name": "PPO", "gamma": GAMMA, "time_horizon": 8, "minibatch_size": 32, "training_epoch": 4}
 ACTOR_CRITIC: dict[str, Any] = {"name": "ActorCritic", "gamma": GAMMA, "training_frequency": 4}
+Memory = str | dict[str, Any]
+Keys = dict[str, Any]
+IMITATION: Keys = {"training_iter": 1, "sil_memory": {"name": "PrioritizedReplay", "batch_size": 32}}
 # name -> algorithm, memory, net keys; episodes of probes are one or two steps long
-CRITICS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+CRITICS: dict[str, tuple[Keys, Memory, Keys]] = {
     "PPO": (PPO, "OnPolicyBatchReplay", {}),
     "PPO-shared": (PPO, "OnPolicyBatchReplay", {"shared": True}),
     "A2C-gae": ({**ACTOR_CRITIC, "lam": 0.95}, "OnPolicyBatchReplay", {}),
@@ -32,17 +40,80 @@ CRITICS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         {"shared": True},
     ),
     "A2C-full-episodes": ({**ACTOR_CRITIC, "training_frequency": 32}, "OnPolicyReplay", {}),
+    "SIL": ({**ACTOR_CRITIC, **IMITATION, "name": "SIL", "lam": 0.95}, "OnPolicyBatchReplay", {}),
+    "SIL-shared": (
+        {**ACTOR_CRITIC, "name": "SIL", "training_iter": 1, "sil_memory": {"name": "Replay", "batch_size": 32}},
+        "OnPolicyBatchReplay",
+        {"shared": True},
+    ),
+    "PPOSIL": ({**PPO, **IMITATION, "name": "PPOSIL"}, "OnPolicyBatchReplay", {}),
 }
 REINFORCE: dict[str, Any] = {"name": "Reinforce", "gamma": GAMMA}
-ALL: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+REPLAY: Keys = {"name": "Replay", "batch_size": 32, "max_size": 2000}
+PER: Keys = {**REPLAY, "name": "PrioritizedReplay"}
+Q_KEYS: Keys = {"gamma": GAMMA, "explore_var_spec": 0.3}
+DQN: Keys = {**Q_KEYS, "training_start_step": 32}
+FOLLOW: Keys = {"update_type": "polyak", "polyak_coef": 0.2}
+# values of every action of a discrete env
+VALUING: dict[str, tuple[Keys, Memory, Keys]] = {
+    "SARSA": ({**Q_KEYS, "name": "SARSA", "training_frequency": 4}, "OnPolicyBatchReplay", {}),
+    "SARSA-episodes": ({**Q_KEYS, "name": "SARSA", "training_frequency": 8}, "OnPolicyReplay", {}),
+    "VanillaDQN": ({**DQN, "name": "VanillaDQN"}, REPLAY, {}),
+    "DQN": ({**DQN, "name": "DQN"}, REPLAY, FOLLOW),
+    "DoubleDQN-PER-nstep": ({**DQN, "name": "DoubleDQN"}, {**PER, "num_step_returns": 3}, FOLLOW),
+    "DoubleDQN-dueling": (
+        {**DQN, "name": "DoubleDQN", "action_policy": "boltzmann"},
+        REPLAY,
+        {"type": "DuelingMLPNet", "hid_layers": [16], "update_type": "replace", "update_frequency": 40},
+    ),
+}
+# without an entropy bonus values are plain returns
+SAC: Keys = {
+    "name": "SoftActorCritic",
+    "gamma": GAMMA,
+    "fixed_alpha": 0.0,
+    "training_start_step": 64,
+    "training_iter": 1,
+}
+# batch norm in the critics alone holds without target nets
+CROSSQ: Keys = {**SAC, "name": "CrossQ", "policy_delay": 1}
+SOFT: dict[str, tuple[Keys, Memory, Keys]] = {
+    "SAC": (SAC, REPLAY, FOLLOW),
+    "SAC-PER": ({**SAC, "policy_delay": 2}, PER, FOLLOW),
+    "CrossQ": (CROSSQ, REPLAY, {"critic_batch_norm": True}),
+}
+ALL: dict[str, tuple[Keys, Memory, Keys]] = {
     **CRITICS,
     "Reinforce": ({**REINFORCE, "training_frequency": 4}, "OnPolicyBatchReplay", {}),
     "Reinforce-episodes": ({**REINFORCE, "training_frequency": 32}, "OnPolicyReplay", {}),
+    **SOFT,
 }
+TABLE = {**ALL, **VALUING}
+
+
+class ContinuousTwoStep(TwoStep):
+    """The same with an action that does not matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+
+class ContinuousTimeLimit(TimeLimit):
+    """The same with an action that does not matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+
+for probe in (ContinuousTwoStep, ContinuousTimeLimit):
+    if f"probe/{probe.__name__}-v0" not in gym.registry:
+        gym.register(f"probe/{probe.__name__}-v0", entry_point=probe)
 
 
 def build_spec(lab, which: str, env: str, **changes: Any) -> Any:
-    algorithm, memory, net = ALL[which]
+    algorithm, memory, net = TABLE[which]
     return lab.spec(
         f"probe/{env}-v0",
         {**algorithm, **changes.pop("algorithm", {})},
@@ -76,6 +147,21 @@ def values(agent: Agent, *obs: float) -> np.ndarray[Any, Any]:
         return agent.algorithm.modules["net"].value(torch.tensor(obs)[:, None]).numpy()
 
 
+def action_values(agent: Agent, *obs: float) -> np.ndarray[Any, Any]:
+    """Q of one-number observations and of every action, or of some continuous ones (B, K)."""
+    seen, modules = torch.tensor(obs)[:, None], agent.algorithm.modules
+    with torch.inference_mode():
+        if "net" in modules:
+            return modules["net"](seen).numpy()
+        critic = modules["critic"]
+        if agent.algorithm.is_discrete:
+            both = critic(seen)
+        else:
+            both = torch.stack([critic(seen, torch.full_like(seen, action)) for action in (-0.5, 0.0, 0.5)], -1)
+        # both critics, side by side
+        return torch.cat([*both], -1).numpy()
+
+
 # --- values
 
 
@@ -95,6 +181,43 @@ def test_value_probes(lab, which: str, env: str, obs: tuple[float, ...], expecte
     assert settled.is_true, (trained.frame, values(trained.agent, *obs))
 
 
+VALUE_PROBES = [
+    ("ConstantReward", (0.0,), (1.0,)),
+    ("ObsReward", (-1.0, 1.0), (-1.0, 1.0)),
+    ("TwoStep", (0.0, 1.0), (0.5, 1.0)),
+]
+
+
+@pytest.mark.parametrize("which", [*VALUING, *SOFT])
+@pytest.mark.parametrize(("env", "obs", "expected"), VALUE_PROBES)
+def test_value_probes_of_actions(
+    lab, which: str, env: str, obs: tuple[float, ...], expected: tuple[float, ...]
+) -> None:
+    """No action matters here: all have the value of the state."""
+    settled = Settled(lambda agent: bool(np.abs(action_values(agent, *obs) - np.array(expected)[:, None]).max() < 0.1))
+    trained = lab.train(build_spec(lab, which, env, algorithm={"gamma": 0.5}), 20_000, until=settled)
+    assert settled.is_true, (trained.frame, action_values(trained.agent, *obs))
+
+
+@pytest.mark.parametrize("which", ["SAC", "CrossQ"])
+def test_two_steps_with_continuous_actions(lab, which: str) -> None:
+    settled = Settled(
+        lambda agent: bool(np.abs(action_values(agent, 0.0, 1.0) - np.array([[0.5], [1.0]])).max() < 0.1)
+    )
+    trained = lab.train(build_spec(lab, which, "ContinuousTwoStep", algorithm={"gamma": 0.5}), 20_000, until=settled)
+    assert settled.is_true, (trained.frame, action_values(trained.agent, 0.0, 1.0))
+
+
+@pytest.mark.parametrize("which", ["SAC", "CrossQ"])
+def test_values_hold_the_entropy_of_what_follows(lab, which: str) -> None:
+    """No action matters, so the best soft policy is uniform: Q(0) = gamma (1 + alpha log 2), Q(1) = 1."""
+    expected = np.array([[0.5 * (1 + 0.8 * math.log(2))], [1.0]])
+    settled = Settled(lambda agent: bool(np.abs(action_values(agent, 0.0, 1.0) - expected).max() < 0.07))
+    spec = build_spec(lab, which, "TwoStep", algorithm={"gamma": 0.5, "fixed_alpha": 0.8})
+    trained = lab.train(spec, 20_000, until=settled)
+    assert settled.is_true, (trained.frame, action_values(trained.agent, 0.0, 1.0))
+
+
 # --- actions
 
 
@@ -107,28 +230,45 @@ def probability(agent: Agent, obs: Any, action: Any) -> float:
         return float(agent.context.family.log_prob(param, torch.tensor(action)).exp().min())
 
 
+ACTION_PROBES: list[tuple[str, list[Any], list[Any]]] = [
+    ("ActionReward", [[0.0]], [1]),
+    ("ObsAction", [[-1.0], [1.0]], [0, 1]),
+    ("MultiAction", [[0.0]], [[1, 2]]),
+    ("BinaryAction", [[0.0]], [[1, 0, 1]]),
+    # one-hot of 0, 1, 2
+    ("DiscreteObs", [[1, 0, 0], [0, 1, 0], [0, 0, 1]], [0, 0, 1]),
+]
+
+
 @pytest.mark.parametrize("which", ALL)
-@pytest.mark.parametrize(
-    ("env", "obs", "expected"),
-    [
-        ("ActionReward", [[0.0]], [1]),
-        ("ObsAction", [[-1.0], [1.0]], [0, 1]),
-        ("MultiAction", [[0.0]], [[1, 2]]),
-        ("BinaryAction", [[0.0]], [[1, 0, 1]]),
-        # one-hot of 0, 1, 2
-        ("DiscreteObs", [[1, 0, 0], [0, 1, 0], [0, 0, 1]], [0, 0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("env", "obs", "expected"), ACTION_PROBES)
 def test_action_probes(lab, which: str, env: str, obs: list[Any], expected: list[Any]) -> None:
     def is_solved(agent: Agent) -> bool:
         return probability(agent, obs, expected) > 0.8
 
-    trained = lab.train(build_spec(lab, which, env), 30_000, until=is_solved)
+    # without any entropy bonus a soft actor-critic stops trying too early
+    bonus = {"fixed_alpha": 0.1} if which in SOFT else {}
+    trained = lab.train(build_spec(lab, which, env, algorithm=bonus), 30_000, until=is_solved)
     assert is_solved(trained.agent), trained.frame
     assert trained.agent.act(np.array(obs)).action.tolist() == expected
 
 
-@pytest.mark.parametrize("which", ["PPO", "PPO-shared", "A2C-gae", "Reinforce"])
+@pytest.mark.parametrize("which", VALUING)
+@pytest.mark.parametrize(("env", "obs", "expected"), ACTION_PROBES)
+def test_action_probes_of_values(lab, which: str, env: str, obs: list[Any], expected: list[Any]) -> None:
+    """The right action is picked, and it has the value it earns: 1 in all of them."""
+
+    def holds(agent: Agent) -> bool:
+        with torch.inference_mode():
+            best = agent.algorithm.modules["net"](torch.tensor(obs, dtype=torch.float32)).amax(-1)
+        return agent.act(np.array(obs)).action.tolist() == expected and bool((best - 1).abs().max() < 0.15)
+
+    settled = Settled(holds)
+    trained = lab.train(build_spec(lab, which, env), 20_000, until=settled)
+    assert settled.is_true, trained.frame
+
+
+@pytest.mark.parametrize("which", ["PPO", "PPO-shared", "A2C-gae", "Reinforce", "SAC", "CrossQ", "SIL"])
 def test_image_probe(lab, which: str) -> None:
     obs = np.stack([np.zeros((1, 12, 12), np.uint8), np.full((1, 12, 12), 255, np.uint8)])
 
@@ -140,14 +280,35 @@ def test_image_probe(lab, which: str) -> None:
     assert trained.agent.act(obs).action.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("pdtype", ["Normal", "TanhNormal"])
-@pytest.mark.parametrize("which", ["PPO", "PPO-shared", "A2C-gae", "A2C-full-episodes", "Reinforce"])
+@pytest.mark.parametrize("which", ["SARSA", "DQN", "DoubleDQN-dueling"])
+def test_image_probe_of_values(lab, which: str) -> None:
+    obs = np.stack([np.zeros((1, 12, 12), np.uint8), np.full((1, 12, 12), 255, np.uint8)])
+    net = {**IMAGE_NET, "optim_spec": {"name": "Adam", "lr": 0.01}}
+    algorithm, memory, keys = TABLE[which]
+    if "dueling" in which:
+        keys = {"type": "DuelingConvNet", "update_frequency": 40}
+    spec = lab.spec("probe/Image-v0", algorithm, memory=memory, net={**net, **keys}, num_envs=8)
+    settled = Settled(lambda agent: agent.act(obs).action.tolist() == [0, 1], 20)
+    trained = lab.train(spec, 20_000, until=settled)
+    assert settled.is_true, trained.frame
+
+
+CONTINUOUS = [
+    *((which, "Normal") for which in ("PPO", "PPO-shared", "A2C-gae", "A2C-full-episodes", "Reinforce", "PPOSIL")),
+    *((which, "TanhNormal") for which in ("PPO", "PPO-shared", "A2C-gae", "A2C-full-episodes", "Reinforce")),
+    *((which, "default") for which in ("SAC", "CrossQ")),
+]
+
+
+@pytest.mark.parametrize(("which", "pdtype"), CONTINUOUS)
 def test_continuous_target(lab, which: str, pdtype: str) -> None:
     """The policy's [-1, 1] must land in the env's [-1, 3]: half of obs is never at the same place in both."""
     obs = np.array([[-0.8], [0.0], [0.8]])
     # the rate of the other probes is too high for a shared net with a density
     slower = {"optim_spec": {"name": "Adam", "lr": 0.01}}
-    spec = build_spec(lab, which, "ContinuousTarget", algorithm={"action_pdtype": pdtype}, net=slower)
+    # a soft actor-critic learns its alpha here, which starts at 1 and must fall for the target to be hit
+    learned = {"fixed_alpha": None} if which in SOFT else {}
+    spec = build_spec(lab, which, "ContinuousTarget", algorithm={"action_pdtype": pdtype, **learned}, net=slower)
 
     def error(agent: Agent) -> float:
         # [-1, 1] to [-1, 3], written out: a map of its own would agree with itself
@@ -159,6 +320,18 @@ def test_continuous_target(lab, which: str, pdtype: str) -> None:
     assert error(trained.agent) < 0.15, trained.frame
 
 
+@pytest.mark.parametrize("which", VALUING)
+def test_values_of_actions_need_discrete_ones(lab, which: str) -> None:
+    spec = build_spec(lab, which, "ContinuousTarget")
+    name = spec.agent.algorithm.name
+    message = (
+        rf"^agent\.algorithm\.name: {name} values each of a number of actions, but this env's are continuous; "
+        r"use SoftActorCritic, CrossQ or PPO$"
+    )
+    with pytest.raises(SpecError, match=message):
+        lab.build(spec)
+
+
 # --- the fixed point under a time limit
 
 
@@ -168,7 +341,16 @@ def taken_for_the_end(step: Step) -> Step:
 
 
 # a batch of at most eight steps is shorter than the ten of an episode, so both kinds of cut occur
-TIME_LIMIT = ["PPO", "PPO-shared", "A2C-gae", "A2C-nstep-shared", "A2C-full", "A2C-gae-episodes-shared"]
+TIME_LIMIT = [
+    "PPO",
+    "PPO-shared",
+    "A2C-gae",
+    "A2C-nstep-shared",
+    "A2C-full",
+    "A2C-gae-episodes-shared",
+    "SIL",
+    "PPOSIL",
+]
 
 
 def build_time_limit(lab, which: str) -> Any:
@@ -190,3 +372,26 @@ def test_value_misses_where_the_cut_is_taken_for_the_end(lab, which: str) -> Non
     num_frame = 2_000 if "PPO" in which else 5_000
     trained = lab.train(build_time_limit(lab, which), num_frame, change=taken_for_the_end)
     assert 3.5 < values(trained.agent, 0.0).item() < 6
+
+
+# a batch of equal observations has no spread that batch norm could divide by: CrossQ needs actions that differ
+OF_ACTIONS = [
+    *((which, "TimeLimit") for which in (*VALUING, "SAC")),
+    *((which, "ContinuousTimeLimit") for which in ("SAC", "CrossQ")),
+]
+
+
+@pytest.mark.parametrize(("which", "env"), OF_ACTIONS)
+def test_values_of_actions_under_a_time_limit(lab, which: str, env: str) -> None:
+    bonus = {"fixed_alpha": 0.0} if which in SOFT else {}
+    settled = Settled(lambda agent: bool(np.abs(action_values(agent, 0.0) - 10).max() < 0.4))
+    trained = lab.train(build_spec(lab, which, env, algorithm=bonus), 40_000, until=settled)
+    assert settled.is_true, (trained.frame, action_values(trained.agent, 0.0))
+
+
+@pytest.mark.parametrize(("which", "env"), OF_ACTIONS)
+def test_values_of_actions_miss_where_the_cut_is_taken_for_the_end(lab, which: str, env: str) -> None:
+    """Nothing follows one step in ten: Q = 1 + .9 * .9 Q = 5.26, and 4.98 with three-step returns."""
+    trained = lab.train(build_spec(lab, which, env), 4_000, change=taken_for_the_end)
+    last = np.mean([row["q"] for row in trained.metrics[-100:]])
+    assert 4 < last < 6.5

@@ -1,0 +1,219 @@
+"""Q-learning with a net and a replay: vanilla, DQN (Mnih et al. 2015) and double DQN (van Hasselt et al. 2016)."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
+from slm_lab.agent.algorithm.policy import Categorical, draw_action
+from slm_lab.agent.algorithm.schedule import calc_schedule
+from slm_lab.agent.memory.batch import Batch, SequenceBatch, Transition
+from slm_lab.agent.net.flat import FlatParams
+from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.agent.net.target import Target
+from slm_lab.agent.net.value import QNet
+from slm_lab.lib.due import Due
+from slm_lab.lib.errors import SpecError
+from slm_lab.spec.algorithm import DoubleDQNSpec, DQNSpec, VanillaDQNSpec
+from slm_lab.spec.net import RecurrentNetSpec
+from slm_lab.spec.schema import AgentSpec
+
+
+def calc_q_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
+    """r + gamma V(s'); the discount is 0 where the task ended."""
+    return reward + discount * next_value
+
+
+def pick_value(q: Tensor, index: Tensor) -> Tensor:
+    """Q of one action per row (B,)."""
+    return q.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
+def calc_max_value(next_q: Tensor) -> Tensor:
+    """max_a Q(s', a): one net both picks and values the action."""
+    return next_q.amax(-1)
+
+
+def calc_double_value(next_q_online: Tensor, next_q_target: Tensor) -> Tensor:
+    """Q_target(s', argmax_a Q_online(s', a)): what one net overrates the other need not."""
+    return pick_value(next_q_target, next_q_online.argmax(-1))
+
+
+def require_choices(family: Any, name: str) -> Categorical:
+    """The family of a discrete action space; anything else is the wrong env for the algorithm."""
+    if not isinstance(family, Categorical):
+        raise SpecError(
+            f"agent.algorithm.name: {name} values each of a number of actions, but this env's are continuous; "
+            "use SoftActorCritic, CrossQ or PPO"
+        )
+    return family
+
+
+class QLearning(Algorithm):
+    """Trains Q on batches of past steps; what stands for the value of a successor is left open."""
+
+    metric_names = ("loss", "explore_var", "q", "td_error", "grad_norm")
+    stores_raw_obs = True
+    has_joint_actions = True
+
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        super().__init__(spec, context)
+        config = spec.algorithm
+        assert isinstance(config, (VanillaDQNSpec, DQNSpec, DoubleDQNSpec))
+        assert config.explore_var_spec is not None, "the check of the spec sees to it"
+        self.config = config
+        self.explore_var_spec = config.explore_var_spec
+        self.family = require_choices(context.family, config.name)
+        self.net = QNet(spec.net, context.obs_shape, self.family.param_size).to(context.device)
+        self.net.eval()
+        self.modules = {"net": self.net}
+        self.flat = FlatParams(self.net.parameters())
+        self.optimizer = FlatOptimizer(self.flat, spec.net)
+        self.optimizers = {"net": self.optimizer}
+        self.target = self._build_target(spec)
+        if self.target is not None:
+            self.modules["target_net"] = self.target.module
+        self.loss = ELEMENT_LOSSES[spec.net.loss_spec.name]
+        self.burn_in = spec.net.burn_in if isinstance(spec.net, RecurrentNetSpec) else 0
+        self.memory = context.build_replay(spec.memory, config.gamma, self.net.state_size)
+        self.replays = {"memory": self.memory}
+        self.train_due = Due(config.training_frequency)
+
+    def _build_target(self, spec: AgentSpec) -> Target | None:
+        return Target(self.net, self.flat, spec.net)
+
+    @abstractmethod
+    def _next_value(self, online: Callable[[], Tensor], target: Callable[[], Tensor]) -> Tensor:
+        """What stands for the value of successors, given ways to their values by the net and by its target."""
+
+    def init_carry(self, num_envs: int) -> Carry:
+        return self.net.init_carry(num_envs)
+
+    @torch.inference_mode()
+    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
+        q, next_carry = self.net.step(obs, carry)
+        if not explore:
+            return Act(self.family.mode(q), next_carry, {})
+        explore_var = calc_schedule(self.explore_var_spec, self.frame)
+        action = draw_action(self.family, q, self.config.action_policy, explore_var, self.context.act_generator)
+        return Act(action, next_carry, {} if carry is None else {"carry": carry})
+
+    def observe(self, step: Transition) -> None:
+        self.memory.add(step)
+
+    def calc_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Weighted loss, TD errors and values (B,) of a batch."""
+        with torch.no_grad():
+            next_value = self._next_value(
+                online=lambda: self.net(batch.next_obs), target=lambda: self._target_net(batch.next_obs)
+            )
+            ret = calc_q_target(batch.reward, batch.discount, next_value)
+        # layers such as BatchNorm and Dropout learn from what is trained on alone
+        self.net.train()
+        q = pick_value(self.net(batch.obs), self.family.to_index(batch.action))
+        self.net.eval()
+        return (batch.weight * self.loss(q, ret)).mean(), (q - ret).detach(), q.detach()
+
+    def calc_sequence_loss(self, batch: SequenceBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, TD errors and values (L, B) of stretches, after a burn-in that only warms the hidden state.
+
+        As in R2D2 (Kapturowski et al. 2019): the state stored with the first row is stale, a few steps refresh it.
+        """
+        start = self.burn_in
+        with torch.no_grad():
+            target_q, _ = self._target_net.unroll(batch.obs, batch.carry, batch.reset)
+            carry = batch.carry
+            if start:
+                _, carry = self.net.unroll(batch.obs[:start], carry, batch.reset[:start])
+        self.net.train()
+        every_q, _ = self.net.unroll(batch.obs[start:], carry, batch.reset[start:])
+        self.net.eval()
+        next_value = self._next_value(online=lambda: every_q[1:].detach(), target=lambda: target_q[start + 1 :])
+        ret = calc_q_target(batch.reward[start:], batch.discount[start:], next_value)
+        q = pick_value(every_q[:-1], self.family.to_index(batch.action[start:]))
+        mask = batch.mask[start:]
+        loss = (mask * self.loss(q, ret)).sum() / mask.sum().clamp(min=1)
+        return loss, (mask * (q - ret)).detach(), q.detach()
+
+    @property
+    def _target_net(self) -> QNet:
+        """The net of the targets: the slow one, or the net itself where there is none."""
+        return self.net if self.target is None else cast(QNet, self.target.module)
+
+    def _train_batch(self, frame: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Losses of one batch, one after the other; what each step left behind tells the priorities."""
+        if self.net.state_size:
+            stretches = self.memory.sample_sequence(self.burn_in + self.net.seq_len)
+            stretches = stretches._replace(obs=self.context.encode(stretches.obs))
+            for _ in range(self.config.training_batch_iter):
+                yield self.calc_sequence_loss(stretches)
+            return
+        batch = self.context.encode_batch(self.memory.sample(frame))
+        for _ in range(self.config.training_batch_iter):
+            loss, error, q = self.calc_loss(batch)
+            yield loss, error, q
+        self.memory.update_priority(batch.slot, error)
+
+    @property
+    def _is_due(self) -> bool:
+        return self.frame > self.config.training_start_step and (
+            not self.net.state_size or self.memory.can_sample_sequence(self.burn_in + self.net.seq_len)
+        )
+
+    def update(self, frame: int) -> Metrics | None:
+        self.frame = frame
+        if not self.train_due(frame) or not self._is_due:
+            return None
+        self.optimizer.set_frame(frame)
+        rows: list[dict[str, Tensor]] = []
+        for _ in range(self.config.training_iter):
+            for loss, error, q in self._train_batch(frame):
+                loss.backward()
+                grad_norm = self.optimizer.step()
+                self.opt_step += 1
+                if self.target is not None:
+                    self.target.follow()
+                rows.append({"loss": loss, "q": q.mean(), "td_error": error.abs().mean(), "grad_norm": grad_norm})
+        if self.target is not None:
+            self.target.replace_if_due(frame)
+        return {**gather_metrics(rows, frame), "explore_var": calc_schedule(self.explore_var_spec, frame)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.train_due.skip_to(self.frame)
+        if self.target is not None:
+            self.target.skip_to(self.frame)
+
+    def memory_state(self) -> dict[str, Any]:
+        return self.memory.state_dict()
+
+    def load_memory_state(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state)
+
+
+class VanillaDQN(QLearning):
+    """The net that learns also gives its own targets."""
+
+    def _build_target(self, spec: AgentSpec) -> Target | None:
+        return None
+
+    def _next_value(self, online: Callable[[], Tensor], target: Callable[[], Tensor]) -> Tensor:
+        return calc_max_value(online())
+
+
+class DQN(QLearning):
+    """A slower net picks and values the next action."""
+
+    def _next_value(self, online: Callable[[], Tensor], target: Callable[[], Tensor]) -> Tensor:
+        return calc_max_value(target())
+
+
+class DoubleDQN(QLearning):
+    """The net picks the next action, the slower one values it."""
+
+    def _next_value(self, online: Callable[[], Tensor], target: Callable[[], Tensor]) -> Tensor:
+        return calc_double_value(online(), target())

@@ -1,0 +1,105 @@
+"""SARSA (Rummery & Niranjan 1994): learns the values of the policy that acts, exploration included."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.dqn import calc_q_target, pick_value, require_choices
+from slm_lab.agent.algorithm.loss import MEAN_LOSSES
+from slm_lab.agent.algorithm.policy import draw_action
+from slm_lab.agent.algorithm.schedule import calc_schedule
+from slm_lab.agent.memory.batch import Rollout, Transition
+from slm_lab.agent.memory.build import build_on_policy
+from slm_lab.agent.net.flat import FlatParams
+from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.agent.net.value import QNet
+from slm_lab.spec.algorithm import SarsaSpec
+from slm_lab.spec.schema import AgentSpec
+
+
+class SARSA(Algorithm):
+    """One gradient step per batch towards r + gamma Q(s', a'), a' being the action really taken in s'."""
+
+    metric_names = ("loss", "explore_var", "q", "td_error", "grad_norm")
+    has_joint_actions = True
+
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        super().__init__(spec, context)
+        config = spec.algorithm
+        assert isinstance(config, SarsaSpec)
+        assert config.explore_var_spec is not None, "the check of the spec sees to it"
+        self.config = config
+        self.explore_var_spec = config.explore_var_spec
+        self.family = require_choices(context.family, config.name)
+        self.net = QNet(spec.net, context.obs_shape, self.family.param_size).to(context.device)
+        self.net.eval()
+        self.modules = {"net": self.net}
+        self.optimizer = FlatOptimizer(FlatParams(self.net.parameters()), spec.net)
+        self.optimizers = {"net": self.optimizer}
+        self.loss = MEAN_LOSSES[spec.net.loss_spec.name]
+        self.memory = build_on_policy(spec.memory, context.num_envs, context.device, config.training_frequency)
+        # the last step of each env waits here until the action after it is known
+        self.pending: Transition | None = None
+
+    def _draw(self, q: Tensor, generator: torch.Generator) -> Tensor:
+        explore_var = calc_schedule(self.explore_var_spec, self.frame)
+        return draw_action(self.family, q, self.config.action_policy, explore_var, generator)
+
+    @torch.inference_mode()
+    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
+        q = self.net(obs)
+        action = self._draw(q, self.context.act_generator) if explore else self.family.mode(q)
+        return Act(action, carry, {})
+
+    def observe(self, step: Transition) -> None:
+        if self.pending is not None:
+            self.memory.add(self.pending._replace(extra={"next_action": step.action}))
+        # the env may reuse its arrays
+        self.pending = step._replace(
+            obs=step.obs.clone(),
+            next_obs=step.next_obs.clone(),
+            reward=step.reward.copy(),
+            terminated=step.terminated.copy(),
+            truncated=step.truncated.copy(),
+        )
+
+    @torch.no_grad()
+    def _next_value(self, rollout: Rollout) -> Tensor:
+        """Q of every true successor and of the action taken there (T, N)."""
+        next_obs = torch.cat([rollout.obs[1:], rollout.obs[-1:]])
+        next_obs.flatten(0, 1)[rollout.cut_index] = rollout.cut_obs
+        q = self.net(next_obs.flatten(0, 1))
+        next_action = rollout.extra["next_action"].flatten(0, 1).clone()
+        # where the clock cut an episode no action followed: one is drawn as the policy would have
+        cut = rollout.truncated.flatten()
+        next_action[cut] = self._draw(q[cut], self.context.train_generator)
+        return pick_value(q, self.family.to_index(next_action)).view(rollout.reward.shape)
+
+    def update(self, frame: int) -> Metrics | None:
+        self.frame = frame
+        if not self.memory.is_ready:
+            return None
+        rollout = self.memory.sample()
+        discount = self.config.gamma * ~rollout.terminated
+        ret = calc_q_target(rollout.reward, discount, self._next_value(rollout)).flatten()
+        self.optimizer.set_frame(frame)
+        self.net.train()
+        q = pick_value(self.net(rollout.obs.flatten(0, 1)), self.family.to_index(rollout.action.flatten(0, 1)))
+        loss = self.loss(q, ret)
+        loss.backward()
+        grad_norm = self.optimizer.step()
+        self.net.eval()
+        self.opt_step += 1
+        row = {"loss": loss, "q": q.mean(), "td_error": (q - ret).abs().mean(), "grad_norm": grad_norm}
+        return {**gather_metrics([row], frame), "explore_var": calc_schedule(self.explore_var_spec, frame)}
+
+    def memory_state(self) -> dict[str, Any]:
+        pending = None if self.pending is None else {**self.pending._asdict(), "extra": {}}
+        return {"rollout": self.memory.state_dict(), "pending": pending}
+
+    def load_memory_state(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state["rollout"])
+        pending = state["pending"]
+        self.pending = None if pending is None else Transition(**pending)

@@ -1,0 +1,59 @@
+"""Rollouts cut into stretches of a fixed length, from which recurrent nets learn.
+
+| name  | shape       | meaning                                                                   |
+|-------|-------------|---------------------------------------------------------------------------|
+| field | (T, N, ...) | what a rollout holds of each step                                         |
+| cut   | (L, S, ...) | the same as S = ceil(T / L) N stretches of L steps, zeros after the last  |
+| carry | (S, H)      | the hidden state that was held when the first step of each was acted on   |
+| reset | (L, S)      | rows at which another episode starts, by their place in the stretch       |
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from slm_lab.agent.memory.batch import Rollout
+
+
+class Stretches(NamedTuple):
+    """What a recurrent net is unrolled over."""
+
+    obs: Tensor
+    carry: Tensor
+    reset: Tensor
+
+
+def cut(field: Tensor, seq_len: int) -> Tensor:
+    """Steps (T, N, ...) as stretches (L, S, ...), the first N of them from the first L steps."""
+    rest = -len(field) % seq_len
+    if rest:
+        field = pad(field, (0, 0) * (field.dim() - 1) + (0, rest))
+    return field.unflatten(0, (-1, seq_len)).transpose(0, 1).flatten(1, 2)
+
+
+def join(stretched: Tensor, num_step: int, num_envs: int) -> Tensor:
+    """Outputs (L, S, ...) back in the order of the rollout, one row per step of an env (T*N, ...)."""
+    by_time = stretched.unflatten(1, (-1, num_envs)).transpose(0, 1).flatten(0, 1)
+    return by_time[:num_step].flatten(0, 1)
+
+
+def calc_reset(done: Tensor) -> Tensor:
+    """Whether an episode starts at each row (T, N), as far as the row before tells."""
+    reset = done.roll(1, 0)
+    # the stored hidden state of the first row knows by itself
+    reset[0] = False
+    return reset
+
+
+def cut_rollout(rollout: Rollout, seq_len: int) -> Stretches:
+    """The stretches of a rollout; gradients stop at their first row."""
+    carry = rollout.extra["carry"][::seq_len].flatten(0, 1)
+    return Stretches(cut(rollout.obs, seq_len), carry, cut(calc_reset(rollout.done), seq_len))
+
+
+def rows_of_stretches(order: Tensor, num_envs: int, seq_len: int, minibatch_size: int) -> Tensor:
+    """Rows t*N+n of the stretches in an order, as minibatches one after the other, time first within each."""
+    rows = cut(torch.arange(len(order) * seq_len, device=order.device).view(-1, num_envs), seq_len)
+    return rows[:, order].unflatten(1, (-1, minibatch_size // seq_len)).transpose(0, 1).flatten()

@@ -1,0 +1,161 @@
+"""Self-imitation learning (Oh et al. 2018): actor-critic or PPO that also imitates its own better past."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.actor_critic import ActorCritic
+from slm_lab.agent.algorithm.base import Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.ppo import PPO
+from slm_lab.agent.algorithm.returns import calc_return
+from slm_lab.agent.memory.batch import Rollout, Transition
+from slm_lab.agent.memory.build import build_replay
+from slm_lab.agent.memory.replay import Replay
+from slm_lab.agent.memory.rollout import OnPolicyReplay
+from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
+from slm_lab.spec.schema import AgentSpec
+
+
+def calc_gain(ret: Tensor, value: Tensor) -> Tensor:
+    """(R - V)+: how much better a step turned out than it is valued."""
+    return (ret - value).clamp(min=0)
+
+
+def calc_sil_losses(log_prob: Tensor, value: Tensor, ret: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Policy loss (eq. 2), value loss (eq. 3) and the gains (B,)."""
+    gain = calc_gain(ret, value)
+    policy_loss = -(weight * log_prob * gain.detach()).mean()
+    val_loss = 0.5 * (weight * gain.square()).mean()
+    return policy_loss, val_loss, gain.detach()
+
+
+class SelfImitation:
+    """Keeps finished episodes with their returns, and pulls an actor-critic towards steps that beat its values."""
+
+    def __init__(self, agent: ActorCritic, config: SILSpec | PPOSILSpec, context: Context) -> None:
+        self.agent = agent
+        self.config = config
+        self.context = context
+        self.episodes = OnPolicyReplay(context.num_envs, context.device, 1)
+        # each step is kept as an episode of its own, whose reward is its return
+        self.memory: Replay = build_replay(
+            config.sil_memory,
+            num_envs=1,
+            obs_shape=context.obs_shape,
+            obs_dtype=context.obs_dtype,
+            action_shape=context.family.action_shape,
+            action_dtype=context.family.action_dtype,
+            gamma=config.gamma,
+            device=context.device,
+            generator=context.train_generator,
+        )
+
+    def observe(self, step: Transition) -> None:
+        """Follow the episodes; those that ended enter the memory."""
+        self.episodes.add(step._replace(extra={}))
+        if self.episodes.is_ready:
+            self._keep(self.episodes.sample())
+
+    def _keep(self, rollout: Rollout) -> None:
+        """Store steps with the returns that followed them along their episode, V standing in behind a time limit."""
+        next_value = torch.zeros_like(rollout.reward)
+        if len(rollout.cut_index):
+            with torch.inference_mode():
+                next_value.view(-1)[rollout.cut_index] = self.agent.net.value(rollout.cut_obs)
+        ret = calc_return(
+            rollout.reward.cpu().numpy(),
+            next_value.cpu().numpy(),
+            rollout.terminated.cpu().numpy(),
+            rollout.done.cpu().numpy(),
+            self.config.gamma,
+        )
+        ended, ongoing = np.ones(1, bool), np.zeros(1, bool)
+        for obs, action, one in zip(rollout.obs, rollout.action, ret, strict=True):
+            self.memory.add(Transition(obs, action, one, ended, ongoing, obs, {}))
+
+    def update(self, frame: int) -> Metrics:
+        """Imitate batches of past steps; empty before the first episode has ended."""
+        config, agent = self.config, self.agent
+        rows: list[dict[str, Tensor]] = []
+        if not self.memory.size:
+            return {name: float("nan") for name in SIL_METRICS}
+        for _ in range(config.training_iter):
+            batch = self.memory.sample(frame)
+            for _ in range(config.training_batch_iter):
+                agent.net.train()
+                param, value = agent.net(batch.obs)
+                agent.net.eval()
+                log_prob = self.context.family.log_prob(param, batch.action)
+                policy_loss, val_loss, gain = calc_sil_losses(log_prob, value, batch.reward, batch.weight)
+                agent.take_step(config.sil_policy_loss_coef * policy_loss + config.sil_val_loss_coef * val_loss)
+                rows.append({"sil_policy_loss": policy_loss, "sil_val_loss": val_loss, "sil_gain": gain.mean()})
+            self.memory.update_priority(batch.slot, gain)
+        return gather_metrics(rows, frame)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Episodes under way and the small state of the memory; its rows are saved apart."""
+        return {"episodes": self.episodes.state_dict(), "memory": self.memory.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.episodes.load_state_dict(state["episodes"])
+        self.memory.load_state_dict(state["memory"])
+
+
+SIL_METRICS = ("sil_policy_loss", "sil_val_loss", "sil_gain")
+
+
+class SIL(ActorCritic):
+    """Actor-critic with self-imitation."""
+
+    metric_names = (*ActorCritic.metric_names, *SIL_METRICS)
+
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        super().__init__(spec, context)
+        assert isinstance(spec.algorithm, SILSpec)
+        self.imitation = SelfImitation(self, spec.algorithm, context)
+        self.replays = {"sil": self.imitation.memory}
+
+    def observe(self, step: Transition) -> None:
+        super().observe(step)
+        self.imitation.observe(step)
+
+    def update(self, frame: int) -> Metrics | None:
+        metrics = super().update(frame)
+        return None if metrics is None else {**metrics, **self.imitation.update(frame)}
+
+    def memory_state(self) -> dict[str, Any]:
+        return {**super().memory_state(), "imitation": self.imitation.state_dict()}
+
+    def load_memory_state(self, state: dict[str, Any]) -> None:
+        super().load_memory_state(state)
+        self.imitation.load_state_dict(state["imitation"])
+
+
+class PPOSIL(PPO):
+    """PPO with self-imitation."""
+
+    metric_names = (*PPO.metric_names, *SIL_METRICS)
+
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        super().__init__(spec, context)
+        assert isinstance(spec.algorithm, PPOSILSpec)
+        self.imitation = SelfImitation(self, spec.algorithm, context)
+        self.replays = {"sil": self.imitation.memory}
+
+    def observe(self, step: Transition) -> None:
+        super().observe(step)
+        self.imitation.observe(step)
+
+    def update(self, frame: int) -> Metrics | None:
+        metrics = super().update(frame)
+        return None if metrics is None else {**metrics, **self.imitation.update(frame)}
+
+    def memory_state(self) -> dict[str, Any]:
+        return {**super().memory_state(), "imitation": self.imitation.state_dict()}
+
+    def load_memory_state(self, state: dict[str, Any]) -> None:
+        super().load_memory_state(state)
+        self.imitation.load_state_dict(state["imitation"])

@@ -1,0 +1,22 @@
+"""The cross-entropy method's memory: of the finished episodes only the best are learned from."""
+
+import numpy as np
+import torch
+
+from slm_lab.agent.memory.batch import Rollout
+from slm_lab.agent.memory.rollout import OnPolicyReplay
+
+
+class OnPolicyCrossEntropy(OnPolicyReplay):
+    """Whole episodes, less those whose return is below a percentile of the batch."""
+
+    def __init__(self, num_envs: int, device: torch.device, frequency: int, percentile: float) -> None:
+        super().__init__(num_envs, device, frequency)
+        self.percentile = percentile
+
+    def sample(self) -> Rollout:
+        reward = self.buffer.fields["reward"]
+        total = np.array([float(reward[begin:end, env].sum()) for env, begin, end in self.episodes])
+        is_kept = total >= np.percentile(total, self.percentile)
+        self.episodes = [episode for episode, kept in zip(self.episodes, is_kept, strict=True) if kept]
+        return super().sample()

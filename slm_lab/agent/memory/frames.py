@@ -1,0 +1,274 @@
+"""How a replay keeps its rows: a ring of fields, and observations as pairs or as frames that are kept once."""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.memory.batch import Array, Transition
+
+# name -> shape and dtype of one env's part of a row
+Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def calc_row_bytes(layout: Layout, num_envs: int) -> int:
+    """Bytes of one row of all envs."""
+    return num_envs * sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in layout.values())
+
+
+class Ring:
+    """Rows of all N envs in preallocated tensors (capacity, N, ...); absolute row r is kept in slot r % capacity.
+
+    A position, slot*N+env, is where one transition is kept: the index into the same tensors as (capacity*N, ...).
+    """
+
+    def __init__(self, layout: Layout, capacity: int, num_envs: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.num_envs = num_envs
+        self.num_position = capacity * num_envs
+        self.device = device
+        # rows ever written: the absolute number of the next one
+        self.head = 0
+        shapes = {name: ((capacity, num_envs, *shape), dtype) for name, (shape, dtype) in layout.items()}
+        self.fields = {name: _build_zeros(shape, dtype, device) for name, (shape, dtype) in shapes.items()}
+        self._flat = {name: field.flatten(0, 1) for name, field in self.fields.items()}
+        # what rows are written through: on a CPU numpy views of the same memory, whose writes cost a third
+        self._views: dict[str, Any] = {
+            name: field.numpy() if device.type == "cpu" else field for name, field in self.fields.items()
+        }
+
+    @property
+    def held_first(self) -> int:
+        """The oldest absolute row that is still held."""
+        return max(0, self.head - self.capacity)
+
+    def write(self, row: dict[str, Tensor | Array]) -> None:
+        """Put one step of all envs at the head."""
+        slot = self.head % self.capacity
+        if self.device.type == "cpu":
+            for name, value in row.items():
+                self._views[name][slot] = value
+        else:
+            for name, value in row.items():
+                self._views[name][slot] = torch.as_tensor(value)
+        self.head += 1
+
+    def take(self, name: str, position: Tensor) -> Tensor:
+        """A copy of one field at positions (B,)."""
+        # not field[position], which takes 20 times as long for images
+        return self._flat[name].index_select(0, position)
+
+    def rows(self, start: int, end: int) -> dict[str, Tensor]:
+        """Copies of the absolute rows [start, end)."""
+        if not self.held_first <= start <= end <= self.head:
+            raise ValueError(f"rows {start} to {end} are not held: {self.held_first} to {self.head} are")
+        spans = self.spans(start, end)
+        return {name: torch.cat([field[i:j] for i, j in spans]).cpu() for name, field in self.fields.items()}
+
+    def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
+        """Write saved rows back to where they were."""
+        for name, field in self.fields.items():
+            saved, done = rows[name], 0
+            for i, j in self.spans(start, start + len(saved)):
+                field[i:j] = saved[done : done + j - i]
+                done += j - i
+
+    def spans(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The slots of absolute rows [start, end), at most `capacity` of them, as two stretches; one may be empty."""
+        begin, count = start % self.capacity, end - start
+        before_edge = min(count, self.capacity - begin)
+        return [(begin, begin + before_edge), (0, count - before_edge)]
+
+
+def _build_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch.zeros writes every page; numpy's zeros take memory only as rows are written
+    return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
+
+
+class ObsStore(Protocol):
+    """Keeps the observation and the true successor of each transition of a ring."""
+
+    # oldest rows of a ring that has begun to overwrite, whose observations cannot be rebuilt
+    num_lost: int
+
+    def add(self, step: Transition) -> dict[str, Tensor | Array]:
+        """The fields of the row that is about to be written at the head."""
+
+    def obs(self, position: Tensor) -> Tensor:
+        """Observations (B, ...)."""
+
+    def next_obs(self, position: Tensor) -> Tensor:
+        """True successors (B, ...)."""
+
+    def rows(self, start: int, end: int) -> dict[str, Tensor]:
+        """What belongs to these absolute rows but is not in the ring's fields."""
+
+    def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
+        """Take it back."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What belongs to no row."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+
+
+class PairStore:
+    """Both ends of each transition, so that a successor is true by construction."""
+
+    num_lost = 0
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+
+    @staticmethod
+    def build_layout(obs_shape: tuple[int, ...], obs_dtype: torch.dtype) -> Layout:
+        """The ring's fields that this store needs."""
+        return {"obs": (obs_shape, obs_dtype), "next_obs": (obs_shape, obs_dtype)}
+
+    def add(self, step: Transition) -> dict[str, Tensor | Array]:
+        return {"obs": step.obs, "next_obs": step.next_obs}
+
+    def obs(self, position: Tensor) -> Tensor:
+        return self.ring.take("obs", position)
+
+    def next_obs(self, position: Tensor) -> Tensor:
+        return self.ring.take("next_obs", position)
+
+    def rows(self, start: int, end: int) -> dict[str, Tensor]:
+        return {}
+
+    def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class FrameStore:
+    """Stacks of S frames (S, H, W), newest last, of which each row keeps the newest only.
+
+    A row joins the one before if its stack is that row's successor and the shift of its stack by one frame; `age`
+    counts the joined rows behind a row, up to S-1. A row that does not join (a new episode, or skipped frames) has
+    aside, under its slot and env, its own S-1 older frames, then the frames at the end of the successor of the row
+    before that no shift gives: one, or all S. All that a row ever has is there once it is written, so saved rows stay
+    true; only the successor of the newest row is held apart.
+    """
+
+    def __init__(self, ring: Ring, obs_shape: tuple[int, ...]) -> None:
+        self.ring = ring
+        self.num_stack = obs_shape[0]
+        self.num_lost = self.num_stack - 1
+        self._frame_shape = obs_shape[1:]
+        self._back = np.arange(1 - self.num_stack, 1) * ring.num_envs
+        # slot -> env -> frames
+        self._aside: dict[int, dict[int, Tensor]] = {}
+        # successor of the newest row, whether it is a shift, and the age of that row
+        self._latest = torch.zeros((ring.num_envs, *obs_shape), dtype=torch.uint8, device=ring.device)
+        self._is_shift: Array = np.zeros(ring.num_envs, bool)
+        self._age: Array = np.zeros(ring.num_envs, np.uint8)
+
+    @staticmethod
+    def build_layout(obs_shape: tuple[int, ...]) -> Layout:
+        """The ring's fields that this store needs."""
+        return {"frame": (obs_shape[1:], torch.uint8), "age": ((), torch.uint8)}
+
+    def add(self, step: Transition) -> dict[str, Tensor | Array]:
+        slot = self.ring.head % self.ring.capacity
+        self._aside.pop(slot, None)
+        is_joined = self._is_shift & _calc_equal(self._latest, step.obs)
+        if not is_joined.all():
+            self._aside[slot] = {int(env): self._break(int(env), step.obs) for env in np.flatnonzero(~is_joined)}
+        self._age = np.where(is_joined, np.minimum(self._age + 1, self.num_stack - 1), 0).astype(np.uint8)
+        self._is_shift = _calc_equal(step.next_obs[:, :-1], step.obs[:, 1:])
+        self._latest.copy_(step.next_obs)
+        return {"frame": step.obs[:, -1], "age": self._age}
+
+    def _break(self, env: int, obs: Tensor) -> Tensor:
+        """The frames to keep aside where a row does not join the one before."""
+        frames = [obs[env, :-1]]
+        if self.ring.head > 0:
+            frames.append(self._latest[env, -1:] if self._is_shift[env] else self._latest[env])
+        # a copy, also of a single part
+        return torch.cat(frames)
+
+    def obs(self, position: Tensor) -> Tensor:
+        return self._build_stack(position, 0)
+
+    def next_obs(self, position: Tensor) -> Tensor:
+        ring = self.ring
+        stack = self._build_stack(position, 1)
+        where = position.cpu().numpy()
+        follow = torch.from_numpy((where + ring.num_envs) % ring.num_position).to(ring.device)
+        newest = (ring.head - 1) % ring.capacity
+        # what follows the newest row in the ring is its oldest row, or nothing yet
+        apart = (ring.take("age", follow).cpu().numpy() == 0) | (where // ring.num_envs == newest)
+        for index in np.flatnonzero(apart).tolist():
+            slot, env = divmod(int(where[index]), ring.num_envs)
+            if slot == newest:
+                stack[index] = self._latest[env]
+            else:
+                frames = self._aside[(slot + 1) % ring.capacity][env][self.num_stack - 1 :]
+                stack[index, -len(frames) :] = frames
+        return stack
+
+    def _build_stack(self, position: Tensor, ahead: int) -> Tensor:
+        """The stack of each row (ahead 0), or its shift with the next row's frame (ahead 1)."""
+        ring, last = self.ring, self.num_stack - 1
+        where = position.cpu().numpy()
+        source = (where[:, None] + (self._back + ahead * ring.num_envs)) % ring.num_position
+        frames = ring.take("frame", torch.from_numpy(source.reshape(-1)).to(ring.device))
+        stack = frames.view(len(where), self.num_stack, *self._frame_shape)
+        age = ring.take("age", position).cpu().numpy().astype(np.int64)
+        for index in np.flatnonzero(age + ahead < last).tolist():
+            slot, env = divmod(int(where[index]), ring.num_envs)
+            held = int(age[index]) + ahead
+            stack[index, : last - held] = self._aside[(slot - int(age[index])) % ring.capacity][env][held:last]
+        return stack
+
+    def rows(self, start: int, end: int) -> dict[str, Tensor]:
+        """The frames aside, one after the other, and for each entry its row from `start`, its env and its count."""
+        entries = [
+            (row - start, env, frames)
+            for row in range(start, end)
+            for env, frames in self._aside.get(row % self.ring.capacity, {}).items()
+        ]
+        empty = torch.zeros((0, *self._frame_shape), dtype=torch.uint8)
+        key = torch.tensor([(row, env, len(frames)) for row, env, frames in entries], dtype=torch.int64)
+        frame = torch.cat([empty, *(frames.cpu() for _, _, frames in entries)])
+        return {"aside_key": key.reshape(-1, 3), "aside_frame": frame}
+
+    def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
+        for row in range(start, start + len(rows["age"])):
+            self._aside.pop(row % self.ring.capacity, None)
+        key = rows["aside_key"].tolist()
+        parts = rows["aside_frame"].split([count for _, _, count in key])
+        for (row, env, _), part in zip(key, parts, strict=True):
+            # a copy: a part would keep the whole chunk alive
+            self._aside.setdefault((start + row) % self.ring.capacity, {})[env] = part.clone().to(self.ring.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "latest": self._latest.cpu().clone(),
+            "is_shift": torch.from_numpy(self._is_shift.copy()),
+            "age": torch.from_numpy(self._age.copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._latest.copy_(state["latest"])
+        self._is_shift = state["is_shift"].numpy().copy()
+        self._age = state["age"].numpy().copy()
+
+
+def _calc_equal(a: Tensor, b: Tensor) -> Array:
+    """Whether each env's images are the same, (N,)."""
+    if a.device.type == "cpu":
+        # an eighth of the time that torch takes for bytes
+        return (a.numpy() == b.numpy()).reshape(len(a), -1).all(1)
+    return (a == b).flatten(1).all(1).cpu().numpy()

@@ -1,0 +1,168 @@
+"""Prioritized experience replay (Schaul et al. 2016), proportional variant."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.schedule import calc_schedule
+from slm_lab.agent.memory.batch import Array, Transition
+from slm_lab.agent.memory.replay import Replay
+from slm_lab.lib.errors import DivergenceError
+from slm_lab.spec.memory import PrioritizedReplaySpec
+
+
+class SumTree:
+    """Non-negative leaves and their sums in a binary tree: node i is the sum of nodes 2i and 2i+1, node 1 of all.
+
+    A node depends on its leaves alone, not on the order of the writes, so equal leaves make equal trees.
+    """
+
+    def __init__(self, num_leaf: int) -> None:
+        self.num_leaf = num_leaf
+        self.num_level = max(num_leaf - 1, 1).bit_length()
+        self.offset = 1 << self.num_level
+        self.node: Array = np.zeros(2 * self.offset, np.float64)
+
+    @property
+    def total(self) -> float:
+        """The sum of all leaves."""
+        return float(self.node[1])
+
+    def leaf(self, index: Array) -> Array:
+        """Leaves (B,)."""
+        return self.node[index + self.offset]
+
+    def set(self, index: Array, value: Array) -> None:
+        """Write leaves; of equal indices the last value stays."""
+        node, index = self.node, index + self.offset
+        node[index] = value
+        # recomputed, not changed by a difference: twice the same index does no harm, and rounding does not add up
+        for _ in range(self.num_level):
+            left = index & -2
+            index = index >> 1
+            node[index] = node[left] + node[left + 1]
+
+    def set_range(self, start: int, end: int, value: float | Array) -> None:
+        """Write the leaves [start, end); cheaper than `set` for the few neighbours that a step adds."""
+        if start == end:
+            return
+        node, low, high = self.node, start + self.offset, end - 1 + self.offset
+        node[low : high + 1] = value
+        for _ in range(self.num_level):
+            low, high = low >> 1, high >> 1
+            if low == high:
+                node[low] = node[2 * low] + node[2 * low + 1]
+            else:
+                node[low : high + 1] = node[2 * low : 2 * high + 2 : 2] + node[2 * low + 1 : 2 * high + 2 : 2]
+
+    def find(self, mass: Array) -> Array:
+        """The leaf in which each mass, counted from the left, falls; never one that is zero."""
+        if self.total <= 0:
+            raise ValueError("no leaf has any priority")
+        index = np.ones(len(mass), np.int64)
+        for _ in range(self.num_level):
+            index = index * 2
+            left = self.node[index]
+            # rounding may leave a mass at or beyond the right edge, where only an empty branch follows
+            is_right = (mass >= left) & (self.node[index + 1] > 0)
+            mass = mass - left * is_right
+            index += is_right
+        return index - self.offset
+
+
+class PrioritizedReplay(Replay):
+    """Draws transition i with probability P(i) = p_i^alpha / sum_k p_k^alpha, p = |TD error| + epsilon."""
+
+    def __init__(
+        self,
+        spec: PrioritizedReplaySpec,
+        num_envs: int,
+        obs_shape: tuple[int, ...],
+        obs_dtype: torch.dtype,
+        action_shape: tuple[int, ...],
+        action_dtype: torch.dtype,
+        gamma: float,
+        device: torch.device,
+        generator: torch.Generator,
+        frame_stack: int = 1,
+        carry_size: int = 0,
+    ) -> None:
+        super().__init__(
+            spec,
+            num_envs,
+            obs_shape,
+            obs_dtype,
+            action_shape,
+            action_dtype,
+            gamma,
+            device,
+            generator,
+            frame_stack,
+            carry_size,
+        )
+        self.alpha, self.epsilon, self.beta = spec.alpha, spec.epsilon, spec.beta
+        self.tree = SumTree(self.ring.num_position)
+        # the largest |error| + epsilon so far, which new transitions enter with
+        self.max_priority = 1.0
+        # the rows that have their priorities in the tree
+        self._tree_first, self._tree_head = 0, 0
+
+    def add(self, step: Transition) -> None:
+        super().add(step)
+        # rows enter the tree together when it is next used; a ring's worth must not pile up
+        if self.head - self._tree_head == self.ring.capacity:
+            self._sync()
+
+    def _sync(self) -> None:
+        """Enter the rows added since, at the largest priority, and take out those that can no longer be drawn."""
+        self._set_rows(max(self._tree_first, self.held_first), self.first, 0.0)
+        self._set_rows(max(self._tree_head, self.first), self.head, self.max_priority**self.alpha)
+        self._tree_first, self._tree_head = self.first, self.head
+
+    def _set_rows(self, start: int, end: int, value: float) -> None:
+        for begin, stop in self.ring.spans(start, max(start, end)):
+            self.tree.set_range(begin * self.num_envs, stop * self.num_envs, value)
+
+    def _draw(self) -> Array:
+        """One transition from each of B segments of equal mass."""
+        self._sync()
+        generator, num = self.generator, self.spec.batch_size
+        draw = torch.rand(num, dtype=torch.float64, generator=generator, device=generator.device).cpu().numpy()
+        return self.tree.find((np.arange(num) + draw) * (self.tree.total / num))
+
+    def _calc_weight(self, position: Array, frame: int) -> Tensor:
+        """(size * P(i))^-beta, scaled so that the largest in the batch is 1."""
+        prob = self.tree.leaf(position) / self.tree.total
+        weight = (self.size * prob) ** -calc_schedule(self.beta, frame)
+        return self._to_device((weight / weight.max()).astype(np.float32))
+
+    def update_priority(self, slot: Array, error: Tensor) -> None:
+        """New priorities for a batch just drawn, from its TD errors (B,)."""
+        priority = error.detach().cpu().numpy().astype(np.float64)
+        priority = np.abs(priority) + self.epsilon
+        largest = float(priority.max())
+        if not np.isfinite(largest):
+            raise DivergenceError("a TD error is not finite")
+        self._sync()
+        # a transition that was taken out of the tree since it was drawn must not come back
+        self.tree.set(slot, np.where(self.tree.leaf(slot) > 0, priority**self.alpha, 0.0))
+        self.max_priority = max(self.max_priority, largest)
+
+    def state_dict(self) -> dict[str, Any]:
+        self._sync()
+        spans = self.ring.spans(self.first, self.head)
+        leaf = np.concatenate([self.tree.leaf(np.arange(i * self.num_envs, j * self.num_envs)) for i, j in spans])
+        return {**super().state_dict(), "max_priority": self.max_priority, "leaf": torch.from_numpy(leaf)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.max_priority = state["max_priority"]
+        leaf, done = state["leaf"].numpy(), 0
+        self.tree = SumTree(self.ring.num_position)
+        for i, j in self.ring.spans(self.first, self.head):
+            count = (j - i) * self.num_envs
+            self.tree.set_range(i * self.num_envs, j * self.num_envs, leaf[done : done + count])
+            done += count
+        self._tree_first, self._tree_head = self.first, self.head

@@ -1,0 +1,199 @@
+"""Norm layers that torch lacks: batch renormalisation, and linear layers with normalised weights."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+# Keeps a row or vector of zeros from being divided by zero.
+TINY = 1e-12
+# Power iterations that bring fresh vectors near the singular ones; later forwards go on from there, one at a time.
+NUM_FIRST_ITERATION = 15
+
+
+class BatchRenorm1d(nn.Module):
+    """Batch renormalisation (Ioffe 2017) of inputs (B, C) or (B, C, L).
+
+    Training normalises by the batch like batch norm, then moves by r and d towards what evaluation would give, where
+    the running statistics are used. r = 1 and d = 0 (batch norm) at first; their limits open in a line over
+    `warmup_steps` training forwards.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.01,
+        r_max: float = 3.0,
+        d_max: float = 5.0,
+        warmup_steps: int = 10_000,
+    ) -> None:
+        super().__init__()
+        if r_max < 1 or d_max < 0 or warmup_steps < 0:
+            raise ValueError("r_max must be 1 or more, d_max and warmup_steps 0 or more")
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.r_max = r_max
+        self.d_max = d_max
+        self.warmup_steps = warmup_steps
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+        self.running_mean: Tensor
+        self.running_var: Tensor
+        self.num_batches_tracked: Tensor
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() not in (2, 3):
+            raise ValueError(f"expected (B, C) or (B, C, L), got {tuple(x.shape)}")
+        if not self.training:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        if x.numel() == x.shape[1]:
+            raise ValueError(f"one value per feature has no spread to normalise by, got {tuple(x.shape)}")
+        with torch.no_grad():
+            r, d = self._observe(x)
+        # gamma (x_hat r + d) + beta, as batch norm with another scale and shift
+        return F.batch_norm(x, None, None, self.weight * r, self.weight * d + self.bias, True, 0.0, self.eps)
+
+    def _observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """r and d of this batch against the running statistics before it, which then take it in."""
+        var, mean = torch.var_mean(x, dim=(0,) if x.dim() == 2 else (0, 2), correction=0)
+        # a tensor throughout: reading the count would wait for the device
+        share = (self.num_batches_tracked / max(self.warmup_steps, 1)).clamp(max=1.0)
+        if self.warmup_steps == 0:
+            share = torch.ones_like(share)
+        std = (self.running_var + self.eps).sqrt()
+        r_limit, d_limit = 1 + share * (self.r_max - 1), share * self.d_max
+        r = ((var + self.eps).sqrt() / std).clamp(1 / r_limit, r_limit)
+        d = ((mean - self.running_mean) / std).clamp(-d_limit, d_limit)
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(var, self.momentum)
+        self.num_batches_tracked += 1
+        return r, d
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, warmup_steps={self.warmup_steps}"
+
+
+class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):
+    """Batch renormalisation that reads `num_features` from its first input."""
+
+    cls_to_become = BatchRenorm1d
+
+    def __init__(
+        self,
+        eps: float = 1e-5,
+        momentum: float = 0.01,
+        r_max: float = 3.0,
+        d_max: float = 5.0,
+        warmup_steps: int = 10_000,
+    ) -> None:
+        super().__init__(0, eps, momentum, r_max, d_max, warmup_steps)
+        self.weight = UninitializedParameter()  # type: ignore[assignment]
+        self.bias = UninitializedParameter()  # type: ignore[assignment]
+        self.running_mean = UninitializedBuffer()
+        self.running_var = UninitializedBuffer()
+
+    @torch.no_grad()
+    def initialize_parameters(self, x: Tensor) -> None:
+        """Take the number of features from an input."""
+        if not self.has_uninitialized_params():
+            return
+        self.num_features = x.shape[1]
+        for tensor, start in ((self.weight, 1), (self.bias, 0), (self.running_mean, 0), (self.running_var, 1)):
+            tensor.materialize((self.num_features,))  # type: ignore[attr-defined]
+            tensor.fill_(start)
+
+
+class WeightNormLinear(nn.Linear):
+    """A linear layer of weight g v / ||v|| (Salimans & Kingma 2016), g per output; `weight` holds v.
+
+    At first g = ||v||, so it is the plain linear layer of the same weight.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.gain = nn.Parameter(torch.empty(out_features))
+        self.renew()
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Keep the function of a weight that was written from outside."""
+        # a norm on the meta device, which has no values, would import torch's compiler
+        if not self.weight.is_meta:
+            self.gain.copy_(self.weight.norm(dim=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.gain / self.weight.norm(dim=1).clamp(min=TINY)
+        return F.linear(x, self.weight * scale.unsqueeze(1), self.bias)
+
+
+class LazyWeightNormLinear(LazyModuleMixin, WeightNormLinear):
+    """A weight-normalised linear layer that reads `in_features` from its first input."""
+
+    cls_to_become = WeightNormLinear
+
+    def __init__(self, out_features: int, bias: bool = True) -> None:
+        # without the weight, which takes its shape later
+        super().__init__(0, out_features, bias)
+        self.weight = UninitializedParameter()
+
+    def reset_parameters(self) -> None:
+        # called by nn.Linear before there is anything to fill
+        if self.in_features:
+            super().reset_parameters()
+
+    @torch.no_grad()
+    def initialize_parameters(self, x: Tensor) -> None:
+        """Take the number of inputs from an input."""
+        if not self.has_uninitialized_params():
+            return
+        self.in_features = x.shape[-1]
+        self.weight.materialize((self.out_features, self.in_features))  # type: ignore[attr-defined]
+        self.reset_parameters()
+        self.renew()
+
+
+class SpectralNormLinear(nn.Linear):
+    """A linear layer whose weight is divided by its largest singular value (Miyato et al. 2018).
+
+    The singular vectors u, v are followed by power iteration, one per training forward and none in evaluation. torch's
+    own parametrisation computes `weight` anew at each reading, so that no init function could write to it.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.u: Tensor
+        self.v: Tensor
+        # any start not orthogonal to the singular vector will do; a fixed one draws no random numbers
+        self.register_buffer("u", F.normalize(torch.linspace(1.0, 2.0, out_features), dim=0))
+        self.register_buffer("v", torch.zeros(in_features))
+        self.renew()
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Find the singular vectors of a weight that was written from outside."""
+        for _ in range(NUM_FIRST_ITERATION):
+            self._iterate()
+
+    def _iterate(self) -> None:
+        self.v.copy_(F.normalize(self.weight.T.mv(self.u), dim=0, eps=TINY))
+        self.u.copy_(F.normalize(self.weight.mv(self.v), dim=0, eps=TINY))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self._iterate()
+        # copies: a second forward before the backward writes to the buffers
+        sigma = self.u.clone().dot(self.weight.mv(self.v.clone()))
+        return F.linear(x, self.weight / sigma.clamp(min=TINY), self.bias)
+
+
+# Layers that hold something derived from a weight, to be renewed when the weight is replaced.
+DERIVED: tuple[Any, ...] = (WeightNormLinear, SpectralNormLinear)

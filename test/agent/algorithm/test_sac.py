@@ -1,0 +1,543 @@
+"""Soft actor-critic: densities, soft values and alpha by hand, whole updates against plain ones, nothing leaking."""
+
+import copy
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, distributions
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.algorithm.policy import LOG_STD_MAX, LOG_STD_MIN, TanhNormal
+from slm_lab.agent.algorithm.sac import Alpha, Soft, SoftActorCritic, calc_entropy, calc_soft_value
+from slm_lab.agent.memory.batch import Batch
+from slm_lab.env.probe import Image
+from slm_lab.lib.errors import DivergenceError, SpecError
+from slm_lab.spec.algorithm import SoftActorCriticSpec
+from slm_lab.spec.net import MLPNetSpec
+
+REPLAY: dict[str, Any] = {"name": "Replay", "batch_size": 8, "max_size": 1000}
+PER: dict[str, Any] = {**REPLAY, "name": "PrioritizedReplay"}
+SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 0.1}}
+ENVS = {"continuous": "Pendulum-v1", "discrete": "CartPole-v1"}
+IMAGE_NET: dict[str, Any] = {
+    "type": "ConvNet",
+    "conv_hid_layers": [[4, 4, 4]],
+    "fc_hid_layers": [8],
+    "normalize": True,
+}
+
+
+class ContinuousImage(Image):
+    """A picture, and an action of two numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def reward(self, action: Any) -> float:
+        return -float(np.square(action - (0.5 if self.bright else -0.5)).sum())
+
+
+if "test/ContinuousImage-v0" not in gym.registry:
+    gym.register("test/ContinuousImage-v0", entry_point=ContinuousImage)
+
+
+def build(lab, kind: str = "continuous", **keys: Any) -> tuple[Agent, Any]:
+    memory, net, env_keys = keys.pop("memory", REPLAY), keys.pop("net", {}), keys.pop("env_keys", {})
+    name = keys.pop("name", "SoftActorCritic")
+    algorithm = {"name": name, "gamma": 0.9, "training_start_step": 0, "training_iter": 1, **keys}
+    return lab.build(lab.spec(ENVS.get(kind, kind), algorithm, memory=memory, net=net, **env_keys))
+
+
+def flat(module: Any) -> Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in module.parameters()])
+
+
+# --- the squashed density
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.5, -0.7), (-1.0, 0.4), (0.2, -2.0)])
+def test_density_of_a_draw_integrates_to_one(mean: float, log_std: float) -> None:
+    noise = torch.linspace(-9, 9, 20_001, dtype=torch.float64)[:, None]
+    param = torch.tensor([[mean, log_std]], dtype=torch.float64).expand(len(noise), 2)
+    action, log_prob = TanhNormal(1).draw(param, noise)
+    # without the change of volume it would be the integral of a Gaussian over [-1, 1]
+    assert torch.trapezoid(log_prob.exp(), action.squeeze(-1)).item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_density_of_a_draw_by_change_of_variables() -> None:
+    generator = torch.Generator().manual_seed(0)
+    param = torch.randn(50, 4, generator=generator, dtype=torch.float64) * 0.7
+    noise = torch.randn(50, 2, generator=generator, dtype=torch.float64)
+    action, log_prob = TanhNormal(2).draw(param, noise)
+    mean, std = param[:, :2], param[:, 2:].exp()
+    raw = mean + std * noise
+    expected = distributions.Normal(mean, std).log_prob(raw) - (1 - raw.tanh() ** 2).log()
+    np.testing.assert_allclose(action, raw.tanh(), rtol=1e-10)
+    # dimensions are summed, not averaged
+    np.testing.assert_allclose(log_prob, expected.sum(-1), rtol=1e-6)
+    np.testing.assert_allclose(log_prob, TanhNormal(2).log_prob(param, action), rtol=1e-4, atol=1e-4)
+
+
+def test_density_of_a_draw_stays_finite_at_the_border() -> None:
+    param = torch.tensor([[50.0, 5.0], [-50.0, -50.0]], requires_grad=True)
+    action, log_prob = TanhNormal(1).draw(param, torch.tensor([[3.0], [-3.0]]))
+    (action.sum() + log_prob.sum()).backward()
+    assert torch.isfinite(log_prob).all()
+    assert param.grad is not None
+    assert torch.isfinite(param.grad).all()
+    # raw 50 + 3 e^2; log density -4.5 - 2 - .919 - 2 (log 2 - raw)
+    raw = 50 + 3 * math.exp(LOG_STD_MAX)
+    expected = -4.5 - LOG_STD_MAX - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - raw)
+    assert log_prob[0].item() == pytest.approx(expected, rel=1e-4)
+    assert LOG_STD_MIN == -5
+
+
+def test_gradient_flows_through_the_draw() -> None:
+    """d action/d mean = 1 - tanh^2; a draw without it would leave the policy unmoved."""
+    param = torch.tensor([[0.3, -0.5]], requires_grad=True)
+    action, _ = TanhNormal(1).draw(param, torch.tensor([[1.5]]))
+    action.sum().backward()
+    raw = 0.3 + math.exp(-0.5) * 1.5
+    slope = 1 - math.tanh(raw) ** 2
+    assert param.grad is not None
+    np.testing.assert_allclose(param.grad, [[slope, slope * math.exp(-0.5) * 1.5]], rtol=1e-5)
+
+
+# --- soft values
+
+
+def test_soft_value_of_a_draw_by_hand() -> None:
+    q = torch.tensor([[3.0, 1.0], [2.0, 5.0]])
+    policy = Soft(torch.zeros(2, 1), torch.tensor([-1.0, 0.5]))
+    # the smaller of the twins: 2 + .5, 1 - .25; their mean would give 3 and 2.75
+    assert calc_soft_value(q, policy, torch.tensor(0.5)).tolist() == [2.5, 0.75]
+    assert calc_entropy(policy).item() == 0.25
+
+
+def test_soft_value_of_choices_by_hand() -> None:
+    q = torch.tensor([[[1.0, 4.0]], [[3.0, 2.0]]])
+    prob = torch.tensor([[0.25, 0.75]])
+    # smaller ones 1 and 2: .25 + 1.5 plus the entropy times alpha; the published mean of the twins would give 2.75
+    entropy = -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
+    value = calc_soft_value(q, Soft(None, prob.log()), torch.tensor(0.5))
+    np.testing.assert_allclose(value, [1.75 + 0.5 * entropy], rtol=1e-6)
+    assert calc_entropy(Soft(None, prob.log())).item() == pytest.approx(entropy)
+
+
+# --- alpha
+
+
+def alpha_of(**keys: Any) -> Alpha:
+    config = SoftActorCriticSpec(**keys)
+    return Alpha(config, MLPNetSpec(**SGD), torch.device("cpu"))
+
+
+def test_alpha_starts_at_one_and_moves_the_right_way() -> None:
+    for entropy, expected in ((0.2, 0.1 * 0.3), (0.8, -0.1 * 0.3)):
+        alpha = alpha_of()
+        assert alpha.value(0).item() == 1.0
+        alpha.update(torch.tensor(entropy), 0.5)
+        # log alpha falls by lr times (entropy - target): too little entropy raises it
+        assert alpha.log_alpha.item() == pytest.approx(expected, rel=1e-5)
+        assert alpha.value(10**6).item() == pytest.approx(math.exp(expected), rel=1e-5)
+
+
+def test_alpha_is_clamped() -> None:
+    alpha = alpha_of(log_alpha_min=-0.5, log_alpha_max=0.25)
+    alpha.update(torch.tensor(-100.0), 0.0)
+    assert alpha.log_alpha.item() == 0.25
+    for _ in range(2):
+        alpha.update(torch.tensor(100.0), 0.0)
+    assert alpha.log_alpha.item() == -0.5
+    # and comes back
+    alpha.update(torch.tensor(-1.0), 0.0)
+    assert alpha.log_alpha.item() == pytest.approx(-0.4)
+
+
+def test_alpha_has_a_rate_of_its_own() -> None:
+    alpha = alpha_of(alpha_lr=0.5)
+    alpha.update(torch.tensor(0.0), 1.0)
+    assert alpha.log_alpha.item() == pytest.approx(0.5)
+
+
+def test_fixed_alpha_stays_or_falls_to_zero() -> None:
+    fixed = alpha_of(fixed_alpha=0.4)
+    fixed.update(torch.tensor(100.0), 0.0)
+    assert [fixed.value(frame).item() for frame in (0, 10**9)] == pytest.approx([0.4, 0.4])
+    annealed = alpha_of(fixed_alpha=0.4, alpha_anneal_frames=100)
+    values = [annealed.value(frame).item() for frame in (0, 25, 50, 100, 200)]
+    assert values == pytest.approx([0.4, 0.3, 0.2, 0.0, 0.0])
+    assert annealed.optimizer is None
+    # 0 is a value like any other
+    assert alpha_of(fixed_alpha=0.0).value(5).item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "expected"),
+    [
+        ("continuous", {}, {0: -1.0}),
+        ("test/ContinuousImage-v0", {}, {0: -2.0}),
+        ("discrete", {}, {0: 0.6 * math.log(2)}),
+        ("probe/MultiAction-v0", {}, {0: 0.6 * math.log(6)}),
+        ("continuous", {"target_entropy": 0.0}, {0: 0.0}),
+        ("discrete", {"target_entropy": 0.3}, {0: 0.3, 10**6: 0.3}),
+        (
+            "discrete",
+            {"entropy_anneal": {"start_ratio": 0.8, "end_ratio": 0.2, "frames": 100}},
+            {frame: ratio * math.log(2) for frame, ratio in ((0, 0.8), (50, 0.5), (100, 0.2), (900, 0.2))},
+        ),
+    ],
+)
+def test_target_entropy(lab, kind: str, keys: dict[str, Any], expected: dict[int, float]) -> None:
+    net = IMAGE_NET if "Image" in kind else {}
+    agent, _ = build(lab, kind, net=net, **keys)
+    for frame, value in expected.items():
+        assert agent.algorithm._target_entropy(frame) == pytest.approx(value)
+
+
+def test_annealed_entropy_is_for_discrete_actions(lab) -> None:
+    message = r"^agent\.algorithm\.entropy_anneal: for discrete actions; give target_entropy instead$"
+    with pytest.raises(SpecError, match=message):
+        build(lab, entropy_anneal={"end_ratio": 0.2, "frames": 100})
+
+
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_alpha_follows_the_entropy_in_training(lab, kind: str) -> None:
+    for target, rises in ((10.0, True), (-10.0, False)):
+        agent, env = build(lab, kind, target_entropy=target)
+        lab.collect(agent, env, 8)
+        for _ in range(3):
+            agent.update(32)
+            agent.algorithm.train_due.next = 1
+        assert (agent.algorithm.alpha.log_alpha.item() > 0) == rises
+
+
+# --- whole updates
+
+
+class Drawn:
+    """Batches as they are drawn, and the training generator right after each draw."""
+
+    def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batches: list[Batch] = []
+        self.states: list[Tensor] = []
+        memory, generator = agent.algorithm.memory, agent.context.train_generator
+        sample = memory.sample
+
+        def wrapped(frame: int) -> Batch:
+            self.batches.append(sample(frame))
+            self.states.append(generator.get_state())
+            return self.batches[-1]
+
+        monkeypatch.setattr(memory, "sample", wrapped)
+
+    def noise(self, index: int, *shape: int) -> Tensor:
+        """The next two draws of noise (2, ...)."""
+        generator = torch.Generator()
+        generator.set_state(self.states[index])
+        return torch.stack([torch.empty(shape).normal_(generator=generator) for _ in range(2)])
+
+
+def plain_policy(param: Tensor, noise: Tensor, kind: str) -> tuple[Tensor | None, Tensor]:
+    """Action and log density of a squashed Gaussian, or log probabilities, by torch's distributions."""
+    if kind == "continuous":
+        mean, log_std = param.chunk(2, -1)
+        squashed = distributions.TransformedDistribution(
+            distributions.Normal(mean, log_std.clamp(-5, 2).exp()), [distributions.TanhTransform(cache_size=1)]
+        )
+        action = (mean + log_std.clamp(-5, 2).exp() * noise).tanh()
+        return action, squashed.log_prob(action).sum(-1)
+    return None, distributions.Categorical(logits=param).logits
+
+
+def plain_value(twin: list[Any], obs: Tensor, policy: tuple[Tensor | None, Tensor], alpha: float) -> Tensor:
+    action, log_prob = policy
+    if action is not None:
+        values = [net(obs, action) for net in twin]
+        return torch.min(*values) - alpha * log_prob
+    values = [net(obs) for net in twin]
+    return (log_prob.exp() * (torch.min(*values) - alpha * log_prob)).sum(-1)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "symlog": {"symlog": True},
+    "fixed_alpha": {"fixed_alpha": 0.3},
+    "PER": {"memory": PER},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_update_equals_a_plain_one(lab, kind: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = {"optim_spec": {"name": "SGD", "lr": 0.05}, "update_type": "polyak", "polyak_coef": 0.25}
+    agent, env = build(lab, kind, net=net, env_keys={"max_t": 14, "reward_scale": 0.2}, **OPTIONS[option])
+    algorithm = agent.algorithm
+    with torch.no_grad():
+        algorithm.target.flat.data.mul_(1.3)
+    lab.collect(agent, env, 40)
+    if option == "PER":
+        algorithm.memory.sample(0)
+        algorithm.memory.update_priority(np.arange(0, 160, 3), torch.linspace(0.5, 4, 54))
+    actor, critic, target = (copy.deepcopy(algorithm.modules[name]) for name in ("actor", "critic", "target_critic"))
+    start = {"actor": flat(actor), "critic": flat(critic)}
+    drawn = Drawn(agent, monkeypatch)
+    metrics = agent.update(160)
+    assert metrics is not None
+    (batch,), rows = drawn.batches, torch.arange(8)
+    noise = drawn.noise(0, 8, 1)
+    alpha = 0.3 if option == "fixed_alpha" else 1.0
+
+    with torch.no_grad():
+        next_policy = plain_policy(actor(batch.next_obs), noise[0], kind)
+        follows = plain_value(list(target.critics), batch.next_obs, next_policy, alpha)
+        ret = batch.reward + batch.discount * follows
+    if kind == "continuous":
+        q = [net(batch.obs, batch.action) for net in critic.critics]
+    else:
+        q = [net(batch.obs)[rows, batch.action] for net in critic.critics]
+    error = torch.min(*q).detach() - ret
+
+    def shape(x: Tensor) -> Tensor:
+        return x.sign() * (x.abs() + 1).log() if option == "symlog" else x
+
+    loss = sum((batch.weight * (shape(one) - shape(ret)) ** 2).mean() / 2 for one in q)
+    critic.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in critic.parameters():
+            parameter -= 0.05 * parameter.grad
+    # the policy follows the critics as they are after their step
+    policy = plain_policy(actor(batch.obs), noise[1], kind)
+    policy_loss = -plain_value(list(critic.critics), batch.obs, policy, alpha).mean()
+    actor.zero_grad()
+    policy_loss.backward()
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            parameter -= 0.05 * parameter.grad
+    log_prob = policy[1].detach()
+    entropy = -(log_prob.mean() if kind == "continuous" else (log_prob.exp() * log_prob).sum(-1).mean())
+
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert metrics["policy_loss"] == pytest.approx(policy_loss.item(), rel=1e-3, abs=1e-4)
+    assert metrics["entropy"] == pytest.approx(entropy.item(), rel=1e-3, abs=1e-4)
+    assert metrics["td_error"] == pytest.approx(error.abs().mean().item(), rel=1e-4)
+    assert metrics["alpha"] == pytest.approx(alpha)
+    for name, twin in (("actor", actor), ("critic", critic)):
+        path, expected = flat(algorithm.modules[name]) - start[name], flat(twin) - start[name]
+        assert float(expected.abs().max()) > 1e-4
+        np.testing.assert_allclose(path, expected, rtol=5e-3, atol=5e-3 * float(expected.abs().max()))
+    np.testing.assert_allclose(
+        flat(algorithm.modules["target_critic"]), 0.75 * flat(target) + 0.25 * flat(critic), rtol=1e-4, atol=1e-5
+    )
+    if option == "fixed_alpha":
+        assert algorithm.alpha.log_alpha.item() == 0
+    else:
+        wanted = -1.0 if kind == "continuous" else 0.6 * math.log(2)
+        assert algorithm.alpha.log_alpha.item() == pytest.approx(-0.05 * (entropy.item() - wanted), rel=1e-3)
+    if option == "PER":
+        assert float(batch.weight.min()) < 0.99
+        leaf = algorithm.memory.tree.leaf(batch.slot)
+        np.testing.assert_allclose(leaf, (error.abs().double().numpy() + 1e-4) ** 0.6, rtol=1e-3)
+
+
+# --- nothing leaks
+
+
+@pytest.mark.parametrize("name", ["SoftActorCritic", "CrossQ"])
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_each_loss_reaches_its_own_net_alone(lab, kind: str, name: str) -> None:
+    agent, env = build(lab, kind, name=name)
+    lab.collect(agent, env, 8)
+    algorithm = agent.algorithm
+    batch = agent.context.encode_batch(algorithm.memory.sample(32))
+    actor, critic = flat(algorithm.actor), flat(algorithm.critic)
+    algorithm._update_critic(batch, torch.tensor(1.0))
+    assert torch.equal(flat(algorithm.actor), actor)
+    assert not algorithm.actor_flat.grad.any()
+    assert not torch.equal(flat(algorithm.critic), critic)
+    critic = flat(algorithm.critic)
+    algorithm._update_policy(batch, torch.tensor(1.0), 32)
+    assert torch.equal(flat(algorithm.critic), critic)
+    # what the policy loss left here would be part of the next critic step
+    assert not algorithm.critic_flat.grad.any()
+    assert not torch.equal(flat(algorithm.actor), actor)
+    for modules in (algorithm.actor, algorithm.critic):
+        assert not any(module.training for module in modules.modules())
+
+
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_the_policy_climbs_the_soft_value(lab, kind: str) -> None:
+    agent, env = build(lab, kind, net={"optim_spec": {"name": "SGD", "lr": 1e-3}})
+    lab.collect(agent, env, 8)
+    algorithm = agent.algorithm
+    batch, alpha = algorithm.memory.sample(32), torch.tensor(0.1)
+    state = agent.context.train_generator.get_state()
+    losses = []
+    for _ in range(3):
+        agent.context.train_generator.set_state(state)
+        losses.append(algorithm._update_policy(batch, alpha, 32)["policy_loss"].item())
+    assert losses[0] > losses[1] > losses[2]
+
+
+# --- when and how
+
+
+@pytest.mark.parametrize(("delay", "moves"), [(1, [1, 2, 3, 4, 5, 6]), (2, [1, 2, 4, 6]), (3, [1, 3, 6])])
+def test_policy_delay(lab, delay: int, moves: list[int]) -> None:
+    """The first step always has one, so that the table has numbers; then every `delay`-th."""
+    agent, env = build(lab, policy_delay=delay)
+    lab.collect(agent, env, 8)
+    algorithm, moved = agent.algorithm, []
+    for step in range(1, 7):
+        before = {name: flat(algorithm.modules[name]) for name in ("actor", "critic", "target_critic", "alpha")}
+        lab.collect(agent, env, 1)
+        agent.update(32 + 4 * step)
+        change = {name: not torch.equal(flat(algorithm.modules[name]), old) for name, old in before.items()}
+        assert change["critic"]
+        assert change["actor"] == change["alpha"] == change["target_critic"]
+        if change["actor"]:
+            moved.append(step)
+    assert moved == moves
+
+
+@pytest.mark.parametrize(
+    ("keys", "frames"),
+    [
+        ({"training_frequency": 1, "training_start_step": 8}, [12, 16, 20, 24]),
+        ({"training_frequency": 6, "training_start_step": 0}, [8, 12, 20, 24]),
+    ],
+)
+def test_training_frames(lab, keys: dict[str, Any], frames: list[int]) -> None:
+    agent, env = build(lab, **{**keys, "training_iter": 3})
+    trained = []
+    for frame in range(4, 25, 4):
+        lab.collect(agent, env, 1)
+        if agent.update(frame) is not None:
+            trained.append(frame)
+    assert trained == frames
+    assert agent.algorithm.opt_step == 3 * len(frames)
+
+
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_random_until_training_starts_but_never_without_exploring(lab, kind: str) -> None:
+    agent, env = build(lab, kind, training_start_step=40, env_keys={"num_envs": 64})
+    obs = env.reset()
+    with torch.no_grad():
+        agent.algorithm.actor.head.weight.zero_()
+        # all but certain: action 1, or a mean of 1 with the smallest std
+        agent.algorithm.actor.head.bias.copy_(torch.tensor([1.0, -5.0] if kind == "continuous" else [-30.0, 30.0]))
+    mode = math.tanh(1.0) if kind == "continuous" else 1
+    for frame, is_random in ((0, True), (39, True), (40, False), (100, False)):
+        agent.algorithm.frame = frame
+        action = agent.act(obs, explore=True).action.double()
+        spread = action.std().item()
+        # uniform: std of [-1, 1] is .58, of {0, 1} is .5
+        assert (spread > 0.3) == is_random, (frame, spread)
+        np.testing.assert_allclose(agent.act(obs).action.flatten(), mode, rtol=1e-4)
+
+
+def test_actions_stay_within_their_bounds(lab) -> None:
+    agent, env = build(lab, env_keys={"num_envs": 64})
+    obs = env.reset()
+    action = torch.cat([agent.act(obs, explore=True).action for _ in range(20)])
+    assert float(action.abs().max()) <= 1
+    assert float(action.abs().max()) > 0.8
+
+
+@pytest.mark.parametrize("env", ["probe/Image-v0", "test/ContinuousImage-v0"])
+@pytest.mark.parametrize("name", ["SoftActorCritic", "CrossQ"])
+def test_images(lab, env: str, name: str) -> None:
+    spec = lab.spec(
+        env, {"name": name, "training_start_step": 16, "training_iter": 2}, memory=REPLAY, net=IMAGE_NET, num_envs=4
+    )
+    trained = lab.train(spec, 32)
+    assert [set(row) for row in trained.metrics] == [set(SoftActorCritic.metric_names)] * 4
+    assert trained.agent.algorithm.memory.rows(0, 1)["obs"].dtype == torch.uint8
+
+
+def test_observations_are_kept_raw_and_normalised_when_drawn(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, env = build(lab, env_keys={"normalize_obs": True})
+    algorithm = agent.algorithm
+    seen, calc_critic_loss = [], algorithm.calc_critic_loss
+    monkeypatch.setattr(algorithm, "calc_critic_loss", lambda b, a: seen.append(b) or calc_critic_loss(b, a))
+    policy_obs, calc_policy_loss = [], algorithm.calc_policy_loss
+    monkeypatch.setattr(algorithm, "calc_policy_loss", lambda o, a: policy_obs.append(o) or calc_policy_loss(o, a))
+    drawn = Drawn(agent, monkeypatch)
+    obs, raw = env.reset(), []
+    for _ in range(20):
+        raw.append(obs.copy())
+        act = agent.act(obs, explore=True)
+        step = env.step(act.action.numpy())
+        agent.observe(obs, act, step)
+        obs = step.obs
+    np.testing.assert_array_equal(algorithm.memory.rows(0, 20)["obs"].view(20, 4, 3), np.stack(raw))
+    agent.update(80)
+    mean, std = np.concatenate(raw).mean(0), np.concatenate(raw).std(0)
+    np.testing.assert_allclose(seen[0].obs, (drawn.batches[0].obs.numpy() - mean) / std, atol=1e-3)
+    np.testing.assert_allclose(seen[0].next_obs, (drawn.batches[0].next_obs.numpy() - mean) / std, atol=1e-3)
+    np.testing.assert_array_equal(policy_obs[0], seen[0].obs)
+
+
+# --- options
+
+
+def test_entropy_penalty_by_hand(lab) -> None:
+    agent, _ = build(lab, "discrete", entropy_penalty_coef=0.5)
+    algorithm = agent.algorithm
+    assert float(algorithm._entropy_penalty(torch.tensor(0.6))) == 0
+    entropy = torch.tensor(0.2, requires_grad=True)
+    penalty = algorithm._entropy_penalty(entropy)
+    penalty.backward()
+    # .5 * .5 * .4^2, falling as the entropy comes back to its mean
+    assert penalty.item() == pytest.approx(0.04)
+    assert entropy.grad is not None
+    assert entropy.grad.item() == pytest.approx(-0.2)
+    assert algorithm.mean_entropy == pytest.approx(0.99 * 0.6 + 0.01 * 0.2)
+
+
+def test_entropy_penalty_is_for_discrete_actions(lab) -> None:
+    agent, _ = build(lab, "continuous", entropy_penalty_coef=0.5)
+    for entropy in (0.6, 0.2):
+        assert agent.algorithm._entropy_penalty(torch.tensor(entropy)) == 0.0
+
+
+def test_spectral_norm_of_the_critics(lab) -> None:
+    agent, env = build(lab, spectral_norm=True, net={"type": "MLPNet", "hid_layers": [16, 8]})
+    names = [type(layer).__name__ for layer in agent.algorithm.critic.modules()]
+    assert names.count("SpectralNormLinear") == 2
+    assert "SpectralNormLinear" not in [type(layer).__name__ for layer in agent.algorithm.actor.modules()]
+    lab.collect(agent, env, 8)
+    assert agent.update(32) is not None
+
+
+def test_spectral_norm_needs_linear_layers(lab) -> None:
+    message = r"^agent\.algorithm\.spectral_norm: needs critics of type MLPNet, got ConvNet$"
+    with pytest.raises(SpecError, match=message):
+        build(lab, "probe/Image-v0", spectral_norm=True, net=IMAGE_NET)
+
+
+def test_state_of_the_policy_delay_is_saved(lab) -> None:
+    agent, env = build(lab, "discrete", policy_delay=3, entropy_penalty_coef=0.5)
+    other, _ = build(lab, "discrete", policy_delay=3, entropy_penalty_coef=0.5)
+    lab.collect(agent, env, 8)
+    agent.update(32)
+    replay, same = agent.algorithm.memory, other.algorithm.memory
+    same.load_rows(replay.held_first, replay.rows(replay.held_first, replay.head))
+    other.load_state_dict(copy.deepcopy(agent.state_dict()))
+    for frame in (36, 40, 44):
+        assert agent.update(frame) == other.update(frame)
+    assert torch.equal(flat(agent.algorithm.actor), flat(other.algorithm.actor))
+
+
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_a_reward_that_is_not_finite_stops_the_run(lab, kind: str) -> None:
+    spec = lab.spec(ENVS[kind], {"name": "SoftActorCritic", "training_start_step": 0}, memory=REPLAY)
+    with np.errstate(invalid="ignore"), pytest.raises(DivergenceError):
+        lab.train(spec, 64, change=lambda step: step._replace(reward=np.full_like(step.reward, np.nan)))
