@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.agent import Agent
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.agent.net.norm import BatchRenorm1d
 from slm_lab.spec.loading import parse_spec
@@ -26,7 +25,7 @@ RENORM: dict[str, Any] = {
 CRITICS = {"BatchNorm": BATCH_NORM, "BatchRenorm": RENORM}
 
 
-def build(lab, kind: str = "continuous", critic_net: dict[str, Any] | None = None, **keys: Any) -> tuple[Agent, Any]:
+def build(lab, kind: str = "continuous", critic_net: dict[str, Any] | None = None, **keys: Any) -> tuple[Any, Any]:
     net = {**SMALL_NET, **keys.pop("net", {})}
     algorithm = {"name": "CrossQ", "gamma": 0.9, "training_start_step": 0, "training_iter": 1, **keys}
     raw = {
@@ -38,7 +37,7 @@ def build(lab, kind: str = "continuous", critic_net: dict[str, Any] | None = Non
     return lab.build(parse_spec(raw)[0])
 
 
-def draw(lab, agent: Agent, env: Any) -> Batch:
+def draw(lab, agent: Any, env: Any) -> Batch:
     lab.collect(agent, env, 16)
     return agent.context.encode_batch(agent.algorithm.memory.sample(64))
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import QLearning, calc_double_value, calc_max_value, calc_q_target
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.lib.errors import DivergenceError
@@ -21,7 +20,7 @@ SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 0.1}}
 TABLE: dict[str, Any] = {"type": "MLPNet", "hid_layers": []}
 
 
-def build(lab, name: str = "DQN", env: str = "CartPole-v1", **keys: Any) -> tuple[Agent, Any]:
+def build(lab, name: str = "DQN", env: str = "CartPole-v1", **keys: Any) -> tuple[Any, Any]:
     memory, net, env_keys = keys.pop("memory", REPLAY), keys.pop("net", {}), keys.pop("env_keys", {})
     algorithm = {"name": name, "gamma": 0.9, "training_start_step": 0, **keys}
     return lab.build(lab.spec(env, algorithm, memory=memory, net=net, **env_keys))
@@ -41,7 +40,7 @@ def states(*index: int) -> Tensor:
 # --- targets
 
 
-def crafted(agent: Agent) -> Batch:
+def crafted(agent: Any) -> Batch:
     """Three steps from state 0 to state 1: an ordinary one, one that ended the task, one of two-step returns."""
     online = [[4.0, 7.0], [1.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
     target = [[0.0, 0.0], [5.0, 3.0], [0.0, 0.0], [0.0, 0.0]]
@@ -138,7 +137,7 @@ def test_joint_actions_are_looked_up_by_their_combination(lab) -> None:
 # --- a whole update
 
 
-def spy_sample(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+def spy_sample(agent: Any, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """Batches as they are drawn from now on."""
     drawn: list[Batch] = []
     memory = agent.algorithm.memory
@@ -319,7 +318,7 @@ def test_batches_per_training(lab, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.xfail(strict=True, reason="a replacement that was due when the run was saved is lost")
 def test_replacement_after_a_continuation_comes_when_it_would_have(lab) -> None:
     """Trained at 8, saved at 12 with 10 passed: the next training, at 16, replaces the target."""
-    keys = {"training_frequency": 8, "net": {"update_type": "replace", "update_frequency": 10}}
+    keys: dict[str, Any] = {"training_frequency": 8, "net": {"update_type": "replace", "update_frequency": 10}}
     agent, env = build(lab, **keys)
     other, _ = build(lab, **keys)
     for frame in (4, 8, 12):
@@ -354,9 +353,7 @@ def test_every_env_draws_its_own_epsilon(lab) -> None:
 @pytest.mark.parametrize("policy", ["epsilon_greedy", "boltzmann", "random"])
 def test_without_exploring_the_best_action_is_taken_from_the_start(lab, name: str, policy: str) -> None:
     """At frame 0 epsilon is 1, and training has not begun."""
-    agent, _ = build(
-        lab, name, net=TABLE, action_policy=policy, explore_var_spec=1.0, training_start_step=100
-    )
+    agent, _ = build(lab, name, net=TABLE, action_policy=policy, explore_var_spec=1.0, training_start_step=100)
     fill(agent.algorithm.modules["net"], [[0.1, 0.0], [0.0, 0.1], [0.2, 0.3], [5.0, -5.0]])
     for _ in range(10):
         assert agent.act(torch.eye(4).numpy()).action.tolist() == [0, 1, 1, 0]

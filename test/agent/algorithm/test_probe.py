@@ -109,7 +109,7 @@ class ContinuousTimeLimit(TimeLimit):
 
 for probe in (ContinuousTwoStep, ContinuousTimeLimit):
     if f"probe/{probe.__name__}-v0" not in gym.registry:
-        gym.register(f"probe/{probe.__name__}-v0", entry_point=probe)
+        gym.register(f"probe/{probe.__name__}-v0", entry_point=lambda kind=probe, **_: kind())
 
 
 def build_spec(lab, which: str, env: str, **changes: Any) -> Any:
@@ -147,7 +147,7 @@ def values(agent: Agent, *obs: float) -> np.ndarray[Any, Any]:
         return agent.algorithm.modules["net"].value(torch.tensor(obs)[:, None]).numpy()
 
 
-def action_values(agent: Agent, *obs: float) -> np.ndarray[Any, Any]:
+def action_values(agent: Any, *obs: float) -> np.ndarray[Any, Any]:
     """Q of one-number observations and of every action, or of some continuous ones (B, K)."""
     seen, modules = torch.tensor(obs)[:, None], agent.algorithm.modules
     with torch.inference_mode():
@@ -201,9 +201,7 @@ def test_value_probes_of_actions(
 
 @pytest.mark.parametrize("which", ["SAC", "CrossQ"])
 def test_two_steps_with_continuous_actions(lab, which: str) -> None:
-    settled = Settled(
-        lambda agent: bool(np.abs(action_values(agent, 0.0, 1.0) - np.array([[0.5], [1.0]])).max() < 0.1)
-    )
+    settled = Settled(lambda agent: bool(np.abs(action_values(agent, 0.0, 1.0) - np.array([[0.5], [1.0]])).max() < 0.1))
     trained = lab.train(build_spec(lab, which, "ContinuousTwoStep", algorithm={"gamma": 0.5}), 20_000, until=settled)
     assert settled.is_true, (trained.frame, action_values(trained.agent, 0.0, 1.0))
 

@@ -11,7 +11,6 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, distributions
 
-from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.policy import LOG_STD_MAX, LOG_STD_MIN, TanhNormal
 from slm_lab.agent.algorithm.sac import Alpha, Soft, SoftActorCritic, calc_entropy, calc_soft_value
 from slm_lab.agent.memory.batch import Batch
@@ -44,10 +43,10 @@ class ContinuousImage(Image):
 
 
 if "test/ContinuousImage-v0" not in gym.registry:
-    gym.register("test/ContinuousImage-v0", entry_point=ContinuousImage)
+    gym.register("test/ContinuousImage-v0", entry_point=lambda **_: ContinuousImage())
 
 
-def build(lab, kind: str = "continuous", **keys: Any) -> tuple[Agent, Any]:
+def build(lab, kind: str = "continuous", **keys: Any) -> tuple[Any, Any]:
     memory, net, env_keys = keys.pop("memory", REPLAY), keys.pop("net", {}), keys.pop("env_keys", {})
     name = keys.pop("name", "SoftActorCritic")
     algorithm = {"name": name, "gamma": 0.9, "training_start_step": 0, "training_iter": 1, **keys}
@@ -224,7 +223,7 @@ def test_alpha_follows_the_entropy_in_training(lab, kind: str) -> None:
 class Drawn:
     """Batches as they are drawn, and the training generator right after each draw."""
 
-    def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[Batch] = []
         self.states: list[Tensor] = []
         memory, generator = agent.algorithm.memory, agent.context.train_generator
@@ -465,10 +464,20 @@ def test_images(lab, env: str, name: str) -> None:
 def test_observations_are_kept_raw_and_normalised_when_drawn(lab, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, env = build(lab, env_keys={"normalize_obs": True})
     algorithm = agent.algorithm
-    seen, calc_critic_loss = [], algorithm.calc_critic_loss
-    monkeypatch.setattr(algorithm, "calc_critic_loss", lambda b, a: seen.append(b) or calc_critic_loss(b, a))
-    policy_obs, calc_policy_loss = [], algorithm.calc_policy_loss
-    monkeypatch.setattr(algorithm, "calc_policy_loss", lambda o, a: policy_obs.append(o) or calc_policy_loss(o, a))
+    seen: list[Batch] = []
+    policy_obs: list[Tensor] = []
+    calc_critic_loss, calc_policy_loss = algorithm.calc_critic_loss, algorithm.calc_policy_loss
+
+    def spy_critic(batch: Batch, alpha: Tensor) -> Any:
+        seen.append(batch)
+        return calc_critic_loss(batch, alpha)
+
+    def spy_policy(obs: Tensor, alpha: Tensor) -> Any:
+        policy_obs.append(obs)
+        return calc_policy_loss(obs, alpha)
+
+    monkeypatch.setattr(algorithm, "calc_critic_loss", spy_critic)
+    monkeypatch.setattr(algorithm, "calc_policy_loss", spy_policy)
     drawn = Drawn(agent, monkeypatch)
     obs, raw = env.reset(), []
     for _ in range(20):

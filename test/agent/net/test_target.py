@@ -1,6 +1,7 @@
 """Target nets: how far behind, when they are replaced, and what follows beside the weights."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ def weights(module: nn.Module) -> Tensor:
 def move(net: nn.Module, by: float) -> None:
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter += by
+            parameter.add_(by)
 
 
 def test_target_is_the_net_at_first() -> None:
@@ -94,7 +95,7 @@ def test_replaced_weights_are_a_copy() -> None:
     assert torch.equal(weights(target.module), before)
 
 
-def norm_of(module: nn.Module) -> nn.BatchNorm1d:
+def norm_of(module: nn.Module) -> Any:
     (norm,) = (layer for layer in module.modules() if isinstance(layer, nn.BatchNorm1d))
     return norm
 

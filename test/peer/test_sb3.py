@@ -1,0 +1,241 @@
+"""The same weights and the same batch give the same losses and gradients as Stable-Baselines3.
+
+It is not among the lab's dependencies: these tests are skipped without it. With it beside the lab's own packages, e.g.
+`uv pip install --target /tmp/peer --no-deps stable-baselines3==2.9.2` and `PYTHONPATH=/tmp/peer`, they take seconds.
+"""
+
+import copy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.memory.batch import Batch
+from slm_lab.env.make import build_settings
+from slm_lab.env.vec_env import build_vec_env
+from slm_lab.spec.loading import parse_spec
+
+sb3 = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed; see this file's first lines")
+
+GAMMA, BATCH_SIZE = 0.9, 32
+TOLERANCE = 1e-5
+
+
+def build_agent(env: str, algorithm: dict[str, Any], net: dict[str, Any]) -> Any:
+    raw = {
+        "name": "peer",
+        "agent": {
+            "algorithm": {"gamma": GAMMA, "training_start_step": 0, "training_iter": 1, **algorithm},
+            "memory": {"name": "Replay", "batch_size": BATCH_SIZE},
+            "net": {"type": "MLPNet", "hid_layers": [16, 16], "hid_layers_activation": "relu", **net},
+        },
+        "env": {"name": env, "num_envs": 1, "max_frame": 10_000},
+        "meta": {"device": "cpu"},
+    }
+    spec = parse_spec(raw)[0]
+    env_ = build_vec_env(build_settings(spec.env, (1, 0, 0)))
+    agent = Agent(spec, env_.obs_space, env_.action_space, 1, (0, 0), torch.device("cpu"))
+    env_.close()
+    return agent
+
+
+def copy_linear(source: nn.Module, *targets: nn.Module) -> None:
+    """Weights of all linear layers of one module into those of others, in order; widths are split where they differ."""
+    given = [layer for layer in source.modules() if isinstance(layer, nn.Linear)]
+    wanted = [layer for target in targets for layer in target.modules() if isinstance(layer, nn.Linear)]
+    assert len(given) == len(wanted)
+    with torch.no_grad():
+        for one, other in zip(given, wanted, strict=True):
+            assert one.weight.shape == other.weight.shape
+            other.weight.copy_(one.weight)
+            other.bias.copy_(one.bias)
+
+
+def grads(*modules: nn.Module) -> list[Tensor]:
+    """Gradients of all linear layers, in order."""
+    layers = [layer for module in modules for layer in module.modules() if isinstance(layer, nn.Linear)]
+    return [parameter.grad.clone() for layer in layers for parameter in (layer.weight, layer.bias)]
+
+
+def fill(model: Any, env: Any, rng: np.random.Generator) -> Any:
+    """Random transitions in SB3's own buffer, some of which ended, and the batch it draws from them."""
+    for _ in range(200):
+        obs, next_obs = (rng.normal(size=(1, *env.observation_space.shape)).astype(np.float32) for _ in range(2))
+        action = np.array([env.action_space.sample()])
+        reward, done = rng.normal(size=1), rng.random(1) < 0.2
+        model.replay_buffer.add(obs, next_obs, action, reward, done, [{}])
+    return model.replay_buffer.sample(BATCH_SIZE)
+
+
+def to_batch(data: Any) -> Batch:
+    """SB3's batch as ours."""
+    return Batch(
+        obs=data.observations,
+        action=data.actions.squeeze(-1) if data.actions.dtype == torch.int64 else data.actions,
+        reward=data.rewards.squeeze(-1),
+        next_obs=data.next_observations,
+        discount=GAMMA * (1 - data.dones.squeeze(-1)),
+        weight=torch.ones(BATCH_SIZE),
+        slot=np.arange(BATCH_SIZE),
+    )
+
+
+class Recorder:
+    """Keeps gradients at the moment a step is taken, and takes none."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch, *modules: nn.Module) -> None:
+        self.grads: list[Tensor] = []
+        monkeypatch.setattr(optimizer, "step", lambda *_: self.grads.extend(grads(*modules)))
+
+
+def assert_same(name: str, ours: Any, theirs: Any, record: Any) -> None:
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    difference = float(np.abs(ours - theirs).max())
+    record(f"{name}: largest difference", difference)
+    np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+
+def test_dqn(monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
+    env = gym.make("CartPole-v1")
+    env.action_space.seed(0)
+    model = sb3.DQN(
+        "MlpPolicy",
+        env,
+        gamma=GAMMA,
+        policy_kwargs={"net_arch": [16, 16]},
+        max_grad_norm=1e9,
+        learning_starts=0,
+        seed=0,
+        device="cpu",
+    )
+    data = fill(model, env, np.random.default_rng(0))
+    with torch.no_grad():
+        for parameter in model.q_net_target.parameters():
+            parameter.mul_(1.3)
+    agent = build_agent("CartPole-v1", {"name": "DQN"}, {"loss_spec": {"name": "SmoothL1Loss"}})
+    algorithm = agent.algorithm
+    copy_linear(model.q_net, algorithm.modules["net"])
+    copy_linear(model.q_net_target, algorithm.modules["target_net"])
+
+    monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: data)
+    recorder = Recorder(model.policy.optimizer, monkeypatch, model.q_net)
+    model.set_logger(sb3.common.logger.configure(format_strings=[]))
+    model.train(1, BATCH_SIZE)
+
+    loss, _, _ = algorithm.calc_loss(to_batch(data))
+    loss.backward()
+    assert_same("DQN loss", loss.item(), model.logger.name_to_value["train/loss"], record_property)
+    mine = grads(algorithm.modules["net"])
+    assert len(mine) == len(recorder.grads) == 6
+    for ours, theirs in zip(mine, recorder.grads, strict=True):
+        assert float(theirs.abs().max()) > 1e-3
+        assert_same("DQN gradient", ours, theirs, record_property)
+
+
+# SB3 adds 1e-6 within the logarithm of the change of volume, which shows in the last digits
+@pytest.mark.parametrize(("target_entropy", "epsilon"), [("auto", 1e-6), ("auto", 0.0), (-0.3, 0.0)])
+def test_sac(monkeypatch: pytest.MonkeyPatch, record_property: Any, target_entropy: Any, epsilon: float) -> None:
+    env = gym.make("Pendulum-v1")
+    env.action_space.seed(0)
+    model = sb3.SAC(
+        "MlpPolicy",
+        env,
+        gamma=GAMMA,
+        policy_kwargs={"net_arch": [16, 16]},
+        ent_coef="auto_0.5",
+        target_entropy=target_entropy,
+        learning_starts=0,
+        seed=0,
+        device="cpu",
+    )
+    model.actor.action_dist.epsilon = epsilon
+    data = fill(model, env, np.random.default_rng(0))
+    with torch.no_grad():
+        for parameter in model.critic_target.parameters():
+            parameter.mul_(1.3)
+    agent = build_agent("Pendulum-v1", {"name": "SoftActorCritic", "target_entropy": target_entropy}, {})
+    algorithm = agent.algorithm
+    with torch.no_grad():
+        # SB3 has a layer for means and one for log stds, ours are side by side
+        mean, log_std = model.actor.mu, model.actor.log_std
+        copy_linear(model.actor.latent_pi, algorithm.actor.body)
+        algorithm.actor.head.weight.copy_(torch.cat([mean.weight, log_std.weight]))
+        algorithm.actor.head.bias.copy_(torch.cat([mean.bias, log_std.bias]))
+        algorithm.alpha.log_alpha.copy_(model.log_ent_coef)
+    copy_linear(model.critic, algorithm.critic)
+    copy_linear(model.critic_target, algorithm.modules["target_critic"])
+
+    # the order of SB3's draws: the policy's first, then its successor's
+    generator = torch.Generator().manual_seed(0)
+    noise = {name: torch.randn(BATCH_SIZE, 1, generator=generator) for name in ("policy", "next")}
+    waiting = [noise["policy"], noise["next"]]
+
+    def rsample(self: torch.distributions.Normal, *_: Any) -> Tensor:
+        return self.loc + self.scale * waiting.pop(0)
+
+    monkeypatch.setattr(torch.distributions.Normal, "rsample", rsample)
+    monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: data)
+    critic, actor = model.critic, model.actor
+    of_critic = Recorder(critic.optimizer, monkeypatch, critic)
+    of_actor = Recorder(actor.optimizer, monkeypatch, actor.latent_pi, actor.mu, actor.log_std)
+    of_alpha: list[Tensor] = []
+    monkeypatch.setattr(model.ent_coef_optimizer, "step", lambda *_: of_alpha.append(model.log_ent_coef.grad.clone()))
+    model.set_logger(sb3.common.logger.configure(format_strings=[]))
+    model.train(1, BATCH_SIZE)
+    logged = model.logger.name_to_value
+    assert not waiting
+
+    batch, alpha, family = to_batch(data), algorithm.alpha.value(0), agent.context.family
+    ours = [noise["next"], noise["policy"]]
+    draw = family.draw
+    monkeypatch.setattr(family, "draw", lambda param, _: draw(param, ours.pop(0)))
+    assert_same("SAC alpha", alpha.item(), logged["train/ent_coef"], record_property)
+    loss, _, _ = algorithm.calc_critic_loss(batch, alpha)
+    loss.backward()
+    assert_same("SAC critic loss", loss.item(), logged["train/critic_loss"], record_property)
+    mine = grads(algorithm.critic)
+    assert len(mine) == len(of_critic.grads) == 12
+    for one, theirs in zip(mine, of_critic.grads, strict=True):
+        assert float(theirs.abs().max()) > 1e-3
+        assert_same("SAC critic gradient", one, theirs, record_property)
+
+    policy_loss, entropy = algorithm.calc_policy_loss(batch.obs, alpha)
+    policy_loss.backward(inputs=algorithm.actor_flat.parameters)
+    assert_same("SAC actor loss", policy_loss.item(), logged["train/actor_loss"], record_property)
+    mine = grads(algorithm.actor)
+    *body, mean_weight, mean_bias, std_weight, std_bias = of_actor.grads
+    head = [torch.cat([mean_weight, std_weight]), torch.cat([mean_bias, std_bias])]
+    for one, theirs in zip(mine, [*body, *head], strict=True):
+        assert float(theirs.abs().max()) > 1e-4
+        assert_same("SAC actor gradient", one, theirs, record_property)
+
+    # alpha's own step is not taken here: its gradient is what the optimiser gets
+    taken: list[Tensor] = []
+    flat = algorithm.alpha.optimizer.flat
+    monkeypatch.setattr(algorithm.alpha.optimizer, "step", lambda: taken.append(flat.grad.clone()))
+    algorithm.alpha.update(entropy, algorithm._target_entropy(0))
+    assert_same("SAC alpha gradient", taken[0], of_alpha[0], record_property)
+
+
+def test_the_same_weights_are_needed() -> None:
+    """A comparison that any two nets would pass would show nothing."""
+    env = gym.make("CartPole-v1")
+    model = sb3.DQN("MlpPolicy", env, gamma=GAMMA, policy_kwargs={"net_arch": [16, 16]}, seed=0, device="cpu")
+    data = fill(model, env, np.random.default_rng(0))
+    agent = build_agent("CartPole-v1", {"name": "DQN"}, {"loss_spec": {"name": "SmoothL1Loss"}})
+    copy_linear(model.q_net, agent.algorithm.modules["net"])
+    copy_linear(model.q_net_target, agent.algorithm.modules["target_net"])
+    with torch.no_grad():
+        agent.algorithm.modules["target_net"].head.bias += 0.01
+    twin = copy.deepcopy(agent.algorithm.modules["net"])
+    loss, _, _ = agent.algorithm.calc_loss(to_batch(data))
+    q = twin(data.observations).gather(1, data.actions).squeeze(-1)
+    ret = data.rewards.squeeze(-1) + GAMMA * (1 - data.dones.squeeze(-1)) * model.q_net_target(
+        data.next_observations
+    ).amax(-1)
+    theirs = torch.nn.functional.smooth_l1_loss(q, ret)
+    assert abs(loss.item() - theirs.item()) > TOLERANCE
