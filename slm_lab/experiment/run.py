@@ -53,12 +53,12 @@ def check_runnable(spec: Spec) -> list[str]:
         utd = algorithm.calc_utd(spec.env.num_envs)
         every = max(spec.env.num_envs, algorithm.training_frequency)
         notes.append(
-            f"Trains with {algorithm.num_grad_step} gradient step(s) every {every} frames from frame "
-            f"{algorithm.training_start_step:,} on: update-to-data ratio {utd:.3g}"
+            f"Trains with {algorithm.num_grad_step} gradient step(s) every {every} frames after frame "
+            f"{algorithm.training_start_step:,}: update-to-data ratio {utd:.3g}"
         )
     for replay in agent.algorithm.replays.values():
         num_parallel = min(spec.meta.max_session, max(1, num_cores() // spec.meta.num_threads))
-        check_fits(replay.num_bytes * num_parallel, replay.spec.max_size * num_parallel)
+        check_fits(replay.num_bytes, replay.spec.max_size, num_parallel)
         notes.append(
             f"{replay.spec.name} of {replay.spec.max_size:,} transitions: up to {replay.num_bytes / 1e6:,.1f} MB of "
             "memory per session, and as much on disk"

@@ -26,16 +26,17 @@ class Tracker:
         self.rows: list[list[float]] = []
         self.best = -math.inf
         self._sums: dict[str, float] = {}
-        self._count = 0
+        self._counts: dict[str, int] = {}
         self._file: TextIO | None = None
 
     def record(self, finished: list[float], metrics: Mapping[str, float] | None) -> None:
         """Take the episodes that ended and the metrics of a training, if there was one."""
         self.recent.extend(finished)
         if metrics is not None:
-            self._count += 1
             for name, value in metrics.items():
                 self._sums[name] = self._sums.get(name, 0.0) + value
+                # not every training has every metric
+                self._counts[name] = self._counts.get(name, 0) + 1
 
     @property
     def total_reward(self) -> float:
@@ -45,13 +46,13 @@ class Tracker:
     def add_row(self, clock: Mapping[str, float]) -> dict[str, float]:
         """Write a row; training metrics are means over all trainings since the last one."""
         known = dict(clock)
-        known |= {name: value / self._count for name, value in self._sums.items()}
+        known |= {name: value / self._counts[name] for name, value in self._sums.items()}
         known["total_reward"] = self.total_reward
         past = [row[0] for row in self.rows[-MA_WINDOW + 1 :]]
         known["total_reward_ma"] = calc_total_reward_ma(np.array([*past, known["total_reward"]]))
         row = {name: known.get(name, math.nan) for name in self.columns}
         self._sums.clear()
-        self._count = 0
+        self._counts.clear()
         self.rows.append(list(row.values()))
         if self._file is None:
             self._open()
@@ -100,7 +101,7 @@ class Tracker:
             "recent": list(self.recent),
             "best": self.best,
             "sums": dict(self._sums),
-            "count": self._count,
+            "counts": dict(self._counts),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,5 +110,5 @@ class Tracker:
         self.recent = deque(state["recent"], maxlen=MA_WINDOW)
         self.best = state["best"]
         self._sums = dict(state["sums"])
-        self._count = state["count"]
+        self._counts = dict(state["counts"])
         self._open()

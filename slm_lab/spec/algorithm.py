@@ -192,6 +192,7 @@ class SoftActorCriticSpec(OffPolicySpec):
         "default", description="Distribution of actions; default picks TanhNormal or Categorical by the env."
     )
     action_policy: Literal["default"] = Field("default", description="Actions are drawn from the policy itself.")
+    explore_var_spec: None = Field(None, description="Unused: the policy's own entropy explores.")
     training_iter: PositiveInt = Field(
         1, description="Gradient steps per training; default num_envs, which is one per frame."
     )

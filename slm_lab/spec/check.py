@@ -149,24 +149,22 @@ def _net_problems(spec: Spec) -> list[str]:
     has_target = isinstance(algorithm, (DQNSpec, DoubleDQNSpec, SoftActorCriticSpec)) and not isinstance(
         algorithm, CrossQSpec
     )
+    nets = {"net": net} if spec.agent.critic_net is None else {"net": net, "critic_net": spec.agent.critic_net}
     if not has_target:
-        fields = NetSpec.model_fields
-        given = {
-            "update_type": net.update_type,
-            "polyak_coef": net.polyak_coef,
-            "update_frequency": net.update_frequency,
-        }
         problems += [
-            f"agent.net.{key}: {algorithm.name} has no target net; remove it"
-            for key, value in given.items()
-            if value != fields[key].default
+            f"agent.{where}.{key}: {algorithm.name} has no target net; remove it"
+            for where, one in nets.items()
+            for key, value in one.model_dump(include={"update_type", "polyak_coef", "update_frequency"}).items()
+            if value != NetSpec.model_fields[key].default
         ]
     is_valuing = isinstance(algorithm, (*Q_LEARNING, SarsaSpec))
-    if isinstance(net, (DuelingMLPNetSpec, DuelingConvNetSpec)) and not is_valuing:
-        problems.append(
-            f"agent.net.type: {net.type} is for algorithms that value each action, not {algorithm.name}; "
-            f"use {net.type.removeprefix('Dueling')}"
-        )
+    if not is_valuing:
+        problems += [
+            f"agent.{where}.type: {one.type} is for algorithms that value each action, not {algorithm.name}; "
+            f"use {one.type.removeprefix('Dueling')}"
+            for where, one in nets.items()
+            if isinstance(one, (DuelingMLPNetSpec, DuelingConvNetSpec))
+        ]
     if is_valuing:
         problems += [
             f"agent.net.{role}_{key}: {algorithm.name} has one net; give the key without prefix"

@@ -149,9 +149,9 @@ def _kind(model: type[BaseModel], tag: str, base: type[BaseModel] = BaseModel) -
 
 
 def _is_same(field: FieldInfo, other: FieldInfo | None) -> bool:
-    return other is not None and (_type(field), _default(field), field.description) == (
+    return other is not None and (_type(field), describe_default(field), field.description) == (
         _type(other),
-        _default(other),
+        describe_default(other),
         other.description,
     )
 
@@ -162,16 +162,16 @@ def _section(title: str, model: type[BaseModel], skip: tuple[str, ...] = ()) -> 
     if not fields:
         return f"{intro} It has no other keys."
     if not any(field.description for field in fields.values()):
-        rows = [f"| `{name}` | {_type(field)} | {_default(field)} |" for name, field in fields.items()]
+        rows = [f"| `{name}` | {_type(field)} | {describe_default(field)} |" for name, field in fields.items()]
         return f"{intro}\n\n| key | type | default |\n|---|---|---|\n" + "\n".join(rows)
     rows = [
-        f"| `{name}` | {_type(field)} | {_default(field)} | {field.description or ''} |"
+        f"| `{name}` | {_type(field)} | {describe_default(field)} | {field.description or ''} |"
         for name, field in fields.items()
     ]
     return f"{intro}\n\n| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
 
 
-def _default(field: FieldInfo) -> str:
+def describe_default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     default: Any = field.default

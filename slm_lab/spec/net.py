@@ -206,8 +206,10 @@ class NetSpec(Model):
         if not isinstance(data, dict):
             return data
         plain = {key: value for key, value in data.items() if not _role_of(key)}
-        if "update_frequency" in plain and "polyak_coef" not in plain:
-            plain.setdefault("update_type", "replace")
+        if "update_frequency" in plain and "update_type" not in plain:
+            if "polyak_coef" in plain:
+                raise ValueError("polyak_coef and update_frequency are both given; say which by update_type")
+            plain["update_type"] = "replace"
         for role in ROLES:
             given = data.get(role)
             prefixed = {key.removeprefix(f"{role}_"): value for key, value in data.items() if _role_of(key) == role}
@@ -235,6 +237,8 @@ class NetSpec(Model):
         if not override:
             return self
         common = self.model_dump(exclude={"actor", "critic"})
+        if "update_frequency" in override and not override.keys() & {"update_type", "polyak_coef"}:
+            common["update_type"] = "replace"
         return type(self).model_validate({**common, **override})
 
     def resolved(self) -> Self:

@@ -41,6 +41,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "SARSA": {"name": "SARSA", "training_frequency": 12},
     "VanillaDQN": {"name": "VanillaDQN", "training_start_step": 100, "training_frequency": 12},
     "DQN": {"name": "DQN", "training_start_step": 100, "training_frequency": 16, "training_iter": 2},
+    # a target that is replaced at frames between two trainings
+    "DQN-replace": {"name": "DQN", "training_start_step": 100, "training_frequency": 40},
     "DoubleDQN": {"name": "DoubleDQN", "training_start_step": 100, "training_frequency": 16, "training_batch_iter": 2},
     "SoftActorCritic": {"name": "SoftActorCritic", "training_start_step": 100, "training_iter": 1, "policy_delay": 2},
     "CrossQ": {
@@ -58,6 +60,7 @@ PRIORITIZED = {"name": "PrioritizedReplay", "batch_size": 16, "max_size": 600, "
 MEMORIES: dict[str, dict[str, Any]] = {
     "VanillaDQN": {**REPLAY, "use_cer": False},
     "DQN": REPLAY,
+    "DQN-replace": REPLAY,
     "DoubleDQN": PRIORITIZED,
     "SoftActorCritic": PRIORITIZED,
     "CrossQ": REPLAY,
@@ -90,7 +93,7 @@ def make_spec(
         "agent": {
             "algorithm": ALGORITHMS[algorithm],
             "memory": MEMORIES.get(algorithm, {"name": memory}),
-            "net": NETS[net],
+            "net": {**NETS[net], "update_frequency": 30} if algorithm == "DQN-replace" else NETS[net],
         },
         "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 1200, **(env or {})},
         "meta": {"log_frequency": 100, "rigorous_eval": 2, "eval_frequency": 500, "checkpoint_frequency": 10_000_000},

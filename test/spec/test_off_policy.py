@@ -239,6 +239,18 @@ def test_keys_of_a_target_net_need_one(name: str, key: str, value: Any) -> None:
     assert problems(name, changes) == [f"agent.net.{key}: {name} has no target net; remove it"]
 
 
+def test_a_net_of_critics_has_no_target_in_crossq() -> None:
+    assert problems("CrossQ", {"agent.critic_net": {"type": "MLPNet", "polyak_coef": 0.3}}) == [
+        "agent.critic_net.polyak_coef: CrossQ has no target net; remove it"
+    ]
+
+
+def test_two_ways_to_follow_contradict() -> None:
+    (line,) = problems("DQN", {"agent.net.polyak_coef": 0.1, "agent.net.update_frequency": 10})
+    assert line.startswith("agent.net")
+    assert line.endswith("polyak_coef and update_frequency are both given; say which by update_type")
+
+
 @pytest.mark.parametrize("name", ["DQN", "DoubleDQN", "SoftActorCritic"])
 def test_target_nets_take_their_keys(name: str) -> None:
     parse(name, {"agent.net.update_type": "replace", "agent.net.update_frequency": 10})
@@ -250,6 +262,12 @@ def test_target_nets_take_their_keys(name: str) -> None:
 def test_dueling_is_for_values_of_actions(name: str, kind: str) -> None:
     assert problems(name, {"agent.net.type": f"Dueling{kind}"}) == [
         f"agent.net.type: Dueling{kind} is for algorithms that value each action, not {name}; use {kind}"
+    ]
+
+
+def test_dueling_critics_are_refused_too() -> None:
+    assert problems("SoftActorCritic", {"agent.critic_net": {"type": "DuelingMLPNet"}}) == [
+        "agent.critic_net.type: DuelingMLPNet is for algorithms that value each action, not SoftActorCritic; use MLPNet"
     ]
 
 
@@ -320,6 +338,12 @@ def test_how_actions_are_drawn(name: str) -> None:
     wrong = "default" if name in VALUING else "epsilon_greedy"
     (line,) = problems(name, {"agent.algorithm.action_policy": wrong})
     assert line.startswith("agent.algorithm.action_policy: ")
+
+
+@pytest.mark.parametrize("name", ["SoftActorCritic", "CrossQ"])
+def test_a_soft_policy_explores_by_itself(name: str) -> None:
+    (line,) = problems(name, {"agent.algorithm.explore_var_spec": 0.3})
+    assert line.startswith("agent.algorithm.explore_var_spec: ")
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,27 @@
 """Advantage actor-critic, A2C (Mnih et al. 2016), with GAE, n-step or full returns."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import huber_loss, l1_loss, layer_norm, mse_loss, smooth_l1_loss
+from torch.nn.functional import layer_norm
 
 from slm_lab.agent.algorithm.base import Act, Algorithm, Array, Carry, Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.loss import MEAN_LOSSES
 from slm_lab.agent.algorithm.policy import draw_action
 from slm_lab.agent.algorithm.reinforce import calc_policy_loss
 from slm_lab.agent.algorithm.returns import calc_gae, calc_nstep_return, calc_return
-from slm_lab.agent.algorithm.schedule import calc_schedule
 from slm_lab.agent.algorithm.sequence import cut_rollout, join
 from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.model import ActorCriticNet
 from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.agent.schedule import calc_schedule
 from slm_lab.env.normalize import RunningStats
 from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec
 from slm_lab.spec.schema import AgentSpec
-
-VALUE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "MSELoss": mse_loss,
-    "SmoothL1Loss": smooth_l1_loss,
-    "HuberLoss": huber_loss,
-    "L1Loss": l1_loss,
-}
 
 
 def standardize(adv: Tensor) -> Tensor:
@@ -70,7 +63,7 @@ class ActorCritic(Algorithm):
                 "actor": FlatOptimizer(FlatParams(self.net.actor.parameters()), spec.net.for_role("actor")),
                 "critic": FlatOptimizer(FlatParams(self.net.critic.parameters()), spec.net.for_role("critic")),
             }
-        self.value_loss = VALUE_LOSSES[spec.net.for_role("critic").loss_spec.name]
+        self.value_loss = MEAN_LOSSES[spec.net.for_role("critic").loss_spec.name]
         self.ret_stats = RunningStats(())
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self._frequency())
 

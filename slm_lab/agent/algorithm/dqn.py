@@ -10,12 +10,12 @@ from torch import Tensor
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
 from slm_lab.agent.algorithm.policy import Categorical, draw_action
-from slm_lab.agent.algorithm.schedule import calc_schedule
 from slm_lab.agent.memory.batch import Batch, SequenceBatch, Transition
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.agent.net.target import Target
 from slm_lab.agent.net.value import QNet
+from slm_lab.agent.schedule import calc_schedule
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import DoubleDQNSpec, DQNSpec, VanillaDQNSpec
@@ -64,9 +64,8 @@ class QLearning(Algorithm):
         super().__init__(spec, context)
         config = spec.algorithm
         assert isinstance(config, (VanillaDQNSpec, DQNSpec, DoubleDQNSpec))
-        assert config.explore_var_spec is not None, "the check of the spec sees to it"
         self.config = config
-        self.explore_var_spec = config.explore_var_spec
+        self.explore_var_spec = config.explore_var_spec or 0.0
         self.family = require_choices(context.family, config.name)
         self.net = QNet(spec.net, context.obs_shape, self.family.param_size).to(context.device)
         self.net.eval()
@@ -124,16 +123,19 @@ class QLearning(Algorithm):
         As in R2D2 (Kapturowski et al. 2019): the state stored with the first row is stale, a few steps refresh it.
         """
         start = self.burn_in
-        with torch.no_grad():
-            target_q, _ = self._target_net.unroll(batch.obs, batch.carry, batch.reset)
-            carry = batch.carry
-            if start:
+        carry = batch.carry
+        if start:
+            with torch.no_grad():
                 _, carry = self.net.unroll(batch.obs[:start], carry, batch.reset[:start])
         self.net.train()
         every_q, _ = self.net.unroll(batch.obs[start:], carry, batch.reset[start:])
         self.net.eval()
-        next_value = self._next_value(online=lambda: every_q[1:].detach(), target=lambda: target_q[start + 1 :])
-        ret = calc_q_target(batch.reward[start:], batch.discount[start:], next_value)
+        with torch.no_grad():
+            next_value = self._next_value(
+                online=lambda: every_q[1:],
+                target=lambda: self._target_net.unroll(batch.obs, batch.carry, batch.reset)[0][start + 1 :],
+            )
+            ret = calc_q_target(batch.reward[start:], batch.discount[start:], next_value)
         q = pick_value(every_q[:-1], self.family.to_index(batch.action[start:]))
         mask = batch.mask[start:]
         loss = (mask * self.loss(q, ret)).sum() / mask.sum().clamp(min=1)
@@ -166,6 +168,9 @@ class QLearning(Algorithm):
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
+        if self.target is not None:
+            # asked at every step, trained or not, so that a continued run replaces at the same frames
+            self.target.replace_if_due(frame)
         if not self.train_due(frame) or not self._is_due:
             return None
         self.optimizer.set_frame(frame)
@@ -178,8 +183,6 @@ class QLearning(Algorithm):
                 if self.target is not None:
                     self.target.follow()
                 rows.append({"loss": loss, "q": q.mean(), "td_error": error.abs().mean(), "grad_norm": grad_norm})
-        if self.target is not None:
-            self.target.replace_if_due(frame)
         return {**gather_metrics(rows, frame), "explore_var": calc_schedule(self.explore_var_spec, frame)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -319,6 +319,8 @@ def build_family(space: gym.Space[Any], pdtype: str, is_joint: bool = False, is_
     for family in choices:
         if family.name == pdtype:
             return family
+    if is_joint and choices[0].name == JointCategorical.name:
+        raise SpecError(f"agent.algorithm.action_pdtype: {pdtype} does not fit actions of {space}; use default")
     names = " or ".join(family.name for family in choices)
     raise SpecError(f"agent.algorithm.action_pdtype: {pdtype} does not fit actions of {space}; use default or {names}")
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from slm_lab.agent.algorithm.actor_critic import ActorCritic, calc_explained_var, standardize
 from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.returns import calc_gae
-from slm_lab.agent.algorithm.schedule import calc_schedule
 from slm_lab.agent.algorithm.sequence import calc_reset, rows_of_stretches
 from slm_lab.agent.memory.batch import Rollout
+from slm_lab.agent.schedule import calc_schedule
 from slm_lab.spec.algorithm import PPOSpec
 from slm_lab.spec.schema import AgentSpec
 

@@ -9,13 +9,13 @@ from torch import Tensor
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.policy import draw_action
 from slm_lab.agent.algorithm.returns import calc_return
-from slm_lab.agent.algorithm.schedule import calc_schedule
 from slm_lab.agent.algorithm.sequence import cut_rollout, join
 from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.model import PolicyNet
 from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.agent.schedule import calc_schedule
 from slm_lab.spec.algorithm import ReinforceSpec
 from slm_lab.spec.schema import AgentSpec
 

@@ -243,6 +243,8 @@ class SoftActorCritic(Algorithm):
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
+        if self.target is not None:
+            self.target.replace_if_due(frame)
         if not self.train_due(frame) or frame <= self.config.training_start_step:
             return None
         for optimizer in self.optimizers.values():
@@ -258,8 +260,6 @@ class SoftActorCritic(Algorithm):
                 if self.target is not None:
                     self.target.follow()
             rows.append({**row, **self.policy_row, "alpha": alpha})
-        if self.target is not None:
-            self.target.replace_if_due(frame)
         return gather_metrics(rows, frame)
 
     # --- state

@@ -9,12 +9,12 @@ from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics
 from slm_lab.agent.algorithm.dqn import calc_q_target, pick_value, require_choices
 from slm_lab.agent.algorithm.loss import MEAN_LOSSES
 from slm_lab.agent.algorithm.policy import draw_action
-from slm_lab.agent.algorithm.schedule import calc_schedule
 from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.agent.net.value import QNet
+from slm_lab.agent.schedule import calc_schedule
 from slm_lab.spec.algorithm import SarsaSpec
 from slm_lab.spec.schema import AgentSpec
 
@@ -29,9 +29,8 @@ class SARSA(Algorithm):
         super().__init__(spec, context)
         config = spec.algorithm
         assert isinstance(config, SarsaSpec)
-        assert config.explore_var_spec is not None, "the check of the spec sees to it"
         self.config = config
-        self.explore_var_spec = config.explore_var_spec
+        self.explore_var_spec = config.explore_var_spec or 0.0
         self.family = require_choices(context.family, config.name)
         self.net = QNet(spec.net, context.obs_shape, self.family.param_size).to(context.device)
         self.net.eval()

@@ -76,11 +76,11 @@ class SelfImitation:
             self.memory.add(Transition(obs, action, one, ended, ongoing, obs, {}))
 
     def update(self, frame: int) -> Metrics:
-        """Imitate batches of past steps; empty before the first episode has ended."""
+        """Imitate batches of past steps; nothing to report before the first episode has ended."""
         config, agent = self.config, self.agent
         rows: list[dict[str, Tensor]] = []
         if not self.memory.size:
-            return {name: float("nan") for name in SIL_METRICS}
+            return {}
         for _ in range(config.training_iter):
             batch = self.memory.sample(frame)
             for _ in range(config.training_batch_iter):

@@ -14,13 +14,15 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.spec.memory import ReplaySpec
 
 
-def check_fits(num_bytes: int, max_size: int) -> None:
-    """Refuse a replay that is larger than the machine's memory, before it fills it."""
+def check_fits(num_bytes: int, max_size: int, num_parallel: int = 1) -> None:
+    """Refuse a replay that is larger than the machine's memory, or that of so many sessions at once."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if num_bytes > physical:
+    total = num_bytes * num_parallel
+    if total > physical:
+        many = f" in each of {num_parallel} sessions at once" if num_parallel > 1 else ""
         raise SpecError(
-            f"agent.memory.max_size: {max_size:,} transitions need {_format_bytes(num_bytes)}, the machine has "
-            f"{_format_bytes(physical)}; at most about {max_size * physical // num_bytes:,} fit"
+            f"max_size of the replay: {max_size:,} transitions{many} need {_format_bytes(total)}, the machine has "
+            f"{_format_bytes(physical)}; at most about {max_size * physical // total:,} fit"
         )
 
 

@@ -362,7 +362,9 @@ def test_rows_and_state_continue_exactly(frame_stack, skip, num_row, chunk, rows
 
 
 def test_a_replay_that_cannot_fit_is_refused() -> None:
-    with pytest.raises(SpecError, match=re.escape("agent.memory.max_size: 1,000,000,000,000 transitions need")) as info:
+    with pytest.raises(
+        SpecError, match=re.escape("max_size of the replay: 1,000,000,000,000 transitions need")
+    ) as info:
         build(1, (100,), max_size=10**12)
     # 100 floats twice, 8, 4 and 3 bytes: 815 TB
     assert "need 815.0 TB, the machine has" in str(info.value)

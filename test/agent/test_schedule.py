@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from slm_lab.agent.algorithm.schedule import calc_schedule
+from slm_lab.agent.schedule import calc_schedule
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.types import ScheduleSpec
