@@ -192,7 +192,7 @@ class SoftActorCriticSpec(OffPolicySpec):
         "default", description="Distribution of actions; default picks TanhNormal or Categorical by the env."
     )
     action_policy: Literal["default"] = Field("default", description="Actions are drawn from the policy itself.")
-    explore_var_spec: None = Field(None, description="Unused: the policy's own entropy explores.")
+    explore_var_spec: Schedule | None = Field(None, description="Only null: the policy explores by its own entropy.")
     training_iter: PositiveInt = Field(
         1, description="Gradient steps per training; default num_envs, which is one per frame."
     )
@@ -216,6 +216,12 @@ class SoftActorCriticSpec(OffPolicySpec):
     def _check_alpha(self) -> Self:
         if self.alpha_anneal_frames and self.fixed_alpha is None:
             raise ValueError("alpha_anneal_frames needs fixed_alpha")
+        if self.explore_var_spec is not None:
+            raise ValueError("the policy explores by its own entropy; remove explore_var_spec")
+        if self.fixed_alpha is not None:
+            for key in ("alpha_lr", "target_entropy", "entropy_anneal"):
+                if key in self.model_fields_set and self.model_dump()[key] != type(self).model_fields[key].default:
+                    raise ValueError(f"fixed_alpha is not learned; remove {key}")
         if self.log_alpha_min > self.log_alpha_max:
             raise ValueError(f"log_alpha_min {self.log_alpha_min} is above log_alpha_max {self.log_alpha_max}")
         if self.entropy_anneal is not None and self.target_entropy != "auto":

@@ -120,7 +120,7 @@ def _memory_problems(spec: Spec) -> list[str]:
                 f"agent.algorithm.training_start_step: {algorithm.training_start_step} is not before env.max_frame "
                 f"{spec.env.max_frame}, so nothing would be learned; lower it"
             )
-    elif isinstance(algorithm, ON_POLICY) and isinstance(memory, ReplaySpec):
+    elif isinstance(algorithm, ON_POLICY) and not isinstance(algorithm, PPOSpec) and isinstance(memory, ReplaySpec):
         problems.append(
             f"agent.memory.name: {algorithm.name} learns from what it does now, got {memory.name}; "
             "use OnPolicyBatchReplay or OnPolicyReplay"
@@ -149,12 +149,20 @@ def _net_problems(spec: Spec) -> list[str]:
     has_target = isinstance(algorithm, (DQNSpec, DoubleDQNSpec, SoftActorCriticSpec)) and not isinstance(
         algorithm, CrossQSpec
     )
-    nets = {"net": net} if spec.agent.critic_net is None else {"net": net, "critic_net": spec.agent.critic_net}
+    critic_net = spec.agent.critic_net
+    nets = {"net": net} if critic_net is None else {"net": net, "critic_net": critic_net}
+    targets = {"update_type", "polyak_coef", "update_frequency"}
+    if has_target and critic_net is not None:
+        problems += [
+            f"agent.net.{key}: the target follows the critics; give it in agent.critic_net"
+            for key, value in net.model_dump(include=targets).items()
+            if value != NetSpec.model_fields[key].default
+        ]
     if not has_target:
         problems += [
             f"agent.{where}.{key}: {algorithm.name} has no target net; remove it"
             for where, one in nets.items()
-            for key, value in one.model_dump(include={"update_type", "polyak_coef", "update_frequency"}).items()
+            for key, value in one.model_dump(include=targets).items()
             if value != NetSpec.model_fields[key].default
         ]
     is_valuing = isinstance(algorithm, (*Q_LEARNING, SarsaSpec))
@@ -195,7 +203,7 @@ def _reinforce_problems(net: NetSpec) -> list[str]:
 def _ppo_problems(algorithm: PPOSpec, num_envs: int, memory: str) -> list[str]:
     problems = []
     if memory != "OnPolicyBatchReplay":
-        problems.append(f"agent.memory.name: PPO needs OnPolicyBatchReplay, got {memory}")
+        problems.append(f"agent.memory.name: {algorithm.name} needs OnPolicyBatchReplay, got {memory}")
     batch = algorithm.time_horizon * num_envs
     if batch % algorithm.minibatch_size:
         top = min(batch, algorithm.minibatch_size)

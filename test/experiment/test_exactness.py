@@ -101,6 +101,11 @@ def make_spec(
     return parse_spec(raw)[0]
 
 
+def only_fast(*names: str) -> list[Any]:
+    """All algorithms, of which these few are tried in the fast suite."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+
+
 def train(spec: Spec, path: Path, stops: tuple[int, ...] = ()) -> dict[str, Any]:
     """Train to the end, stopping and continuing in a new session at each of some frames; the final state."""
     folder = RunFolder(path, spec.name)
@@ -140,7 +145,7 @@ def assert_equal(one: Any, two: Any, where: str = "") -> None:
         assert one == two or (one != one and two != two), where
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", only_fast("PPO", "DQN", "SoftActorCritic"))
 def test_same_seed_gives_the_same_files_and_another_seed_does_not(algorithm: str, tmp_path: Path) -> None:
     spec = make_spec(algorithm)
     first = train(spec, tmp_path / "a")
@@ -270,9 +275,7 @@ def train_in_fork(spec: Spec, path: Path) -> int:
     return child
 
 
-@pytest.mark.parametrize(
-    "algorithm", [name if name == "PPO" else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
-)
+@pytest.mark.parametrize("algorithm", only_fast("PPO"))
 def test_twenty_kills_at_random_moments_change_nothing(algorithm: str, tmp_path: Path) -> None:
     spec = make_spec(algorithm).replace(
         env={"max_frame": 16_000}, meta={"checkpoint_frequency": 100, "rigorous_eval": 0}

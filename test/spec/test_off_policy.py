@@ -183,7 +183,7 @@ def test_on_policy_refuses_a_replay(name: str, memory: str) -> None:
 @pytest.mark.parametrize("name", ["PPO", "PPOSIL"])
 def test_ppo_refuses_a_replay(name: str) -> None:
     found = problems(name, {"agent.memory": {"name": "Replay"}})
-    assert "agent.memory.name: PPO needs OnPolicyBatchReplay, got Replay" in found
+    assert found == [f"agent.memory.name: {name} needs OnPolicyBatchReplay, got Replay"]
 
 
 @pytest.mark.parametrize("name", [*OFF_POLICY, "PPO", "SARSA", "Random"])
@@ -343,7 +343,20 @@ def test_how_actions_are_drawn(name: str) -> None:
 @pytest.mark.parametrize("name", ["SoftActorCritic", "CrossQ"])
 def test_a_soft_policy_explores_by_itself(name: str) -> None:
     (line,) = problems(name, {"agent.algorithm.explore_var_spec": 0.3})
-    assert line.startswith("agent.algorithm.explore_var_spec: ")
+    assert line == "agent.algorithm: the policy explores by its own entropy; remove explore_var_spec"
+
+
+@pytest.mark.parametrize("key", ["alpha_lr", "target_entropy"])
+def test_what_is_fixed_is_not_learned(key: str) -> None:
+    keys = {"agent.algorithm.fixed_alpha": 0.2, f"agent.algorithm.{key}": 0.1}
+    assert problems("SoftActorCritic", keys) == [f"agent.algorithm: fixed_alpha is not learned; remove {key}"]
+
+
+def test_target_keys_belong_to_the_critics() -> None:
+    keys = {"agent.critic_net": {"type": "MLPNet"}, "agent.net.polyak_coef": 0.1}
+    assert problems("SoftActorCritic", keys) == [
+        "agent.net.polyak_coef: the target follows the critics; give it in agent.critic_net"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,8 @@ class SoftActorCritic(Algorithm):
         self.is_discrete = isinstance(family, Categorical)
         if config.entropy_anneal is not None and not self.is_discrete:
             raise SpecError("agent.algorithm.entropy_anneal: for discrete actions; give target_entropy instead")
+        if config.entropy_penalty_coef and not self.is_discrete:
+            raise SpecError("agent.algorithm.entropy_penalty_coef: for discrete actions; remove it")
         actor_spec, critic_spec = spec.net.for_role("actor"), self._critic_spec(spec)
         self.actor = PolicyNet(actor_spec, context.obs_shape, family.param_size, context.is_gaussian)
         size = family.param_size if self.is_discrete else math.prod(family.action_shape)

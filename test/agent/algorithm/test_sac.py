@@ -512,9 +512,8 @@ def test_entropy_penalty_by_hand(lab) -> None:
 
 
 def test_entropy_penalty_is_for_discrete_actions(lab) -> None:
-    agent, _ = build(lab, "continuous", entropy_penalty_coef=0.5)
-    for entropy in (0.6, 0.2):
-        assert agent.algorithm._entropy_penalty(torch.tensor(entropy)) == 0.0
+    with pytest.raises(SpecError, match="entropy_penalty_coef: for discrete actions; remove it"):
+        build(lab, "continuous", entropy_penalty_coef=0.5)
 
 
 def test_spectral_norm_of_the_critics(lab) -> None:
