@@ -180,7 +180,8 @@ class Session:
                 f"Session {self.session} continues at frame {self.frame}: statistical only, because the env could "
                 "not be rebuilt from its seed and actions; scores stay comparable, bits do not"
             )
-        return obs, state["carry"]
+        carry = state["carry"]
+        return obs, None if carry is None else carry.to(self.agent.device)
 
     def _load_rows(self, state: dict[str, Any]) -> None:
         if state.get("spec") != self._identity():

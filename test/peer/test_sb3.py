@@ -1,7 +1,7 @@
 """The same weights and the same batch give the same losses and gradients as Stable-Baselines3.
 
-It is not among the lab's dependencies: these tests are skipped without it. With it beside the lab's own packages, e.g.
-`uv pip install --target /tmp/peer --no-deps stable-baselines3==2.9.2` and `PYTHONPATH=/tmp/peer`, they take seconds.
+It is not among the lab's own dependencies, so these tests are skipped without it. To run them:
+`uv run --group peer pytest test/peer`.
 """
 
 import copy
@@ -19,7 +19,7 @@ from slm_lab.env.make import build_settings
 from slm_lab.env.vec_env import build_vec_env
 from slm_lab.spec.loading import parse_spec
 
-sb3 = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed; see this file's first lines")
+sb3 = pytest.importorskip("stable_baselines3", reason="needs the group peer: uv run --group peer pytest test/peer")
 
 GAMMA, BATCH_SIZE = 0.9, 32
 TOLERANCE = 1e-5
