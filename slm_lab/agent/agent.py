@@ -14,6 +14,7 @@ from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.normalize import ObsNormalizer, RewardScaler
 from slm_lab.env.vec_env import Step
+from slm_lab.lib.errors import SpecError
 from slm_lab.lib.runtime import derive_seed
 from slm_lab.spec.schema import Spec
 
@@ -59,6 +60,8 @@ class Agent:
             act_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _ACT)),
             train_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _TRAIN)),
         )
+        if spec.agent.algorithm.action_policy == "boltzmann" and not context.family.is_discrete:
+            raise SpecError("agent.algorithm.action_policy: boltzmann needs discrete actions; use default")
         self.context = context
         self.algorithm = algorithm(spec.agent, context)
         env = spec.env

@@ -92,6 +92,12 @@ class EnvSpec(Model):
     reward_scale: Float = Field(1.0, description="Factor on the reward for learning; scores stay raw.")
     kwargs: dict[str, Any] = Field({}, description="Options passed to the env's constructor.")
 
+    @model_validator(mode="after")
+    def _check_clip(self) -> Self:
+        if isinstance(self.clip_reward, tuple) and self.clip_reward[0] >= self.clip_reward[1]:
+            raise ValueError(f"clip_reward: [low, high] expected, got {list(self.clip_reward)}")
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _fill_clips(cls, data: Any) -> Any:

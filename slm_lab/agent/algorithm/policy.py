@@ -29,6 +29,8 @@ _QUADRATURE = (_NODE, _WEIGHT / math.sqrt(2 * math.pi))
 class ActionFamily(ABC):
     """A family of action distributions on one action space."""
 
+    # whether it has a temperature, as boltzmann exploration needs
+    is_discrete = True
     name: str
     param_size: int
     action_shape: tuple[int, ...]
@@ -60,7 +62,7 @@ class ActionFamily(ABC):
 
     def temper(self, param: Tensor, tau: float) -> Tensor:
         """The parameters at temperature `tau`."""
-        raise SpecError(f"agent.algorithm.action_policy: boltzmann needs discrete actions, not {self.name}")
+        raise NotImplementedError(f"{self.name} has no temperature")
 
 
 def _gumbel_argmax(log_prob: Tensor, generator: torch.Generator) -> Tensor:
@@ -225,6 +227,7 @@ class Bernoulli(ActionFamily):
 class Normal(ActionFamily):
     """Independent Gaussians; param holds means and log stds side by side (B, 2A)."""
 
+    is_discrete = False
     name = "Normal"
 
     def __init__(self, size: int) -> None:

@@ -1,17 +1,10 @@
 """Optimisers on flat parameters: gradient clip, learning rate and step in one object."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
-    ExponentialLR,
-    LinearLR,
-    LRScheduler,
-    MultiStepLR,
-    StepLR,
-)
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
@@ -19,12 +12,18 @@ from slm_lab.agent.net.flat import FlatParams
 from slm_lab.spec.net import (
     AdamSpec,
     AdamWSpec,
+    CosineAnnealingLRSpec,
+    ExponentialLRSpec,
+    LinearLRSpec,
     LinearToMinSpec,
     LinearToZeroSpec,
+    LrSchedulerSpec,
+    MultiStepLRSpec,
     NetSpec,
     OtherOptimSpec,
     RMSpropSpec,
     SGDSpec,
+    StepLRSpec,
 )
 
 OTHER_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -33,13 +32,6 @@ OTHER_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "Adamax": torch.optim.Adamax,
     "NAdam": torch.optim.NAdam,
     "RAdam": torch.optim.RAdam,
-}
-LR_SCHEDULERS: dict[str, type[LRScheduler]] = {
-    "StepLR": StepLR,
-    "MultiStepLR": MultiStepLR,
-    "ExponentialLR": ExponentialLR,
-    "LinearLR": LinearLR,
-    "CosineAnnealingLR": CosineAnnealingLR,
 }
 
 
@@ -175,47 +167,46 @@ class LearningRate:
 
     def __init__(self, net: NetSpec) -> None:
         self.start = net.optim_spec.lr
-        self.value = self.start
         self.spec = net.lr_scheduler_spec
-        self.scheduler: LRScheduler | None = None
-        if self.spec is not None and self.spec.name in LR_SCHEDULERS:
-            # torch's schedulers drive an optimiser; this one holds nothing but the learning rate
-            self.carrier = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.start)
-            options = self.spec.model_dump(exclude={"name"})
-            self.scheduler = LR_SCHEDULERS[self.spec.name](self.carrier, **options)
-            self.value = float(self.carrier.param_groups[0]["lr"])
-            self.num_call = 0
+        self.num_call = 0
+        self.value = calc_lr(self.spec, self.start, 0, 0)
 
     def advance(self, frame: int) -> None:
         """Move on to the training call at a frame."""
-        if isinstance(self.spec, LinearToZeroSpec):
-            self.value = self.start * max(0.0, 1 - frame / self.spec.frame)
-        elif isinstance(self.spec, LinearToMinSpec):
-            floor = self.spec.min_factor
-            self.value = self.start * (floor + (1 - floor) * max(0.0, 1 - frame / self.spec.frame))
-        elif self.scheduler is not None:
-            if self.num_call:
-                self.carrier.step()
-                self.scheduler.step()
-            self.num_call += 1
-            self.value = float(self.carrier.param_groups[0]["lr"])
+        self.value = calc_lr(self.spec, self.start, frame, self.num_call)
+        self.num_call += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The value, and torch's scheduler where one is used."""
-        state: dict[str, Any] = {"value": self.value}
-        if self.scheduler is not None:
-            state["num_call"] = self.num_call
-            # only plain numbers change; containers such as milestones come back from the spec
-            plain = {
-                key: value for key, value in self.scheduler.state_dict().items() if isinstance(value, (int, float))
-            }
-            state["scheduler"] = plain
-        return state
+        """The value and the number of training calls."""
+        return {"value": self.value, "num_call": self.num_call}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.value = float(state["value"])
-        if self.scheduler is not None:
-            self.num_call = int(state["num_call"])
-            self.carrier.param_groups[0]["lr"] = self.value
-            self.scheduler.load_state_dict(state["scheduler"])
+        self.num_call = int(state["num_call"])
+
+
+def calc_lr(spec: LrSchedulerSpec | None, start: float, frame: int, num_call: int) -> float:
+    """The learning rate at a frame and after so many training calls.
+
+    torch's own schedules are written out: its classes drive an optimiser object, which takes seconds to import.
+    """
+    match spec:
+        case LinearToZeroSpec():
+            return start * max(0.0, 1 - frame / spec.frame)
+        case LinearToMinSpec():
+            return start * (spec.min_factor + (1 - spec.min_factor) * max(0.0, 1 - frame / spec.frame))
+        case StepLRSpec():
+            return start * spec.gamma ** (num_call // spec.step_size)
+        case MultiStepLRSpec():
+            return start * spec.gamma ** sum(milestone <= num_call for milestone in spec.milestones)
+        case ExponentialLRSpec():
+            return start * spec.gamma**num_call
+        case LinearLRSpec():
+            progress = min(1.0, num_call / spec.total_iters)
+            return start * (spec.start_factor + (spec.end_factor - spec.start_factor) * progress)
+        case CosineAnnealingLRSpec():
+            wave = 0.5 * (1 + math.cos(math.pi * num_call / spec.T_max))
+            return spec.eta_min + (start - spec.eta_min) * wave
+        case _:
+            return start

@@ -338,9 +338,10 @@ def test_boltzmann_at_zero_temperature_is_greedy(name: str) -> None:
     assert torch.equal(action, family.mode(param))
 
 
-def test_boltzmann_needs_discrete_actions() -> None:
-    with pytest.raises(SpecError, match="boltzmann needs discrete actions, not Normal"):
-        draw_action(Normal(1), torch.zeros(1, 2), "boltzmann", 1.0, generator())
+def test_boltzmann_needs_discrete_actions(lab) -> None:
+    algorithm = {"name": "Reinforce", "action_policy": "boltzmann", "explore_var_spec": 1.0}
+    with pytest.raises(SpecError, match="action_policy: boltzmann needs discrete actions; use default"):
+        lab.build(lab.spec("Pendulum-v1", algorithm))
 
 
 def test_random_and_default_policies() -> None:
