@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slm_lab.agent.memory.batch import Transition
-from slm_lab.agent.memory.replay import Replay
+from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.experiment import replay_files
 from slm_lab.experiment.replay_files import ReplayFiles
 from slm_lab.lib.errors import CheckpointError
@@ -21,7 +21,8 @@ CAPACITY = 20
 
 def build() -> Replay:
     spec = ReplaySpec(batch_size=8, max_size=CAPACITY * NUM_ENVS)
-    return Replay(spec, NUM_ENVS, (1,), torch.float32, (), torch.int64, 0.9, CPU, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    return Replay(spec, Setting(NUM_ENVS, (1,), torch.float32, (), torch.int64, 0.9, CPU, generator))
 
 
 def add(replay: Replay, count: int) -> None:

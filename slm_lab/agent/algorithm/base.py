@@ -13,7 +13,7 @@ from torch import Tensor
 from slm_lab.agent.algorithm.policy import ActionFamily
 from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.memory.build import build_replay
-from slm_lab.agent.memory.replay import Replay
+from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.memory import MemorySpec
@@ -55,19 +55,19 @@ class Context:
 
     def build_replay(self, spec: MemorySpec, gamma: float, carry_size: int = 0) -> Replay:
         """A replay of raw observations."""
-        return build_replay(
-            spec,
-            num_envs=self.num_envs,
-            obs_shape=self.obs_shape,
-            obs_dtype=self.raw_dtype,
-            action_shape=self.family.action_shape,
-            action_dtype=self.family.action_dtype,
-            gamma=gamma,
-            device=self.device,
-            generator=self.train_generator,
-            frame_stack=self.frame_stack,
-            carry_size=carry_size,
+        setting = Setting(
+            self.num_envs,
+            self.obs_shape,
+            self.raw_dtype,
+            self.family.action_shape,
+            self.family.action_dtype,
+            gamma,
+            self.device,
+            self.train_generator,
+            self.frame_stack,
+            carry_size,
         )
+        return build_replay(spec, setting)
 
     def encode_batch(self, batch: Batch) -> Batch:
         """A batch of a replay as the nets see it."""

@@ -12,7 +12,7 @@ from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.returns import calc_return
 from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_replay
-from slm_lab.agent.memory.replay import Replay
+from slm_lab.agent.memory.replay import Setting
 from slm_lab.agent.memory.rollout import OnPolicyReplay
 from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
 from slm_lab.spec.schema import AgentSpec
@@ -40,17 +40,17 @@ class SelfImitation:
         self.context = context
         self.episodes = OnPolicyReplay(context.num_envs, context.device, 1)
         # each step is kept as an episode of its own, whose reward is its return
-        self.memory: Replay = build_replay(
-            config.sil_memory,
-            num_envs=1,
-            obs_shape=context.obs_shape,
-            obs_dtype=context.obs_dtype,
-            action_shape=context.family.action_shape,
-            action_dtype=context.family.action_dtype,
-            gamma=config.gamma,
-            device=context.device,
-            generator=context.train_generator,
+        setting = Setting(
+            1,
+            context.obs_shape,
+            context.obs_dtype,
+            context.family.action_shape,
+            context.family.action_dtype,
+            config.gamma,
+            context.device,
+            context.train_generator,
         )
+        self.memory = build_replay(config.sil_memory, setting)
 
     def observe(self, step: Transition) -> None:
         """Follow the episodes; those that ended enter the memory."""
@@ -110,11 +110,11 @@ SIL_METRICS = ("sil_policy_loss", "sil_val_loss", "sil_gain")
 class SIL(ActorCritic):
     """Actor-critic with self-imitation."""
 
-    metric_names = (*ActorCritic.metric_names, *SIL_METRICS)
+    metric_names: tuple[str, ...] = (*ActorCritic.metric_names, *SIL_METRICS)
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
-        assert isinstance(spec.algorithm, SILSpec)
+        assert isinstance(spec.algorithm, (SILSpec, PPOSILSpec))
         self.imitation = SelfImitation(self, spec.algorithm, context)
         self.replays = {"sil": self.imitation.memory}
 
@@ -134,28 +134,7 @@ class SIL(ActorCritic):
         self.imitation.load_state_dict(state["imitation"])
 
 
-class PPOSIL(PPO):
+class PPOSIL(SIL, PPO):
     """PPO with self-imitation."""
 
     metric_names = (*PPO.metric_names, *SIL_METRICS)
-
-    def __init__(self, spec: AgentSpec, context: Context) -> None:
-        super().__init__(spec, context)
-        assert isinstance(spec.algorithm, PPOSILSpec)
-        self.imitation = SelfImitation(self, spec.algorithm, context)
-        self.replays = {"sil": self.imitation.memory}
-
-    def observe(self, step: Transition) -> None:
-        super().observe(step)
-        self.imitation.observe(step)
-
-    def update(self, frame: int) -> Metrics | None:
-        metrics = super().update(frame)
-        return None if metrics is None else {**metrics, **self.imitation.update(frame)}
-
-    def memory_state(self) -> dict[str, Any]:
-        return {**super().memory_state(), "imitation": self.imitation.state_dict()}
-
-    def load_memory_state(self, state: dict[str, Any]) -> None:
-        super().load_memory_state(state)
-        self.imitation.load_state_dict(state["imitation"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.memory.batch import Array, Transition
-from slm_lab.agent.memory.replay import Replay
+from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.agent.schedule import calc_schedule
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.memory import PrioritizedReplaySpec
@@ -75,33 +75,8 @@ class SumTree:
 class PrioritizedReplay(Replay):
     """Draws transition i with probability P(i) = p_i^alpha / sum_k p_k^alpha, p = |TD error| + epsilon."""
 
-    def __init__(
-        self,
-        spec: PrioritizedReplaySpec,
-        num_envs: int,
-        obs_shape: tuple[int, ...],
-        obs_dtype: torch.dtype,
-        action_shape: tuple[int, ...],
-        action_dtype: torch.dtype,
-        gamma: float,
-        device: torch.device,
-        generator: torch.Generator,
-        frame_stack: int = 1,
-        carry_size: int = 0,
-    ) -> None:
-        super().__init__(
-            spec,
-            num_envs,
-            obs_shape,
-            obs_dtype,
-            action_shape,
-            action_dtype,
-            gamma,
-            device,
-            generator,
-            frame_stack,
-            carry_size,
-        )
+    def __init__(self, spec: PrioritizedReplaySpec, setting: Setting) -> None:
+        super().__init__(spec, setting)
         self.alpha, self.epsilon, self.beta = spec.alpha, spec.epsilon, spec.beta
         self.tree = SumTree(self.ring.num_position)
         # the largest |error| + epsilon so far, which new transitions enter with

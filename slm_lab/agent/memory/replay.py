@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,22 @@ def _format_bytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e12:,.1f} TB"
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a replay must know of the env and the agent."""
+
+    num_envs: int
+    obs_shape: tuple[int, ...]
+    obs_dtype: torch.dtype
+    action_shape: tuple[int, ...]
+    action_dtype: torch.dtype
+    gamma: float
+    device: torch.device
+    generator: torch.Generator
+    frame_stack: int = 1
+    carry_size: int = 0
+
+
 class Replay:
     """A ring of rows, each one step of all N envs; all that is random comes from `generator`.
 
@@ -39,20 +56,10 @@ class Replay:
     be drawn. Observations are handed over as they were stored.
     """
 
-    def __init__(
-        self,
-        spec: ReplaySpec,
-        num_envs: int,
-        obs_shape: tuple[int, ...],
-        obs_dtype: torch.dtype,
-        action_shape: tuple[int, ...],
-        action_dtype: torch.dtype,
-        gamma: float,
-        device: torch.device,
-        generator: torch.Generator,
-        frame_stack: int = 1,
-        carry_size: int = 0,
-    ) -> None:
+    def __init__(self, spec: ReplaySpec, setting: Setting) -> None:
+        num_envs, device, generator = setting.num_envs, setting.device, setting.generator
+        obs_shape, obs_dtype, frame_stack = setting.obs_shape, setting.obs_dtype, setting.frame_stack
+        gamma, carry_size = setting.gamma, setting.carry_size
         self.spec = spec
         self.num_envs = num_envs
         self.gamma = gamma
@@ -66,7 +73,7 @@ class Replay:
                 f"{num_envs} envs; use at least {frame_stack * num_envs:,}"
             )
         layout: Layout = {
-            "action": (action_shape, action_dtype),
+            "action": (setting.action_shape, setting.action_dtype),
             "reward": ((), torch.float32),
             "terminated": ((), torch.bool),
             "truncated": ((), torch.bool),

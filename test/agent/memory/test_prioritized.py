@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.memory.prioritized import PrioritizedReplay, SumTree
+from slm_lab.agent.memory.replay import Setting
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.memory import PrioritizedReplaySpec
 
@@ -26,7 +27,8 @@ def build(num_envs: int, frame_stack: int = 1, **kwargs) -> PrioritizedReplay:
     spec = PrioritizedReplaySpec(**({"batch_size": 64, "max_size": 4 * num_envs, "epsilon": 1e-9} | kwargs))
     shape, dtype = ((STACK, 1, 1), torch.uint8) if frame_stack > 1 else ((1,), torch.float32)
     generator = torch.Generator().manual_seed(0)
-    return PrioritizedReplay(spec, num_envs, shape, dtype, (), torch.int64, GAMMA, CPU, generator, frame_stack)
+    setting = Setting(num_envs, shape, dtype, (), torch.int64, GAMMA, CPU, generator, frame_stack)
+    return PrioritizedReplay(spec, setting)
 
 
 def feed(memory: PrioritizedReplay, num_row: int) -> None:

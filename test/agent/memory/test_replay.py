@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.memory.frames import FrameStore
-from slm_lab.agent.memory.replay import Replay
+from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.memory import ReplaySpec
 
@@ -31,7 +31,7 @@ def build(num_envs: int, obs_shape: tuple[int, ...] = (1,), frame_stack: int = 1
     spec = ReplaySpec(**({"batch_size": 64, "max_size": 4 * num_envs} | kwargs))
     dtype = torch.uint8 if frame_stack > 1 else torch.float32
     rest = (CPU, torch.Generator().manual_seed(0), frame_stack, carry)
-    return Replay(spec, num_envs, obs_shape, dtype, (), torch.int64, GAMMA, *rest)
+    return Replay(spec, Setting(num_envs, obs_shape, dtype, (), torch.int64, GAMMA, *rest))
 
 
 def build_step(t: int, letters: str) -> Transition:
@@ -148,7 +148,7 @@ def test_dtypes_are_kept_and_stored_values_are_copies() -> None:
     """Trap 10: the reference stored float16."""
     spec = ReplaySpec(batch_size=4, max_size=4)
     for dtype, value in ((torch.float64, 1 / 3), (torch.uint8, 200), (torch.int64, 2**40)):
-        memory = Replay(spec, 1, (2, 3), dtype, (2,), torch.float32, 0.9, CPU, torch.Generator())
+        memory = Replay(spec, Setting(1, (2, 3), dtype, (2,), torch.float32, 0.9, CPU, torch.Generator()))
         obs = torch.full((1, 2, 3), value, dtype=dtype)
         action, no = torch.tensor([[0.1, 0.2]]), np.zeros(1, bool)
         memory.add(Transition(obs, action, np.array([1.25]), no, no, obs, {}))
