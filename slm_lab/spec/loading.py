@@ -16,7 +16,7 @@ from slm_lab.spec.check import check_combination
 from slm_lab.spec.compat import modernize
 from slm_lab.spec.net import ROLES, NetSpec
 from slm_lab.spec.reader import kind_of, parse_value, printable, read_document
-from slm_lab.spec.schema import NET_SPECS, Spec, build_spec_model
+from slm_lab.spec.schema import ALGORITHM_SPECS, MEMORY_SPECS, NET_SPECS, Spec, build_spec_model
 from slm_lab.spec.types import ScheduleSpec
 
 SHIPPED = Path(__file__).parent
@@ -353,7 +353,8 @@ def _describe(error: ErrorDetails, model: type[BaseModel], prefix: str = "") -> 
     shown = prefix + _join(path) if path else "spec"
     kind, context, given = error["type"], error.get("ctx", {}), _show(error["input"])
     if kind == "extra_forbidden":
-        return f"{shown}: unknown key{nearest(str(path[-1]), at.model_fields if at else [])}"
+        hint = nearest(str(path[-1]), at.model_fields if at else [])
+        return f"{shown}: unknown key{hint or _other_homes(str(path[-1]))}"
     if kind == "missing":
         return f"{shown}: required {'item' if isinstance(path[-1], int) else 'key'} is missing"
     if kind == "union_tag_invalid":
@@ -380,6 +381,17 @@ def _describe(error: ErrorDetails, model: type[BaseModel], prefix: str = "") -> 
         return f"{shown}: at most {context['max_length']} items expected, got {given}"
     message = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ").removeprefix("a ")
     return f"{shown}: {message} expected, got {given}"
+
+
+def _other_homes(key: str) -> str:
+    """Where a key that is unknown here would be known."""
+    families = {"agent.algorithm": ALGORITHM_SPECS, "agent.memory": MEMORY_SPECS, "agent.net": NET_SPECS}
+    homes = []
+    for where, kinds in families.items():
+        names = [name for name, kind in kinds.items() if key in kind.model_fields]
+        if names and len(names) < len(kinds):
+            homes.append(f"{where} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
+    return f"; it is a key of {' and of '.join(homes)}" if homes else ""
 
 
 def _tag_key(context: dict[str, Any]) -> str:

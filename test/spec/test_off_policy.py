@@ -385,3 +385,13 @@ def test_all_mistakes_come_at_once() -> None:
     }
     paths = [line.split(":")[0] for line in problems("DQN", changes)]
     assert sorted(paths) == ["agent.algorithm.training_start_step", "agent.memory.name", "agent.net.shared"]
+
+
+def test_a_key_of_another_kind_is_told_where_it_belongs() -> None:
+    assert problems("DQN", {"agent.memory.alpha": 0.5}) == [
+        "agent.memory.alpha: unknown key; it is a key of agent.memory PrioritizedReplay"
+    ]
+    assert problems("DQN", {"agent.algorithm.num_step_returns": 3}) == [
+        "agent.algorithm.num_step_returns: unknown key; it is a key of agent.algorithm ActorCritic, SIL and of "
+        "agent.memory Replay, PrioritizedReplay"
+    ]
