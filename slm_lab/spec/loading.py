@@ -385,7 +385,11 @@ def _describe(error: ErrorDetails, model: type[BaseModel], prefix: str = "") -> 
 
 def _other_homes(key: str) -> str:
     """Where a key that is unknown here would be known."""
-    families = {"agent.algorithm": ALGORITHM_SPECS, "agent.memory": MEMORY_SPECS, "agent.net": NET_SPECS}
+    families: dict[str, Mapping[str, type[BaseModel]]] = {
+        "agent.algorithm": ALGORITHM_SPECS,
+        "agent.memory": MEMORY_SPECS,
+        "agent.net": NET_SPECS,
+    }
     homes = []
     for where, kinds in families.items():
         names = [name for name, kind in kinds.items() if key in kind.model_fields]

@@ -16,6 +16,7 @@ import yaml
 from pydantic_core import PydanticUndefined
 
 from slm_lab.agent.registry import ALGORITHMS
+from slm_lab.cli import env as env_command
 from slm_lab.cli import run as run_command
 from slm_lab.cli import spec as spec_command
 from slm_lab.cli.main import COMMANDS
@@ -96,7 +97,8 @@ def test_commands_in_docs_are_known(words) -> None:
         if not source.startswith("my_") and "@" not in mode:
             load_spec(source, name)
     else:
-        group = typer.main.get_command(spec_command.app)
+        apps = {"spec": spec_command.app, "env": env_command.app}
+        group = typer.main.get_command(apps[command])
         assert rest[0] in group.commands  # type: ignore[attr-defined]
         _parse(group.commands[rest[0]], rest[1:])  # type: ignore[attr-defined]
 

@@ -1,0 +1,91 @@
+"""`slm-lab env`: check an env, list those that are registered."""
+
+import json
+import sys
+from typing import Annotated
+
+import gymnasium as gym
+import typer
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.env.check import check_env
+from slm_lab.env.make import EnvSettings, make_env
+from slm_lab.lib.errors import EnvError
+from slm_lab.lib.runtime import import_modules
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Work with environments.")
+
+MARKS = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
+# families by how the entry point of an env begins
+FAMILIES = {
+    "classic control": ("gymnasium.envs.classic_control",),
+    "Box2D": ("gymnasium.envs.box2d",),
+    "MuJoCo": ("gymnasium.envs.mujoco",),
+    "Atari": ("ale_py",),
+    "toy text": ("gymnasium.envs.toy_text", "gymnasium.envs.tabular", "gymnasium.envs.phys2d"),
+    "probes with known answers": ("slm_lab.env.probe",),
+}
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A registered id, or package.module:EnvId.")],
+    kwargs: Annotated[str, typer.Option("--kwargs", metavar="JSON", help="Options of the env as JSON.")] = "{}",
+    steps: Annotated[int, typer.Option(min=1, help="Random steps to take.")] = 1000,
+    imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="Import first.")] = None,
+) -> None:
+    """Step an env with random actions and say what would trouble a training."""
+    with user_errors():
+        import_modules(imports or [])
+        try:
+            options = json.loads(kwargs)
+        except json.JSONDecodeError as error:
+            raise EnvError(f"--kwargs: JSON expected, such as '{{\"continuous\": true}}' ({error})") from None
+        env = make_env(EnvSettings(name, 1, kwargs=options))
+        try:
+            findings = check_env(env, steps)
+        finally:
+            env.close()
+        for finding in findings:
+            sys.stdout.write(f"{MARKS[finding.level]}  {finding.text}\n")
+        wrong = sum(finding.level == "wrong" for finding in findings)
+        if wrong:
+            raise EnvError(f"{name} has {wrong} problem(s)")
+        sys.stdout.write(f"\nTrain in it with: slm-lab run SPEC train -s env.name={name}\n")
+
+
+@app.command("list")
+def list_(words: Annotated[list[str] | None, typer.Argument(help="Show only ids with all of these.")] = None) -> None:
+    """List the registered ids by family; of several versions the newest."""
+    families: dict[str, list[str]] = {family: [] for family in (*FAMILIES, "others")}
+    for name in newest_ids():
+        if all(word.lower() in name.lower() for word in words or []):
+            families[family_of(name)].append(name)
+    if not any(families.values()):
+        sys.stderr.write(f"Error: no registered env matches: {' '.join(words or [])}\n")
+        sys.exit(2)
+    for family, names in families.items():
+        if names:
+            sys.stdout.write(f"{family} ({len(names)})\n  " + "\n  ".join(sorted(names)) + "\n")
+
+
+def newest_ids() -> list[str]:
+    """Registered ids, the highest version of each."""
+    newest: dict[tuple[str | None, str], tuple[int, str]] = {}
+    for name, spec in gym.registry.items():
+        if family_of(name) == "Atari" and spec.namespace != "ALE":
+            continue  # older names of the same games
+        version = -1 if spec.version is None else spec.version
+        key = (spec.namespace, spec.name)
+        newest[key] = max(newest.get(key, (-2, "")), (version, name))
+    return [name for _, name in newest.values()]
+
+
+def family_of(name: str) -> str:
+    """The family of a registered id."""
+    entry = gym.registry[name].entry_point
+    module = entry if isinstance(entry, str) else entry.__module__ if entry is not None else ""
+    for family, starts in FAMILIES.items():
+        if module.startswith(starts):
+            return family
+    return "others"

@@ -1,0 +1,138 @@
+"""Steps an env with random actions and says in plain words what would trouble a training in it."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.env.wrapper import ActionMap
+from slm_lab.lib.errors import EnvError
+
+Level = Literal["ok", "note", "wrong"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Level
+    text: str
+
+
+def check_env(env: gym.Env[Any, Any], num_step: int = 1000, seed: int = 0) -> list[Finding]:
+    """What a session would find out the hard way; at most one finding of each kind."""
+    findings = [
+        Finding("ok", f"observations: {_describe(env.observation_space)}"),
+        Finding("ok", f"actions: {_describe(env.action_space)}"),
+    ]
+    try:
+        ActionMap(env.action_space)
+    except EnvError as error:
+        return [*findings, Finding("wrong", str(error))]
+    findings += _check_bounds(env.action_space)
+    wrong, lengths, speed = _walk(env, num_step, seed)
+    findings += [Finding("wrong", text) for text in wrong.values()]
+    if not wrong:
+        findings += [Finding("ok", f"{num_step:,} random steps: finite, of the right shape and type")]
+        findings += [_check_end(lengths, num_step), _check_repeat(env, seed, min(num_step, 200))]
+        findings.append(Finding("ok", f"about {speed:,.0f} steps per second in one process"))
+    return findings
+
+
+def _describe(space: gym.Space[Any]) -> str:
+    if not isinstance(space, spaces.Box):
+        return str(space)
+    return f"Box of shape {space.shape}, {space.dtype}, from {space.low.min():.4g} to {space.high.max():.4g}"
+
+
+def _check_bounds(space: gym.Space[Any]) -> list[Finding]:
+    if isinstance(space, spaces.Box) and not space.is_bounded():
+        return [Finding("note", "some actions have no bound: there the policy's own scale, about -1 to 1, is used")]
+    return []
+
+
+def _walk(env: gym.Env[Any, Any], num_step: int, seed: int) -> tuple[dict[str, str], list[int], float]:
+    """Mistakes by kind, lengths of the episodes that ended, and steps per second."""
+    wrong: dict[str, str] = {}
+    lengths: list[int] = []
+    env.action_space.seed(seed)
+    wrong |= _check_obs(env, env.reset(seed=seed)[0], "reset", 0)
+    length, start = 0, time.perf_counter()
+    for step in range(1, num_step + 1):
+        obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        length += 1
+        # the first mistake of each kind is enough
+        wrong = {**_check_step(env, obs, reward, (terminated, truncated), step), **wrong}
+        if terminated or truncated:
+            lengths.append(length)
+            length = 0
+            env.reset(seed=seed + step)
+    return wrong, lengths, num_step / (time.perf_counter() - start)
+
+
+def _check_step(env: gym.Env[Any, Any], obs: Any, reward: Any, ends: tuple[Any, Any], step: int) -> dict[str, str]:
+    wrong = _check_obs(env, obs, "step", step)
+    if not isinstance(reward, (int, float, np.integer, np.floating)):
+        wrong["reward type"] = f"step {step}: the reward is {type(reward).__name__}, a number is due"
+    elif not np.isfinite(reward):
+        wrong["reward"] = f"step {step}: the reward is {reward}"
+    for name, value in zip(("terminated", "truncated"), ends, strict=True):
+        if not isinstance(value, (bool, np.bool_)):
+            wrong[name] = f"step {step}: {name} is {type(value).__name__}, true or false is due"
+    return wrong
+
+
+def _check_obs(env: gym.Env[Any, Any], obs: Any, where: str, step: int) -> dict[str, str]:
+    space = env.observation_space
+    at = where if where == "reset" else f"{where} {step}"
+    if not isinstance(space, spaces.Box):
+        return {} if space.contains(obs) else {"obs": f"{at}: the observation is not in {space}"}
+    array = np.asarray(obs)
+    if array.shape != space.shape:
+        return {"obs": f"{at}: the observation has the shape {array.shape}, the space says {space.shape}"}
+    if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+        return {"obs": f"{at}: the observation is {array.dtype}, the space says {space.dtype}"}
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        index = tuple(int(part) for part in np.argwhere(~np.isfinite(array))[0])
+        return {"obs": f"{at}: the observation is {array[index]} at {list(index)}"}
+    if ((array < space.low) | (array > space.high)).any():
+        outside = (array < space.low) | (array > space.high)
+        index = tuple(int(part) for part in np.argwhere(outside)[0])
+        bounds = f"[{space.low[index]}, {space.high[index]}]"
+        return {"bounds": f"{at}: the observation is {array[index]} at {list(index)}, outside {bounds}"}
+    return {}
+
+
+def _check_end(lengths: list[int], num_step: int) -> Finding:
+    if lengths:
+        return Finding("ok", f"{len(lengths)} episodes ended, after {np.mean(lengths):.0f} steps on average")
+    return Finding(
+        "note", f"no episode ended in {num_step:,} random steps: scores count whole episodes, so set env.max_t"
+    )
+
+
+def _check_repeat(env: gym.Env[Any, Any], seed: int, num_step: int) -> Finding:
+    """Whether a seed and its actions give the same episode again, in an env that was used before."""
+    actions = [env.action_space.sample() for _ in range(num_step)]
+    first, second = (_record(env, seed, actions) for _ in range(2))
+    for step, (one, two) in enumerate(zip(first, second, strict=False)):
+        if not all(np.array_equal(a, b) for a, b in zip(one, two, strict=True)):
+            return Finding(
+                "note",
+                f"the same seed and actions differ from step {step} on: runs do not repeat to the bit, and a stopped "
+                "run continues statistically, not exactly (draw every random number from self.np_random)",
+            )
+    return Finding("ok", "the same seed and actions give the same episode: runs repeat and continue exactly")
+
+
+def _record(env: gym.Env[Any, Any], seed: int, actions: list[Any]) -> list[tuple[Any, ...]]:
+    record: list[tuple[Any, ...]] = [(np.array(env.reset(seed=seed)[0]),)]
+    for action in actions:
+        obs, reward, terminated, truncated, _ = env.step(action)
+        record.append((np.array(obs), reward, terminated, truncated))
+        if terminated or truncated:
+            break
+    return record

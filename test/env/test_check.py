@@ -1,0 +1,101 @@
+"""Envs with one mistake each, and what is said of them."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from slm_lab.env.check import check_env
+from slm_lab.env.make import EnvSettings, make_env
+
+
+class Env(gym.Env[Any, Any]):
+    """Sound, with episodes of five steps; a keyword puts one mistake in."""
+
+    def __init__(self, mistake: str = "") -> None:
+        self.mistake = mistake
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space: gym.Space[Any] = spaces.Discrete(2)
+        if mistake == "text actions":
+            self.action_space = spaces.Text(3)
+        if mistake == "unbounded":
+            self.action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.t = 0
+
+    def _obs(self) -> Any:
+        obs = np.full(2, self.t / 10, np.float32)
+        if self.mistake == "random":
+            return np.random.default_rng().random(2).astype(np.float32)
+        if self.t == 3:
+            changed = {
+                "nan": np.array([0.0, np.nan], np.float32),
+                "shape": np.zeros(3, np.float32),
+                "bounds": np.array([0.0, 7.0], np.float32),
+                "dtype": np.array([1j, 0]),
+            }
+            return changed.get(self.mistake, obs)
+        return obs
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.t += 1
+        reward: Any = {"infinite reward": np.inf, "text reward": "one"}.get(self.mistake, 1.0)
+        terminated: Any = self.t >= 5 and self.mistake != "endless"
+        if self.mistake == "endless":
+            self.t = min(self.t, 9)
+        return self._obs(), reward, int(terminated) if self.mistake == "whole end" else terminated, False, {}
+
+
+def texts(mistake: str, level: str) -> list[str]:
+    return [finding.text for finding in check_env(Env(mistake), 50) if finding.level == level]
+
+
+def test_a_sound_env() -> None:
+    assert texts("", "wrong") == []
+    assert texts("", "note") == []
+    assert "10 episodes ended, after 5 steps on average" in texts("", "ok")
+    assert "the same seed and actions give the same episode: runs repeat and continue exactly" in texts("", "ok")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        ("nan", "step 3: the observation is nan at [1]"),
+        ("shape", "step 3: the observation has the shape (3,), the space says (2,)"),
+        ("bounds", "step 3: the observation is 7.0 at [1], outside [-1.0, 1.0]"),
+        ("dtype", "step 3: the observation is complex128, the space says float32"),
+        ("infinite reward", "step 1: the reward is inf"),
+        ("text reward", "step 1: the reward is str, a number is due"),
+        ("whole end", "step 1: terminated is int, true or false is due"),
+        ("text actions", "env.name: actions of Text are not supported"),
+    ],
+)
+def test_mistakes_are_named_with_their_step(mistake: str, text: str) -> None:
+    assert texts(mistake, "wrong") == [text]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "start"),
+    [
+        ("endless", "no episode ended in 50 random steps"),
+        ("random", "the same seed and actions differ from step 0 on"),
+        ("unbounded", "some actions have no bound"),
+    ],
+)
+def test_what_a_user_should_know(mistake: str, start: str) -> None:
+    assert texts(mistake, "wrong") == []
+    (note,) = texts(mistake, "note")
+    assert note.startswith(start)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "Hopper-v5", "Blackjack-v1"])
+def test_envs_of_gymnasium_pass(name: str) -> None:
+    env = make_env(EnvSettings(name, 1))
+    assert [finding for finding in check_env(env, 200) if finding.level == "wrong"] == []
+    env.close()
