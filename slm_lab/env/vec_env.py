@@ -1,5 +1,6 @@
 """The batched env contract, and its two implementations: envs in this process, or in worker processes."""
 
+import math
 import os
 import pickle
 import socket
@@ -54,6 +55,10 @@ class Slots:
         self.reward = np.zeros(count)
         self.terminated = np.zeros(count, bool)
         self.truncated = np.zeros(count, bool)
+        self.is_float = self.obs.dtype.kind == "f"
+        # steps of the episode under way, and of the one that the last step belonged to
+        self.t = [0] * count
+        self.last_t = [0] * count
 
     def episode_seed(self, slot: int, episode: int) -> int:
         """Every episode of every env starts from a seed of its own."""
@@ -61,12 +66,20 @@ class Slots:
 
     def reset(self, slot: int, episode: int) -> None:
         """Start an episode."""
-        self.obs[slot] = self.envs[slot].reset(seed=self.episode_seed(slot, episode))[0]
+        self.t[slot] = 0
+        obs = self.envs[slot].reset(seed=self.episode_seed(slot, episode))[0]
+        self._check_shape(obs, slot, episode)
+        self.obs[slot] = obs
+        if self.is_float and not np.isfinite(self.obs[slot]).all():
+            raise EnvError(f"{self._where(slot, episode)}: the first observation of an episode is not finite: {obs}")
 
     def step(self, action: Array, episode: Array) -> None:
         """Step every env; one that ended starts its next episode at once."""
         for slot, env in enumerate(self.envs):
             obs, reward, terminated, truncated, _ = env.step(action[slot])
+            self.t[slot] += 1
+            self.last_t[slot] = self.t[slot]
+            self._check_shape(obs, slot, int(episode[slot]))
             self.next_obs[slot] = obs
             self.reward[slot] = reward
             self.terminated[slot] = terminated
@@ -75,6 +88,32 @@ class Slots:
                 self.reset(slot, int(episode[slot]) + 1)
             else:
                 self.obs[slot] = obs
+        # once for all envs: 2 us, where each env's own check would cost as much
+        if not np.isfinite(self.reward).all() or (self.is_float and not np.isfinite(self.next_obs).all()):
+            for slot in range(len(self.envs)):
+                self._check_finite(slot, int(episode[slot]))
+
+    def _where(self, slot: int, episode: int) -> str:
+        seed = self.episode_seed(slot, episode)
+        return f"env {self.indices[slot]}, episode {episode} (seed {seed}), step {self.last_t[slot]}"
+
+    def _check_shape(self, obs: Any, slot: int, episode: int) -> None:
+        shape = self.obs.shape[1:]
+        # without this a single number would fill the whole row
+        if np.shape(obs) != shape:
+            where = self._where(slot, episode)
+            raise EnvError(f"{where}: the observation has the shape {np.shape(obs)}, the space says {shape}")
+
+    def _check_finite(self, slot: int, episode: int) -> None:
+        reward, obs = self.reward[slot], self.next_obs[slot]
+        if not math.isfinite(reward):
+            raise EnvError(f"{self._where(slot, episode)}: the reward is {reward}; `slm-lab env check` may tell more")
+        if not np.isfinite(obs).all():
+            index = [int(part) for part in np.argwhere(~np.isfinite(obs))[0]]
+            raise EnvError(
+                f"{self._where(slot, episode)}: the observation is {obs[tuple(index)]} at {index}; "
+                "`slm-lab env check` may tell more"
+            )
 
     def replay(self, slot: int, episode: int, action: Array) -> None:
         """Rebuild the state of an env from its episode's seed and the actions since."""
@@ -82,6 +121,7 @@ class Slots:
         obs: Any = None
         for one in action:
             obs = self.envs[slot].step(one)[0]
+        self.t[slot] = len(action)
         if obs is not None:
             self.obs[slot] = obs
 

@@ -234,3 +234,45 @@ def test_observations_that_are_not_arrays_become_one_hot(space: gym.Space[Any], 
     obs = LocalVecEnv(settings(f"test/Odd{size}-v0")).reset()
     assert obs.shape == (2, size)
     assert set(np.unique(obs)) <= {0, 1}
+
+
+class Faulty(Counter):
+    """Counts its steps, until it gives something wrong at the third."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.t == 3 and action == 1:
+            changed: dict[str, tuple[Any, float]] = {
+                "nan": (np.array([0.0, np.nan]), 1.0),
+                "inf": (obs, -np.inf),
+                "shape": (np.zeros(1), 1.0),
+            }
+            obs, reward = changed[self.fault]
+        return obs, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("nan", "the observation is nan at [1]"),
+        ("inf", "the reward is -inf"),
+        ("shape", "the observation has the shape (1,), the space says (2,)"),
+    ],
+)
+def test_a_faulty_env_is_named_with_its_episode_and_step(fault: str, text: str) -> None:
+    name = f"test/Faulty-{fault}-v0"
+    if name not in gym.registry:
+        gym.register(name, entry_point=lambda **_: Faulty(fault))
+    env = LocalVecEnv(settings(name, num_envs=3))
+    env.reset()
+    # the second episode of env 2: five steps without the fault, then two
+    run(env, [np.zeros(3, int)] * 7)
+    with pytest.raises(EnvError) as caught:
+        env.step(np.array([0, 0, 1]))
+    seed = env.slots.episode_seed(2, 1)
+    assert str(caught.value).startswith(f"env 2, episode 1 (seed {seed}), step 3: {text}")
+    env.close()
