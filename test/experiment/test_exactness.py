@@ -278,21 +278,24 @@ def train_in_fork(spec: Spec, path: Path) -> int:
 @pytest.mark.parametrize("algorithm", only_fast("PPO"))
 def test_twenty_kills_at_random_moments_change_nothing(algorithm: str, tmp_path: Path) -> None:
     spec = make_spec(algorithm).replace(
-        env={"max_frame": 16_000}, meta={"checkpoint_frequency": 100, "rigorous_eval": 0}
+        env={"max_frame": 8_000}, meta={"checkpoint_frequency": 100, "rigorous_eval": 0}
     )
+    began = time.monotonic()
     train(spec, tmp_path / "whole")
+    # short enough for twenty kills before the end, however fast the machine is
+    longest = (time.monotonic() - began) / 15
     draw = random.Random(algorithm)
     kills = 0
     while True:
         child = train_in_fork(spec, tmp_path / "killed")
         if kills < 20:
-            time.sleep(draw.uniform(0.0, 0.15))
+            time.sleep(draw.uniform(0.0, longest))
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
         if os.WIFEXITED(status):
             assert os.WEXITSTATUS(status) == 0
             break
         kills += 1
-    # a fast machine may reach the end before the last of the twenty
-    assert kills >= 5
+    # the machine may have become faster since
+    assert kills >= 15
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
