@@ -89,9 +89,14 @@ class RewardScaler:
         if self.normalize:
             self.ret = self.ret * self.gamma + reward
             self.stats.update(self.ret)
-            reward = reward / np.sqrt(self.stats.var + self.eps)
+            reward = reward / self._std()
             self.ret[done] = 0
         return np.clip(reward, *self.bounds) if self.bounds else reward
+
+    def _std(self) -> float:
+        """Running std of the return; one imagined return of variance 1 keeps the first rewards from being blown up."""
+        count = self.stats.count
+        return float(np.sqrt((self.stats.var * count + 1) / (count + 1) + self.eps))
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics and running returns."""

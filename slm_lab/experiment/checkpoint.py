@@ -87,9 +87,13 @@ def load_latest(
             try:
                 state = load_state(candidate)
                 finish(state)
-                return state, problems
             except CheckpointError as error:
                 problems.append(str(error))
+                continue
+            if candidate != path and path.exists():
+                # the next save would put it in the place of the good one
+                os.replace(path, path.with_name(f"{path.name}.damaged"))
+            return state, problems
     if problems:
         raise CheckpointError("; ".join(problems) + "; no good checkpoint is left to continue from")
     return None, problems

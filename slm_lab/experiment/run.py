@@ -23,6 +23,8 @@ from slm_lab.lib.log import log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
 from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.loading import dump_spec
+from slm_lab.spec.memory import ReplaySpec
+from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
@@ -119,6 +121,15 @@ def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
     return max(scores, key=lambda session: scores[session])
 
 
+def to_play(spec: Spec) -> Spec:
+    """A copy whose agent keeps no past: playing needs none, and it may be larger than this machine."""
+    memory = spec.agent.memory
+    if not isinstance(memory, ReplaySpec) or isinstance(spec.agent.net, RecurrentNetSpec):
+        return spec
+    small = memory.model_copy(update={"max_size": 64 * spec.env.num_envs})
+    return spec.model_copy(update={"agent": spec.agent.model_copy(update={"memory": small})})
+
+
 def load_trained(
     where: str, data_dir: Path = DATA_DIR, num_envs: int = 1, render: bool = False, session: int | None = None
 ) -> tuple[Agent, VecEnv, Spec]:
@@ -129,7 +140,9 @@ def load_trained(
     torch.set_num_threads(spec.meta.num_threads)
     env = build_vec_env(build_settings(spec.env, (ENJOY_ENV, spec.meta.seed, session), num_envs), render=render)
     try:
-        agent = build_agent(spec, env, session, num_envs)
+        # initial weights are drawn from torch's global generator, which belongs to the caller here
+        with torch.random.fork_rng(devices=[]):
+            agent = build_agent(to_play(spec), env, session, num_envs)
         path = folder.model_file(0, session, "best")
         state = load_state(path)
         try:

@@ -193,9 +193,7 @@ class SoftActorCriticSpec(OffPolicySpec):
     )
     action_policy: Literal["default"] = Field("default", description="Actions are drawn from the policy itself.")
     explore_var_spec: Schedule | None = Field(None, description="Only null: the policy explores by its own entropy.")
-    training_iter: PositiveInt = Field(
-        1, description="Gradient steps per training; default num_envs, which is one per frame."
-    )
+    training_iter: PositiveInt = Field(1, description="Gradient steps per training; default one per frame.")
     policy_delay: PositiveInt = Field(1, description="Critic steps per step of actor, alpha and target.")
     target_entropy: Literal["auto"] | Float = Field(
         "auto", description="Entropy to hold; auto is minus the action dimensions, or 0.6 of the largest if discrete."

@@ -158,6 +158,21 @@ def _net_problems(spec: Spec) -> list[str]:
             for key, value in net.model_dump(include=targets).items()
             if value != NetSpec.model_fields[key].default
         ]
+    if critic_net is not None:
+        problems += [
+            f"agent.critic_net.{role}_{key}: it is the critics' net already; give the key without prefix"
+            for role, keys in (("actor", critic_net.actor), ("critic", critic_net.critic))
+            for key in keys
+        ]
+        if critic_net.shared or critic_net.log_std_init is not None:
+            key = "shared" if critic_net.shared else "log_std_init"
+            problems.append(f"agent.critic_net.{key}: critics have no use for it; remove it")
+    problems += [
+        f"agent.net.{role}_{key}: {'an actor' if role == 'actor' else algorithm.name} has no target net; remove it"
+        for role, keys in (("actor", net.actor), ("critic", net.critic))
+        for key in keys
+        if key in targets and (role == "actor" or not has_target)
+    ]
     if not has_target:
         problems += [
             f"agent.{where}.{key}: {algorithm.name} has no target net; remove it"

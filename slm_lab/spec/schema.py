@@ -180,7 +180,10 @@ class Spec(Model):
         match data:
             case {"agent": {"algorithm": {"name": "SoftActorCritic" | "CrossQ"} as algorithm}, "env": dict(env)}:
                 if algorithm.get("training_iter") is None:
-                    algorithm = {**algorithm, "training_iter": env.get("num_envs", 1)}
+                    every = [env.get("num_envs", 1), algorithm.get("training_frequency", 1)]
+                    # what is no number is refused as what it is
+                    whole = [number for number in every if isinstance(number, (int, float))]
+                    algorithm = {**algorithm, "training_iter": max(whole, default=1)}
                     data = {**data, "agent": {**data["agent"], "algorithm": algorithm}}
         return data
 

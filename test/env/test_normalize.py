@@ -157,11 +157,19 @@ def test_clip_comes_after_scale() -> None:
 
 def test_reward_is_divided_by_the_std_of_the_discounted_return() -> None:
     one = scaler(normalize=True)
-    # returns 1 and 3: std 1, rewards unchanged
+    # returns 1 and 3: variance 1, as imagined before anything was seen, so rewards are unchanged
     np.testing.assert_allclose(one(np.array([1.0, 3.0]), NO), [1.0, 3.0], rtol=1e-6)
-    # returns .5*1 + 2 = 2.5 and .5*3 + 2 = 3.5; all seen: 1, 3, 2.5, 3.5, mean 2.5, var (2.25+.25+0+1)/4 = .875
-    np.testing.assert_allclose(one(np.array([2.0, 2.0]), NO), 2 / np.sqrt(0.875), rtol=1e-6)
+    # returns .5*1 + 2 = 2.5 and .5*3 + 2 = 3.5; all seen: 1, 3, 2.5, 3.5, mean 2.5, var (2.25+.25+0+1)/4 = .875;
+    # with the imagined one of variance 1: (4 * .875 + 1) / 5 = .9
+    np.testing.assert_allclose(one(np.array([2.0, 2.0]), NO), 2 / np.sqrt(0.9), rtol=1e-6)
     # the mean is not subtracted: a reward keeps its sign
+
+
+def test_the_first_reward_of_a_single_env_is_not_blown_up() -> None:
+    """One return has no spread: divided by it, -1 would become -10,000, and a replay would keep it."""
+    one = RewardScaler(1, 0.5, 1.0, True, None)
+    first = one(np.array([-1.0]), np.array([False]))
+    assert -2 < first[0] < -0.5
 
 
 def test_reward_return_starts_anew_after_done() -> None:
@@ -185,7 +193,8 @@ def test_reward_normaliser_against_numpy() -> None:
         out = one(reward, done)
         running = running * 0.5 + 2 * reward
         seen += running.tolist()
-        expected = np.clip(2 * reward / np.sqrt(np.var(seen) + 1e-8), -1.5, 1.5)
+        var = (np.var(seen) * len(seen) + 1) / (len(seen) + 1)
+        expected = np.clip(2 * reward / np.sqrt(var + 1e-8), -1.5, 1.5)
         np.testing.assert_allclose(out, expected, rtol=1e-6)
         running = np.where(done, 0, running)
 

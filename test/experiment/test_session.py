@@ -12,8 +12,9 @@ import torch
 import slm_lab
 from slm_lab.env.make import build_settings
 from slm_lab.env.vec_env import build_vec_env
+from slm_lab.experiment import checkpoint
 from slm_lab.experiment.analysis import read_table
-from slm_lab.experiment.checkpoint import load_state
+from slm_lab.experiment.checkpoint import load_latest, load_state, save_state
 from slm_lab.experiment.control import Session, build_agent, play_episodes
 from slm_lab.experiment.executor import LocalExecutor, SessionTask
 from slm_lab.experiment.folder import RunFolder, open_run_folder
@@ -202,6 +203,24 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) 
     assert again["frame"] == whole["frame"] == 3000
     weights = [state["agent"]["algorithm"]["modules"]["net"] for state in (whole, again)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_the_good_checkpoint_survives_a_failed_write_after_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x_ckpt-last_resume.pt"
+    save_state(path, {"frame": 1}, keep_previous=True)
+    save_state(path, {"frame": 2}, keep_previous=True)
+    path.write_bytes(b"damaged")
+    assert load_latest(path)[0] == {"frame": 1}
+
+    def fail(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(checkpoint, "write_bytes", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_state(path, {"frame": 3}, keep_previous=True)
+    assert load_latest(path)[0] == {"frame": 1}
 
 
 def test_a_checkpoint_of_another_spec_is_refused(tmp_path: Path) -> None:

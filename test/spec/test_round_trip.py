@@ -105,7 +105,7 @@ envs = st.builds(
         normalize_obs=st.booleans(),
         normalize_reward=st.booleans(),
         clip_obs=st.none() | positive,
-        clip_reward=st.none() | positive | st.lists(floats, min_size=2, max_size=2),
+        clip_reward=st.none() | positive | st.lists(floats, min_size=2, max_size=2, unique=True).map(sorted),
         reward_scale=floats,
         kwargs=st.dictionaries(text, values, max_size=3),
     ),

@@ -79,6 +79,11 @@ class QLearning(Algorithm):
         self.loss = ELEMENT_LOSSES[spec.net.loss_spec.name]
         self.burn_in = spec.net.burn_in if isinstance(spec.net, RecurrentNetSpec) else 0
         self.memory = context.build_replay(spec.memory, config.gamma, self.net.state_size)
+        if self.net.state_size and not self.memory.can_hold_sequence(self.burn_in + self.net.seq_len):
+            raise SpecError(
+                f"agent.memory.max_size: {self.memory.spec.max_size} holds no stretch of burn_in + seq_len = "
+                f"{self.burn_in + self.net.seq_len} steps once it is full; raise it"
+            )
         self.replays = {"memory": self.memory}
         self.train_due = Due(config.training_frequency)
 

@@ -73,8 +73,8 @@ class SequenceBatch(NamedTuple):
     """Stretches of L steps of one env each, tensors (L, B, ...); `obs` has one row more, what follows the last step.
 
     `reset` (L+1, B) marks rows whose episode starts there; `mask` (L, B) is 0 where the successor is not the next row
-    (truncated episodes), so that no step learns from another episode; `carry` (B, S) is the hidden state that was held
-    when the first row was acted on.
+    (episodes truncated on the way; the last step has its true one), so that no step learns from another episode;
+    `carry` (B, S) is the hidden state that was held when the first row was acted on.
     """
 
     obs: Tensor

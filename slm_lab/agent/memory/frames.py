@@ -170,7 +170,8 @@ class FrameStore:
         # slot -> env -> frames
         self._aside: dict[int, dict[int, Tensor]] = {}
         # successor of the newest row, whether it is a shift, and the age of that row
-        self._latest = torch.zeros((ring.num_envs, *obs_shape), dtype=torch.uint8, device=ring.device)
+        # (kept where the env's observations come from: it is compared with them at every step)
+        self._latest = torch.zeros((ring.num_envs, *obs_shape), dtype=torch.uint8)
         self._is_shift: Array = np.zeros(ring.num_envs, bool)
         self._age: Array = np.zeros(ring.num_envs, np.uint8)
 
@@ -212,7 +213,7 @@ class FrameStore:
         for index in np.flatnonzero(apart).tolist():
             slot, env = divmod(int(where[index]), ring.num_envs)
             if slot == newest:
-                stack[index] = self._latest[env]
+                stack[index] = self._latest[env].to(ring.device)
             else:
                 frames = self._aside[(slot + 1) % ring.capacity][env][self.num_stack - 1 :]
                 stack[index, -len(frames) :] = frames
@@ -268,7 +269,5 @@ class FrameStore:
 
 def _calc_equal(a: Tensor, b: Tensor) -> Array:
     """Whether each env's images are the same, (N,)."""
-    if a.device.type == "cpu":
-        # an eighth of the time that torch takes for bytes
-        return (a.numpy() == b.numpy()).reshape(len(a), -1).all(1)
-    return (a == b).flatten(1).all(1).cpu().numpy()
+    # an eighth of the time that torch takes for bytes
+    return (a.numpy() == b.numpy()).reshape(len(a), -1).all(1)

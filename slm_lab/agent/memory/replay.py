@@ -204,6 +204,10 @@ class Replay:
     def _to_device(self, value: Array) -> Tensor:
         return torch.from_numpy(value).to(self.device)
 
+    def can_hold_sequence(self, length: int) -> bool:
+        """Whether a stretch of this length can be drawn when the memory is full."""
+        return self.ring.capacity - self.store.num_lost >= length
+
     def can_sample_sequence(self, length: int) -> bool:
         """Whether any stretch of this length is held."""
         return self.num_row >= length
@@ -221,13 +225,16 @@ class Replay:
         truncated = ring.take("truncated", index).view(shape)
         reset = ring.take("reset", index).view(shape)
         carry = [ring.take(name, path[0]) for name in self._carry_names]
+        mask = torch.where(truncated & ~terminated, 0.0, 1.0)
+        mask[-1] = 1.0
         return SequenceBatch(
             obs=torch.cat([self.store.obs(index).unflatten(0, shape), self.store.next_obs(path[-1]).unsqueeze(0)]),
             action=ring.take("action", index).unflatten(0, shape),
             reward=ring.take("reward", index).view(shape),
             discount=torch.where(terminated, 0.0, self.gamma),
-            mask=torch.where(truncated & ~terminated, 0.0, 1.0),
-            reset=torch.cat([reset, (terminated | truncated)[-1:]]),
+            mask=mask,
+            # the last row is the true successor of the step before it, whatever ended there
+            reset=torch.cat([reset, torch.zeros_like(reset[-1:])]),
             carry=carry[0] if carry else torch.zeros((shape[1], 0), device=self.device),
         )
 

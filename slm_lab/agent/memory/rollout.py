@@ -42,6 +42,8 @@ class StepBuffer:
 
     def drop(self, count: int) -> None:
         """Forget the oldest rows."""
+        if count == 0:
+            return
         for field in self.fields.values():
             field[: self.size - count] = field[count : self.size].clone()
         self.size -= count

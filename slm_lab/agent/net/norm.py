@@ -180,16 +180,17 @@ class SpectralNormLinear(nn.Linear):
     def renew(self) -> None:
         """Find the singular vectors of a weight that was written from outside."""
         for _ in range(NUM_FIRST_ITERATION):
-            self._iterate()
+            self.iterate()
 
-    def _iterate(self) -> None:
+    @torch.no_grad()
+    def iterate(self) -> None:
+        """Follow the singular vectors of a weight that moved a little."""
         self.v.copy_(F.normalize(self.weight.T.mv(self.u), dim=0, eps=TINY))
         self.u.copy_(F.normalize(self.weight.mv(self.v), dim=0, eps=TINY))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            with torch.no_grad():
-                self._iterate()
+            self.iterate()
         # copies: a second forward before the backward writes to the buffers
         sigma = self.u.clone().dot(self.weight.mv(self.v.clone()))
         return F.linear(x, self.weight / sigma.clamp(min=TINY), self.bias)

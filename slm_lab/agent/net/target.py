@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from slm_lab.agent.net.flat import FlatParams
+from slm_lab.agent.net.norm import SpectralNormLinear
 from slm_lab.lib.due import Due
 from slm_lab.spec.net import NetSpec
 
@@ -18,6 +19,7 @@ class Target:
         self.flat = FlatParams(self.module.parameters())
         self.source_flat = source_flat
         self.buffers = list(zip(self.module.buffers(), source.buffers(), strict=True))
+        self.spectral = [layer for layer in self.module.modules() if isinstance(layer, SpectralNormLinear)]
         self.is_polyak = spec.update_type == "polyak"
         self.coef = spec.polyak_coef
         self.due = Due(spec.update_frequency)
@@ -31,6 +33,9 @@ class Target:
         for target, source in self.buffers:
             # counters and the like have no half-way
             target.lerp_(source, self.coef) if target.is_floating_point() else target.copy_(source)
+        for layer in self.spectral:
+            # the mean of two singular vectors is none: they follow the target's own weight
+            layer.iterate()
 
     @torch.no_grad()
     def replace_if_due(self, frame: int) -> None:

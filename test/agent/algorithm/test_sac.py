@@ -549,3 +549,14 @@ def test_a_reward_that_is_not_finite_stops_the_run(lab, kind: str) -> None:
     spec = lab.spec(ENVS[kind], {"name": "SoftActorCritic", "training_start_step": 0}, memory=REPLAY)
     with np.errstate(invalid="ignore"), pytest.raises(DivergenceError):
         lab.train(spec, 64, change=lambda step: step._replace(reward=np.full_like(step.reward, np.nan)))
+
+
+def test_weight_decay_leaves_alpha_alone() -> None:
+    net = MLPNetSpec(optim_spec={"name": "AdamW", "lr": 0.01, "weight_decay": 0.1})
+    alpha = Alpha(SoftActorCriticSpec(), net, torch.device("cpu"))
+    with torch.no_grad():
+        alpha.log_alpha.fill_(-3.0)
+    for _ in range(50):
+        # the entropy is where it should be
+        alpha.update(torch.tensor(1.0), 1.0)
+    assert float(alpha.log_alpha.detach()) == -3.0

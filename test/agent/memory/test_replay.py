@@ -297,9 +297,10 @@ def test_sequences_against_brute_force(history: tuple[int, int, Letters], length
         assert batch.obs[:, b, 0].tolist() == [*values, values[-1] + 0.5]
         assert batch.reward[:, b].tolist() == batch.action[:, b].tolist() == values
         assert batch.discount[:, b].tolist() == [0.0 if letter in "TB" else GAMMA for letter in letters]
-        assert batch.mask[:, b].tolist() == [0.0 if letter == "C" else 1.0 for letter in letters]
+        # the last step has its true successor, the others that of another episode where theirs was cut
+        assert batch.mask[:, b].tolist() == [*(0.0 if letter == "C" else 1.0 for letter in letters[:-1]), 1.0]
         is_start = t == 0 or rows[t - 1][env] != "."
-        assert batch.reset[:, b].tolist() == [is_start, *(letter != "." for letter in letters)]
+        assert batch.reset[:, b].tolist() == [is_start, *(letter != "." for letter in letters[:-1]), False]
         assert batch.carry[b].tolist() == [values[0], -values[0]]
 
 

@@ -4,10 +4,12 @@ import copy
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.flat import FlatParams
+from slm_lab.agent.net.norm import SpectralNormLinear
 from slm_lab.agent.net.target import Target
 from slm_lab.agent.net.value import QNet
 from slm_lab.spec.net import MLPNetSpec
@@ -134,3 +136,23 @@ def test_loading_weights_keeps_the_target_following() -> None:
     target.follow()
     expected = torch.cat([value.flatten() for value in saved.values()]) + 1.0
     np.testing.assert_allclose(weights(target.module), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_singular_vectors_of_a_target_follow_its_own_weight() -> None:
+    """Half-way between two singular vectors there is none: the weight would be divided by too little."""
+    source = SpectralNormLinear(2, 2, bias=False)
+    with torch.no_grad():
+        source.weight.copy_(torch.diag(torch.tensor([3.0, 1.0])))
+    source.renew()
+    spec = MLPNetSpec(update_type="polyak", polyak_coef=0.5)
+    target = Target(source, FlatParams(source.parameters()), spec)
+    # another direction becomes the largest
+    with torch.no_grad():
+        source.weight.copy_(torch.diag(torch.tensor([1.0, 3.0])))
+    source.renew()
+    for _ in range(5):
+        target.follow()
+        layer = target.module
+        assert isinstance(layer, SpectralNormLinear)
+        sigma = layer.u @ layer.weight @ layer.v
+        assert float(torch.linalg.matrix_norm(layer.weight / sigma, 2)) == pytest.approx(1.0, abs=0.5)
