@@ -60,10 +60,10 @@ class Agent:
             act_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _ACT)),
             train_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _TRAIN)),
         )
-        if spec.agent.algorithm.action_policy == "boltzmann" and not context.family.is_discrete:
-            raise SpecError("agent.algorithm.action_policy: boltzmann needs discrete actions; use default")
         self.context = context
         self.algorithm = algorithm(spec.agent, context)
+        if spec.agent.algorithm.action_policy == "boltzmann" and not context.family.is_discrete:
+            raise SpecError("agent.algorithm.action_policy: boltzmann needs discrete actions; use default")
         env = spec.env
         self.obs_normalizer = ObsNormalizer(obs_space.shape, env.clip_obs) if env.normalize_obs else None
         self.clip_obs = env.clip_obs if not env.normalize_obs else None

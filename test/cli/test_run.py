@@ -126,8 +126,8 @@ def test_foreign_and_corrupt_folders_are_refused(
 @pytest.mark.parametrize(
     ("number", "code", "num_session"),
     [
-        (signal.SIGTERM, 143, 2),
         (signal.SIGINT, 130, 1),
+        pytest.param(signal.SIGTERM, 143, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 143, 1, marks=pytest.mark.slow),
     ],

@@ -26,6 +26,10 @@ from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 
 
+# one process for all, so that the run they look at is trained once
+pytestmark = pytest.mark.xdist_group("session")
+
+
 def tiny(**sections: dict[str, Any]) -> Spec:
     short = {"env.max_frame": 3000, "meta.max_session": 1, "agent.algorithm.training_epoch": 2}
     spec = load_spec("ppo_cartpole", overrides=short).spec
