@@ -25,7 +25,6 @@ from slm_lab.lib.io import write_json
 from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 
-
 # one process for all, so that the run they look at is trained once
 pytestmark = pytest.mark.xdist_group("session")
 
