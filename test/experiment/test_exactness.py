@@ -249,7 +249,8 @@ def kill_until_done(spec_file: Path, data: Path, num_kill: int, seed: int) -> Pa
 def test_killed_commands_change_nothing(tmp_path: Path, write_spec: Callable[[Spec, Path], Path]) -> None:
     spec = make_spec("PPO").replace(env={"max_frame": 6000}, meta={"checkpoint_frequency": 500, "rigorous_eval": 0})
     spec_file = write_spec(spec, tmp_path / "exact.yaml")
-    whole = kill_until_done(spec_file, tmp_path / "whole", 0, 0)
+    whole = tmp_path / "whole"
+    train(spec, whole)
     killed = kill_until_done(spec_file, tmp_path / "killed", 1, 2)
     assert_same_run(whole, killed)
 

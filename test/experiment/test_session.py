@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,9 @@ from slm_lab.experiment.folder import RunFolder, open_run_folder
 from slm_lab.experiment.run import Options, best_session, load_trained, resume, start
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, SpecError
-from slm_lab.lib.io import write_json
+from slm_lab.lib.io import lock_file, write_json
 from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
-
-# one process for all, so that the run they look at is trained once
-pytestmark = pytest.mark.xdist_group("session")
 
 
 def tiny(**sections: dict[str, Any]) -> Spec:
@@ -37,10 +35,16 @@ def tiny(**sections: dict[str, Any]) -> Spec:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two sessions in processes."""
-    result = start(tiny(meta={"max_session": 2}), Options(data_dir=tmp_path_factory.mktemp("data")))
-    assert result.exit_code == 0
-    return result.folder
+    """A run of two sessions in processes, trained once for all test processes."""
+    once = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    data = tmp_path_factory.getbasetemp().parent / f"finished-{once}"
+    with lock_file(data / "model" / "lock", 120):
+        runs = list(data.glob("ppo_cartpole_*"))
+        if runs:
+            return runs[0]
+        result = start(tiny(meta={"max_session": 2}), Options(data_dir=data))
+        assert result.exit_code == 0
+        return result.folder
 
 
 def test_a_run_leaves_the_documented_files(finished: Path) -> None:

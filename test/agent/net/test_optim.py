@@ -17,8 +17,6 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.net import MLPNetSpec
 
-# torch's optimisers take seconds to import: once is enough
-pytestmark = pytest.mark.xdist_group("torch_optim")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Adam": {"name": "Adam", "lr": 0.01},
     "Adam-options": {"name": "Adam", "lr": 0.01, "betas": [0.8, 0.95], "eps": 1e-3, "weight_decay": 0.1},
