@@ -105,8 +105,7 @@ class ActorCritic(Algorithm):
         next_value = torch.zeros_like(value)
         next_value[:-1] = value[1:]
         if len(rollout.cut_index):
-            carry = () if rollout.cut_carry is None else (rollout.cut_carry,)
-            next_value.view(-1)[rollout.cut_index] = self.net.value(rollout.cut_obs, *carry)
+            next_value.view(-1)[rollout.cut_index] = self.net.value(rollout.cut_obs, rollout.cut_carry)
         return next_value
 
     def _calc_adv_ret(self, rollout: Rollout) -> tuple[Array, Array]:

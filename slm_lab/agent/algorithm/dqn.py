@@ -1,7 +1,7 @@
 """Q-learning with a net and a replay: vanilla, DQN (Mnih et al. 2015) and double DQN (van Hasselt et al. 2016)."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -151,19 +151,12 @@ class QLearning(Algorithm):
         """The net of the targets: the slow one, or the net itself where there is none."""
         return self.net if self.target is None else cast(QNet, self.target.module)
 
-    def _train_batch(self, frame: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Losses of one batch, one after the other; what each step left behind tells the priorities."""
-        if self.net.state_size:
-            stretches = self.memory.sample_sequence(self.burn_in + self.net.seq_len)
-            stretches = stretches._replace(obs=self.context.encode(stretches.obs))
-            for _ in range(self.config.training_batch_iter):
-                yield self.calc_sequence_loss(stretches)
-            return
-        batch = self.context.encode_batch(self.memory.sample(frame))
-        for _ in range(self.config.training_batch_iter):
-            loss, error, q = self.calc_loss(batch)
-            yield loss, error, q
-        self.memory.update_priority(batch.slot, error)
+    def _sample(self, frame: int) -> Batch | SequenceBatch:
+        """What to learn from, as the nets see it: single transitions, or stretches for a recurrent net."""
+        if not self.net.state_size:
+            return self.context.encode_batch(self.memory.sample(frame))
+        stretches = self.memory.sample_sequence(self.burn_in + self.net.seq_len)
+        return stretches._replace(obs=self.context.encode(stretches.obs))
 
     @property
     def _is_due(self) -> bool:
@@ -181,13 +174,20 @@ class QLearning(Algorithm):
         self.optimizer.set_frame(frame)
         rows: list[dict[str, Tensor]] = []
         for _ in range(self.config.training_iter):
-            for loss, error, q in self._train_batch(frame):
+            batch = self._sample(frame)
+            for _ in range(self.config.training_batch_iter):
+                if isinstance(batch, Batch):
+                    loss, error, q = self.calc_loss(batch)
+                else:
+                    loss, error, q = self.calc_sequence_loss(batch)
                 loss.backward()
                 grad_norm = self.optimizer.step()
                 self.opt_step += 1
                 if self.target is not None:
                     self.target.follow()
                 rows.append({"loss": loss, "q": q.mean(), "td_error": error.abs().mean(), "grad_norm": grad_norm})
+            if isinstance(batch, Batch):
+                self.memory.update_priority(batch.slot, error)
         return {**gather_metrics(rows, frame), "explore_var": calc_schedule(self.explore_var_spec, frame)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

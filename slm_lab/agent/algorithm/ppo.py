@@ -8,6 +8,7 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic, calc_explained_var, standardize
 from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.loss import symlog
 from slm_lab.agent.algorithm.returns import calc_gae
 from slm_lab.agent.algorithm.sequence import calc_reset, rows_of_stretches
 from slm_lab.agent.memory.batch import Rollout
@@ -61,12 +62,6 @@ def calc_clipped_val_loss(value: Tensor, old_value: Tensor, ret: Tensor, clip_ep
     """Value loss that does not reward moving further than clip_eps from the old value."""
     near = old_value + (value - old_value).clamp(-clip_eps, clip_eps)
     return 0.5 * torch.max((value - ret).square(), (near - ret).square()).mean()
-
-
-def symlog(x: Tensor) -> Tensor:
-    """sign(x) log(1 + |x|): keeps small values and tames large ones."""
-    # written without sign(x), whose zero at 0 would stop the gradient
-    return torch.where(x >= 0, x.clamp(min=0).log1p(), -(-x).clamp(min=0).log1p())
 
 
 class PPO(ActorCritic):

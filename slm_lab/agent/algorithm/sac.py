@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.dqn import calc_q_target, pick_value
-from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
+from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlog
 from slm_lab.agent.algorithm.policy import Categorical, TanhNormal
-from slm_lab.agent.algorithm.ppo import symlog
 from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.model import PolicyNet

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.memory.batch import Array, Batch, SequenceBatch, Transition
-from slm_lab.agent.memory.frames import FrameStore, Layout, ObsStore, PairStore, Ring, calc_row_bytes
+from slm_lab.agent.memory.frames import FrameStore, ObsStore, PairStore
+from slm_lab.agent.memory.ring import Layout, Ring, calc_row_bytes
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.memory import ReplaySpec
 

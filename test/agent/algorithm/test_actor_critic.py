@@ -67,7 +67,7 @@ def test_gather_metrics_takes_means_and_refuses_what_is_not_finite() -> None:
 class Table(nn.Module):
     """V of an observation is the number it shows."""
 
-    def value(self, obs: Tensor) -> Tensor:
+    def value(self, obs: Tensor, carry: Tensor | None) -> Tensor:
         return obs.squeeze(-1)
 
 

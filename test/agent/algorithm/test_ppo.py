@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, distributions
 
+from slm_lab.agent.algorithm.loss import symlog
 from slm_lab.agent.algorithm.ppo import (
     PPO,
     Minibatch,
@@ -16,7 +17,6 @@ from slm_lab.agent.algorithm.ppo import (
     calc_clipped_val_loss,
     calc_kl,
     calc_surrogate,
-    symlog,
 )
 from slm_lab.lib.errors import DivergenceError
 
