@@ -4,6 +4,7 @@ from math import gcd
 
 from slm_lab.spec.algorithm import (
     ActorCriticSpec,
+    AlgorithmSpec,
     CrossQSpec,
     DoubleDQNSpec,
     DQNSpec,
@@ -48,6 +49,7 @@ def check_combination(spec: Spec) -> list[str]:
 
 ON_POLICY = (ReinforceSpec, ActorCriticSpec, PPOSpec, SarsaSpec)
 Q_LEARNING = (VanillaDQNSpec, DQNSpec, DoubleDQNSpec)
+TARGET_KEYS = {"update_type", "polyak_coef", "update_frequency"}
 
 
 # those whose losses take transitions one by one, without what came before them
@@ -144,67 +146,76 @@ def _memory_problems(spec: Spec) -> list[str]:
 
 
 def _net_problems(spec: Spec) -> list[str]:
-    algorithm, net = spec.agent.algorithm, spec.agent.net
-    problems = []
-    has_target = isinstance(algorithm, (DQNSpec, DoubleDQNSpec, SoftActorCriticSpec)) and not isinstance(
-        algorithm, CrossQSpec
-    )
-    critic_net = spec.agent.critic_net
+    algorithm, net, critic_net = spec.agent.algorithm, spec.agent.net, spec.agent.critic_net
     nets = {"net": net} if critic_net is None else {"net": net, "critic_net": critic_net}
-    targets = {"update_type", "polyak_coef", "update_frequency"}
-    if has_target and critic_net is not None:
-        problems += [
-            f"agent.net.{key}: the target follows the critics; give it in agent.critic_net"
-            for key, value in net.model_dump(include=targets).items()
-            if value != NetSpec.model_fields[key].default
-        ]
-    if critic_net is not None:
-        problems += [
-            f"agent.critic_net.{role}_{key}: it is the critics' net already; give the key without prefix"
-            for role, keys in (("actor", critic_net.actor), ("critic", critic_net.critic))
-            for key in keys
-        ]
-        if critic_net.shared or critic_net.log_std_init is not None:
-            key = "shared" if critic_net.shared else "log_std_init"
-            problems.append(f"agent.critic_net.{key}: critics have no use for it; remove it")
-    problems += [
-        f"agent.net.{role}_{key}: {'an actor' if role == 'actor' else algorithm.name} has no target net; remove it"
-        for role, keys in (("actor", net.actor), ("critic", net.critic))
-        for key in keys
-        if key in targets and (role == "actor" or not has_target)
-    ]
-    if not has_target:
-        problems += [
-            f"agent.{where}.{key}: {algorithm.name} has no target net; remove it"
-            for where, one in nets.items()
-            for key, value in one.model_dump(include=targets).items()
-            if value != NetSpec.model_fields[key].default
-        ]
+    problems = [*_target_problems(algorithm, nets), *_critic_net_problems(spec)]
     is_valuing = isinstance(algorithm, (*Q_LEARNING, SarsaSpec))
-    if not is_valuing:
+    if is_valuing:
+        problems += [
+            f"agent.net.{role}_{key}: {algorithm.name} has one net; give the key without prefix"
+            for role, key in _role_keys(net)
+        ]
+        if net.log_std_init is not None:
+            problems.append(f"agent.net.log_std_init: {algorithm.name} has no policy with a std; remove it")
+    else:
         problems += [
             f"agent.{where}.type: {one.type} is for algorithms that value each action, not {algorithm.name}; "
             f"use {one.type.removeprefix('Dueling')}"
             for where, one in nets.items()
             if isinstance(one, (DuelingMLPNetSpec, DuelingConvNetSpec))
         ]
-    if is_valuing:
-        problems += [
-            f"agent.net.{role}_{key}: {algorithm.name} has one net; give the key without prefix"
-            for role, keys in (("actor", net.actor), ("critic", net.critic))
-            for key in keys
-        ]
-        if net.log_std_init is not None:
-            problems.append(f"agent.net.log_std_init: {algorithm.name} has no policy with a std; remove it")
     if net.shared and (is_valuing or isinstance(algorithm, SoftActorCriticSpec)):
         problems.append(f"agent.net.shared: {algorithm.name} has no net to share; remove it")
-    if spec.agent.critic_net is not None:
-        if not isinstance(algorithm, SoftActorCriticSpec):
-            problems.append(
-                f"agent.critic_net: for SoftActorCritic and CrossQ; {algorithm.name} takes keys with the prefix critic_"
-            )
-        elif net.critic:
-            problems.append(f"agent.net.critic_{next(iter(net.critic))}: contradicts critic_net; remove one of them")
+    return problems
+
+
+def _role_keys(net: NetSpec) -> list[tuple[str, str]]:
+    return [(role, key) for role, keys in (("actor", net.actor), ("critic", net.critic)) for key in keys]
+
+
+def _target_problems(algorithm: AlgorithmSpec, nets: dict[str, NetSpec]) -> list[str]:
+    """Keys of a target net where there is none to follow."""
+    has_target = isinstance(algorithm, (DQNSpec, DoubleDQNSpec, SoftActorCriticSpec))
+    has_target = has_target and not isinstance(algorithm, CrossQSpec)
+    problems = [
+        f"agent.net.{role}_{key}: {'an actor' if role == 'actor' else algorithm.name} has no target net; remove it"
+        for role, key in _role_keys(nets["net"])
+        if key in TARGET_KEYS and (role == "actor" or not has_target)
+    ]
+    for where, net in nets.items():
+        if has_target and (where == "critic_net" or len(nets) == 1):
+            continue  # the net whose copy the target is
+        remedy = (
+            "the target follows the critics; give it in agent.critic_net"
+            if has_target
+            else f"{algorithm.name} has no target net; remove it"
+        )
+        # a saved spec holds every default, so only what differs from it was asked for
+        problems += [
+            f"agent.{where}.{key}: {remedy}"
+            for key, value in net.model_dump(include=TARGET_KEYS).items()
+            if value != NetSpec.model_fields[key].default
+        ]
+    return problems
+
+
+def _critic_net_problems(spec: Spec) -> list[str]:
+    algorithm, net, critic_net = spec.agent.algorithm, spec.agent.net, spec.agent.critic_net
+    if critic_net is None:
+        return []
+    problems = [
+        f"agent.critic_net.{role}_{key}: it is the critics' net already; give the key without prefix"
+        for role, key in _role_keys(critic_net)
+    ]
+    if critic_net.shared or critic_net.log_std_init is not None:
+        key = "shared" if critic_net.shared else "log_std_init"
+        problems.append(f"agent.critic_net.{key}: critics have no use for it; remove it")
+    if not isinstance(algorithm, SoftActorCriticSpec):
+        problems.append(
+            f"agent.critic_net: for SoftActorCritic and CrossQ; {algorithm.name} takes keys with the prefix critic_"
+        )
+    elif net.critic:
+        problems.append(f"agent.net.critic_{next(iter(net.critic))}: contradicts critic_net; remove one of them")
     return problems
 
 
