@@ -2,16 +2,15 @@
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics
 from slm_lab.agent.algorithm.policy import build_family
 from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.registry import ALGORITHMS
+from slm_lab.env.make import EnvFacts
 from slm_lab.env.normalize import ObsNormalizer, RewardScaler
 from slm_lab.env.vec_env import Step
 from slm_lab.lib.errors import SpecError
@@ -28,13 +27,12 @@ class Agent:
     def __init__(
         self,
         spec: Spec,
-        obs_space: spaces.Box,
-        action_space: gym.Space[Any],
+        facts: EnvFacts,
         num_envs: int,
         seed_key: tuple[int, ...],
         device: torch.device,
-        frame_stack: int = 1,
     ) -> None:
+        obs_space = facts.obs_space
         self.device = device
         # images stay as small as they are, unless normalising makes them fractions
         is_small = obs_space.dtype == np.uint8 and not spec.env.normalize_obs
@@ -48,9 +46,10 @@ class Agent:
             raw_dtype=raw_dtype,
             obs_dtype=self.obs_dtype,
             encode=self.encode,
-            frame_stack=frame_stack,
+            frame_stack=facts.frame_stack,
+            parts=facts.parts,
             family=build_family(
-                action_space,
+                facts.action_space,
                 spec.agent.algorithm.action_pdtype,
                 algorithm.has_joint_actions,
                 algorithm.has_squashed_actions,

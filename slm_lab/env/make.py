@@ -10,12 +10,16 @@ from gymnasium import spaces
 from gymnasium.wrappers import FlattenObservation, FrameStackObservation
 
 from slm_lab.env import probe
+from slm_lab.env.atari import SEED_INTERVAL, AtariEnv, AtariOptions
+from slm_lab.env.layout import ObsPart, calc_parts
 from slm_lab.lib.errors import EnvError, nearest
-from slm_lab.lib.runtime import add_working_folder_to_path
-from slm_lab.spec.schema import EnvSpec
+from slm_lab.lib.runtime import add_working_folder_to_path, num_cores
+from slm_lab.spec.schema import EnvSpec, Spec
 
 probe.register()
 gym.register_envs(ale_py)
+
+ATARI_PREFIX = "ALE/"
 
 
 @dataclass(frozen=True)
@@ -28,21 +32,52 @@ class EnvSettings:
     kwargs: dict[str, Any] = field(default_factory=dict)
     # start of the key from which the seeds of all episodes derive
     seed_key: tuple[int, ...] = (0,)
+    backend: str = "auto"
+    # cores that stepping may use; it changes the speed, not the numbers
+    num_cores: int = 1
 
 
-def build_settings(spec: EnvSpec, seed_key: tuple[int, ...], num_envs: int | None = None) -> EnvSettings:
+@dataclass(frozen=True)
+class EnvFacts:
+    """What an agent must know of an env."""
+
+    obs_space: spaces.Box
+    action_space: gym.Space[Any]
+    # frames an observation consists of, each of which also belongs to its neighbours
+    frame_stack: int
+    # what the numbers of an observation are, in order
+    parts: tuple[ObsPart, ...]
+    # Steps of an env before a new episode starts from a seed again. 0 seeds every episode; where that costs much, the
+    # episodes in between follow from the last seeded one and the actions since.
+    seed_interval: int = 0
+
+
+def build_settings(
+    spec: EnvSpec, seed_key: tuple[int, ...], num_envs: int | None = None, num_cores: int = 1
+) -> EnvSettings:
     """The settings of a spec's envs, with their seeds."""
-    return EnvSettings(spec.name, num_envs or spec.num_envs, spec.max_t, dict(spec.kwargs), seed_key)
+    count = num_envs or spec.num_envs
+    return EnvSettings(spec.name, count, spec.max_t, dict(spec.kwargs), seed_key, spec.backend, num_cores)
+
+
+def share_cores(spec: Spec) -> int:
+    """Cores that each of the sessions at work at the same time may use."""
+    cores = num_cores()
+    return max(1, cores // min(spec.meta.max_session, cores))
 
 
 def make_env(settings: EnvSettings, render: bool = False) -> gym.Env[Any, Any]:
     """Make one env; a mistake in its name or options is told in one line."""
+    name = resolve_name(settings.name)
+    if is_atari(name):
+        return AtariEnv(
+            find_game(name), AtariOptions.parse(settings.kwargs, settings.max_t), "human" if render else None
+        )
     kwargs = dict(settings.kwargs)
     if settings.max_t is not None:
         kwargs["max_episode_steps"] = settings.max_t
     if render:
         kwargs["render_mode"] = "human"
-    name = resolve_name(settings.name)
     try:
         # the passive checker costs a third of a CartPole step and repeats what the lab checks itself
         env = gym.make(name, disable_env_checker=True, **kwargs)
@@ -73,13 +108,32 @@ def resolve_name(name: str) -> str:
     return env_id
 
 
-def count_frames(env: gym.Env[Any, Any]) -> int:
+def is_atari(name: str) -> bool:
+    """Whether a name is a game of the Arcade Learning Environment, which the lab prepares itself."""
+    return name.startswith(ATARI_PREFIX)
+
+
+def find_game(name: str) -> str:
+    """The emulator's name of a game, e.g. ms_pacman of ALE/MsPacman-v5."""
+    return str(gym.spec(name).kwargs["game"])
+
+
+def describe(env: gym.Env[Any, Any]) -> EnvFacts:
+    """What an agent must know of an env that `make_env` made."""
+    space = env.observation_space
+    assert isinstance(space, spaces.Box), space  # flattened if it was not
+    source = env.env.observation_space if isinstance(env, FlattenObservation) else space
+    seed_interval = SEED_INTERVAL if isinstance(env, AtariEnv) else 0
+    return EnvFacts(space, env.action_space, _count_frames(env), calc_parts(source), seed_interval)
+
+
+def _count_frames(env: gym.Env[Any, Any]) -> int:
     """How many frames an observation stacks, 1 without stacking."""
     while isinstance(env, gym.Wrapper):
         if isinstance(env, FrameStackObservation):
             return env.stack_size
         env = env.env
-    return 1
+    return env.options.stack_num if isinstance(env, AtariEnv) else 1
 
 
 def _readable(env: gym.Env[Any, Any], name: str) -> gym.Env[Any, Any]:

@@ -13,8 +13,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Metrics
-from slm_lab.env.make import build_settings
-from slm_lab.env.vec_env import VecEnv, build_vec_env
+from slm_lab.env.build import build_vec_env
+from slm_lab.env.make import build_settings, share_cores
+from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.checkpoint import load_latest, save_state
 from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.folder import RunFolder
@@ -32,7 +33,7 @@ TRAIN_ENV, EVAL_ENV, ENJOY_ENV = 1, 2, 3
 CHECKPOINT_SECONDS = 10.0
 # a session whose parent was killed needs a moment to save and end
 LOCK_SECONDS = 20.0
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def build_agent(spec: Spec, env: VecEnv, session: int, num_envs: int | None = No
     device = pick_device(spec.meta.device, session)
     num_envs = num_envs or spec.env.num_envs
     key = (spec.meta.seed, session)
-    return Agent(spec, env.obs_space, env.action_space, num_envs, key, device, env.frame_stack)
+    return Agent(spec, env.facts, num_envs, key, device)
 
 
 class Session:
@@ -86,7 +87,7 @@ class Session:
         self.session = session
         self.on_progress = on_progress
         self.should_stop = should_stop
-        settings = build_settings(spec.env, (TRAIN_ENV, spec.meta.seed, session))
+        settings = build_settings(spec.env, (TRAIN_ENV, spec.meta.seed, session), num_cores=share_cores(spec))
         self.env = build_vec_env(settings, spec.env.num_workers, render)
         self.agent = build_agent(spec, self.env, session)
         names = self.agent.algorithm.metric_names
@@ -159,7 +160,9 @@ class Session:
             logger.warning(f"{problem}; the checkpoint before it is used")
         if state is None:
             return self.env.reset(), self.agent.init_carry(self.spec.env.num_envs)
-        if state.get("format") != FORMAT or state.get("spec") != self._identity():
+        if state.get("format") != FORMAT:
+            raise CheckpointError(f"{path}: was written by another version of the lab; continue it with that one")
+        if state.get("spec") != self._identity():
             raise CheckpointError(f"{path}: belongs to another spec; continue it with the spec it was made with")
         self.agent.load_state_dict(state["agent"])
         self.tracker.load_state_dict(state["tracker"])
@@ -184,7 +187,7 @@ class Session:
         return obs, None if carry is None else carry.to(self.agent.device)
 
     def _load_rows(self, state: dict[str, Any]) -> None:
-        if state.get("spec") != self._identity():
+        if state.get("format") != FORMAT or state.get("spec") != self._identity():
             return  # refused by the caller
         for name, files in self.replay_files.items():
             files.load(state["rows"][name])
@@ -192,7 +195,9 @@ class Session:
     def _identity(self) -> dict[str, Any]:
         """What must not differ between a checkpoint and the run that continues it."""
         spec = dump_spec(self.spec)[self.spec.name]
-        spec["env"].pop("max_frame")
+        # how envs are stepped changes no number
+        for key in ("max_frame", "num_workers", "backend"):
+            spec["env"].pop(key)
         return {key: spec[key] for key in ("agent", "env")} | {"seed": self.spec.meta.seed}
 
     def _save(self, obs: np.ndarray[Any, Any], carry: Any) -> None:
@@ -291,7 +296,7 @@ def play_episodes(env: VecEnv, agent: Agent, num_episode: int) -> Iterator[float
         step = env.step(act.action.cpu().numpy())
         ended = env.pop_finished()
         # counting each env once first keeps short episodes from crowding out long ones
-        for index, value in zip(np.flatnonzero(step.done), ended, strict=True):
+        for index, value in zip(np.flatnonzero(step.ended), ended, strict=True):
             if waiting[index] or not waiting.any():
                 waiting[index] = False
                 yield value

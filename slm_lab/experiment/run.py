@@ -10,8 +10,9 @@ from loguru import logger
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.memory.replay import check_fits
+from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
-from slm_lab.env.vec_env import VecEnv, build_vec_env
+from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes

@@ -77,7 +77,14 @@ class EnvSpec(Model):
 
     name: Str = Field(min_length=1, description="Registered id, or `package.module:EnvId` for an env of your own.")
     num_envs: PositiveInt = Field(1, description="Copies of the env stepped together.")
-    num_workers: NonNegativeInt = Field(0, description="Processes that step the envs; 0 steps them in the session.")
+    backend: Literal["auto", "gymnasium", "ale"] = Field(
+        "auto", description="What steps the envs: ale is the C++ env of Atari games; auto takes it for ALE/ names."
+    )
+    num_workers: NonNegativeInt | None = Field(
+        None,
+        description="Processes that step the envs; 0 steps them in the session; null: whichever is measured to be "
+        "faster at the start.",
+    )
     max_t: PositiveInt | None = Field(None, description="Time limit of an episode; null: the env's own.")
     max_frame: PositiveInt = Field(description="Env steps to train for, over all copies.")
     normalize_obs: Bool = Field(False, description="Shift and scale observations by their running mean and std.")
@@ -106,6 +113,9 @@ class EnvSpec(Model):
             for what in ("obs", "reward"):
                 if data.get(f"normalize_{what}") is True:
                     data.setdefault(f"clip_{what}", 10.0)
+            # games differ too much in their points for one set of hyperparameters
+            if str(data.get("name")).startswith("ALE/") and not data.get("normalize_reward"):
+                data.setdefault("clip_reward", 1.0)
         return data
 
 

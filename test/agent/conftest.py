@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.agent import Agent, reset_rows
+from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
-from slm_lab.env.vec_env import Step, VecEnv, build_vec_env
+from slm_lab.env.vec_env import Step, VecEnv
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 
@@ -116,9 +117,7 @@ class Lab:
         """The agent and the envs of a spec, seeded as session 0."""
         env = build_vec_env(build_settings(spec.env, (1, spec.meta.seed, 0)))
         seed_key = (spec.meta.seed, 0)
-        sizes = (env.obs_space, env.action_space, spec.env.num_envs)
-        agent = Agent(spec, *sizes, seed_key, torch.device("cpu"), env.frame_stack)
-        return agent, env
+        return Agent(spec, env.facts, spec.env.num_envs, seed_key, torch.device("cpu")), env
 
     def train(
         self,

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from slm_lab.env.build import build_vec_env
+from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, make_env
-from slm_lab.env.vec_env import LocalVecEnv, Step, VecEnv, WorkerVecEnv, build_vec_env
+from slm_lab.env.vec_env import Step, VecEnv
+from slm_lab.env.worker import WorkerVecEnv
 from slm_lab.lib.errors import EnvError, WorkerError
 
 Array = np.ndarray[Any, Any]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import slm_lab
+from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
-from slm_lab.env.vec_env import build_vec_env
 from slm_lab.experiment import checkpoint
 from slm_lab.experiment.analysis import read_table
 from slm_lab.experiment.checkpoint import load_latest, load_state, save_state

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.memory.batch import Batch
+from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
-from slm_lab.env.vec_env import build_vec_env
 from slm_lab.spec.loading import parse_spec
 
 sb3 = pytest.importorskip("stable_baselines3", reason="needs the group peer: uv run --group peer pytest test/peer")
@@ -38,7 +38,7 @@ def build_agent(env: str, algorithm: dict[str, Any], net: dict[str, Any]) -> Any
     }
     spec = parse_spec(raw)[0]
     env_ = build_vec_env(build_settings(spec.env, (1, 0, 0)))
-    agent = Agent(spec, env_.obs_space, env_.action_space, 1, (0, 0), torch.device("cpu"))
+    agent = Agent(spec, env_.facts, 1, (0, 0), torch.device("cpu"))
     env_.close()
     return agent
 

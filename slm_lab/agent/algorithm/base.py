@@ -15,6 +15,7 @@ from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.memory.build import build_replay
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.env.layout import ObsPart
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.memory import MemorySpec
 from slm_lab.spec.schema import AgentSpec
@@ -42,6 +43,8 @@ class Context:
     obs_dtype: torch.dtype
     encode: Callable[[Tensor], Tensor]
     frame_stack: int
+    # what the numbers of an observation are
+    parts: tuple[ObsPart, ...]
     family: ActionFamily
     num_envs: int
     device: torch.device

@@ -1,0 +1,210 @@
+"""Atari games: preprocessed stacks of grey frames, from the emulator one game at a time.
+
+The same numbers as ALE's own vector env gives (see `ale.py`), which is written in C++ and has no way to render.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+from ale_py import roms
+from gymnasium import spaces
+
+from slm_lab.lib.errors import EnvError, nearest
+
+Array = np.ndarray[Any, Any]
+
+# half an hour of play at 60 frames per second
+MAX_FRAMES = 108_000
+SIZE = 84
+# Steps between seeded games of one env. Seeding loads the cartridge, a tenth of a second; at a few hundred frames per
+# second this keeps it under 1 % of the time, and a continuation under a minute.
+SEED_INTERVAL = 5_000
+_SCREEN = (210, 160)
+
+
+@dataclass(frozen=True)
+class AtariOptions:
+    """How a game is played; the defaults are those of Machado et al. (2018) with the usual 84x84 frames."""
+
+    life_loss_info: bool = False
+    repeat_action_probability: float = 0.25
+    frameskip: int = 4
+    noop_max: int = 30
+    stack_num: int = 4
+    use_fire_reset: bool = True
+    full_action_space: bool = False
+    mode: int | None = None
+    difficulty: int | None = None
+    # frames after which a game is cut
+    max_frames: int = MAX_FRAMES
+
+    @classmethod
+    def parse(cls, kwargs: dict[str, Any], max_t: int | None) -> "AtariOptions":
+        """The options of a spec; `max_t` counts steps, each of `frameskip` frames."""
+        known = [item.name for item in fields(cls) if item.name != "max_frames"]
+        for key in kwargs:
+            if key not in known:
+                raise EnvError(f"env.kwargs: Atari games have no option '{key}'{nearest(key, known)}")
+        options = cls(**kwargs)
+        for key, low in (("frameskip", 1), ("stack_num", 1), ("noop_max", 0)):
+            value = kwargs.get(key, low)
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise EnvError(f"env.kwargs.{key}: a whole number from {low} expected, got {value!r}")
+        if not 0 <= options.repeat_action_probability <= 1:
+            raise EnvError(
+                f"env.kwargs.repeat_action_probability: 0 to 1 expected, got {options.repeat_action_probability}"
+            )
+        return options if max_t is None else cls(**kwargs, max_frames=max_t * options.frameskip)
+
+    @property
+    def needs_emulator(self) -> bool:
+        """Whether the C++ vector env lacks an option that is used."""
+        return self.mode is not None or self.difficulty is not None
+
+
+class AtariEnv(gym.Env[Array, Any]):
+    """One game; `info["life_lost"]` tells where a life was lost and the game goes on.
+
+    A seeded reset loads the cartridge anew (a tenth of a second). A reset without a seed starts the next game, with
+    the generators as they are.
+    """
+
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 15}  # noqa: RUF012 (gymnasium's own way)
+
+    def __init__(self, game: str, options: AtariOptions, render_mode: str | None = None) -> None:
+        self.options = options
+        self.render_mode = render_mode
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        self.ale = ale_py.ALEInterface()
+        self.ale.setFloat("repeat_action_probability", options.repeat_action_probability)
+        if render_mode == "human":
+            self.ale.setBool("display_screen", True)
+            self.ale.setBool("sound", True)
+        rom = roms.get_rom_path(game)
+        assert rom is not None, game  # every registered game has one
+        self._rom = rom
+        self._load(0)
+        self._actions = self.ale.getLegalActionSet() if options.full_action_space else self.ale.getMinimalActionSet()
+        self._fires = options.use_fire_reset and ale_py.Action.FIRE in self._actions
+        self._bits = np.random.MT19937()
+        self._seen = (np.zeros(_SCREEN, np.uint8), np.zeros(_SCREEN, np.uint8))
+        self._stack = np.zeros((options.stack_num, SIZE, SIZE), np.uint8)
+        self._lives = 0
+        self._num_frame = 0
+        self.observation_space = spaces.Box(0, 255, self._stack.shape, np.uint8)
+        self.action_space = spaces.Discrete(len(self._actions))
+
+    def _load(self, seed: int) -> None:
+        self.ale.setInt("random_seed", seed)
+        self.ale.loadROM(self._rom)
+        for what, value, known, choose in (
+            ("mode", self.options.mode, self.ale.getAvailableModes, self.ale.setMode),
+            ("difficulty", self.options.difficulty, self.ale.getAvailableDifficulties, self.ale.setDifficulty),
+        ):
+            if value is not None:
+                if value not in known():
+                    raise EnvError(f"env.kwargs.{what}: the game has {known()}, not {value}")
+                choose(value)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        """Start a game: fire if the game can, then a random number of frames without a move."""
+        if seed is not None:
+            seed = bound_seed(seed)
+            self._bits._legacy_seeding(seed)  # how the generator of C++ is seeded
+            self._load(seed)
+        self.ale.reset_game()
+        num_noop = _draw(self._bits, self.options.noop_max) - self._fires
+        if self._fires:
+            self._act(ale_py.Action.FIRE)
+        for _ in range(num_noop):
+            self._act(ale_py.Action.NOOP)
+        self.ale.getScreenGrayscale(self._seen[0])
+        self._seen[1][:] = 0
+        self._stack[:-1] = 0
+        self._stack[-1] = self._see()
+        self._lives = self.ale.lives()
+        self._num_frame = 0
+        return self._stack.copy(), {"life_lost": False}
+
+    def _act(self, action: Any) -> None:
+        self.ale.act(action)
+        if self.ale.game_over():
+            self.ale.reset_game()
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """Hold an action for `frameskip` frames; the observation is the larger of the last two in every pixel."""
+        reward = 0.0
+        truncated = False
+        for left in range(self.options.frameskip - 1, -1, -1):
+            reward += self.ale.act(self._actions[int(action)])
+            self._num_frame += 1
+            truncated = self._num_frame >= self.options.max_frames
+            if truncated or self.ale.game_over():
+                break  # without a look at the last frame, as the C++ env does
+            if left < 2:
+                self.ale.getScreenGrayscale(self._seen[left])
+        self._stack[:-1] = self._stack[1:]
+        self._stack[-1] = self._see()
+        terminated = self.ale.game_over()
+        lives = self.ale.lives()
+        life_lost = self.options.life_loss_info and lives < self._lives and not (terminated or truncated)
+        self._lives = lives
+        return self._stack.copy(), reward, terminated, truncated, {"life_lost": life_lost}
+
+    def _see(self) -> Array:
+        """The larger of the last two frames in every pixel."""
+        # kept in place of the newest, as the C++ env does; it shows where a game ends within a step
+        return shrink(np.maximum(*self._seen, out=self._seen[0]))
+
+    def render(self) -> Any:
+        """The screen in colour."""
+        return self.ale.getScreenRGB()
+
+
+def bound_seed(seed: int) -> int:
+    """A seed as the emulator takes it: positive, 31 bits."""
+    return seed % (2**31 - 1) + 1
+
+
+def _draw(bits: np.random.MT19937, count: int) -> int:
+    """A number below `count` from 32 random bits (Lemire 2019), as C++ draws it."""
+    if count < 1:
+        return 0
+    while True:
+        product = int(bits.random_raw()) * count
+        if product & 0xFFFFFFFF >= 2**32 % count:
+            return product >> 32
+
+
+def _calc_taps(source: int, target: int) -> tuple[Array, Array]:
+    """The source pixels that each target pixel covers, and their shares of it, (taps, target)."""
+    scale = source / target
+    rows: list[list[tuple[int, float]]] = []
+    for index in range(target):
+        low, high = index * scale, (index + 1) * scale
+        first, last = int(np.ceil(low)), min(int(high), source - 1)
+        row = [(first - 1, first - low)] if first - low > 1e-3 else []
+        row += [(pixel, 1.0) for pixel in range(first, last)]
+        row += [(last, high - last)] if high - last > 1e-3 else []
+        rows.append(row)
+    num_tap = max(len(row) for row in rows)
+    pixel, share = np.zeros((num_tap, target), np.intp), np.zeros((num_tap, target), np.float32)
+    for index, row in enumerate(rows):
+        for tap, (where, covered) in enumerate(row):
+            pixel[tap, index], share[tap, index] = where, covered / scale
+    return pixel, share
+
+
+_ROW_PIXEL, _ROW_SHARE = _calc_taps(_SCREEN[0], SIZE)
+_COLUMN_PIXEL, _COLUMN_SHARE = _calc_taps(_SCREEN[1], SIZE)
+
+
+def shrink(screen: Array) -> Array:
+    """A grey screen as 84x84 means over the area of each pixel, summed in the order that gives OpenCV's very bits."""
+    wide = screen.astype(np.float32)
+    slim = sum(wide[:, pixel] * share for pixel, share in zip(_COLUMN_PIXEL, _COLUMN_SHARE, strict=True))
+    small = sum(slim[pixel] * share[:, None] for pixel, share in zip(_ROW_PIXEL, _ROW_SHARE, strict=True))
+    return np.rint(small).astype(np.uint8)

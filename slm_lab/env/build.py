@@ -1,0 +1,58 @@
+"""Which backend steps a session's envs: as the spec says, or as measured."""
+
+from loguru import logger
+
+from slm_lab.env.ale import AleVecEnv
+from slm_lab.env.atari import AtariOptions
+from slm_lab.env.local import LocalVecEnv
+from slm_lab.env.make import EnvSettings, is_atari
+from slm_lab.env.vec_env import VecEnv
+from slm_lab.env.worker import WorkerVecEnv
+from slm_lab.lib.errors import EnvError
+
+# A round trip to worker processes costs about this much, so what takes less is not worth measuring.
+_MESSAGE_SECONDS = 0.0002
+_MEASURE_SECONDS = 0.1
+
+
+def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render: bool = False) -> VecEnv:
+    """The envs of a session; `num_workers` None asks for whatever is measured to be fastest."""
+    backend = settings.backend
+    if backend == "ale" and not is_atari(settings.name):
+        raise EnvError(f"env.backend: ale is for ALE/ games, not for '{settings.name}'; use auto")
+    if is_atari(settings.name) and backend in ("auto", "ale") and not render and not num_workers:
+        if not AtariOptions.parse(settings.kwargs, settings.max_t).needs_emulator:
+            return AleVecEnv(settings)
+        if backend == "ale":
+            raise EnvError("env.kwargs: the ale backend has no mode and difficulty; use env.backend gymnasium")
+    if num_workers is None and not render:
+        num_workers, reason = choose_workers(settings)
+        logger.info(f"Env backend gymnasium, {f'{num_workers} workers' if num_workers else 'in process'}: {reason}")
+    if num_workers and not render:
+        return WorkerVecEnv(settings, num_workers)
+    return LocalVecEnv(settings, render)
+
+
+def choose_workers(settings: EnvSettings) -> tuple[int, str]:
+    """How many worker processes step the envs fastest, 0 for none, and why."""
+    count = min(settings.num_cores, settings.num_envs)
+    if settings.num_cores == 1:
+        return 0, "one core for this session"
+    if count == 1:
+        return 0, "one env"
+    local = _measure(LocalVecEnv(settings))
+    if local < 2 * _MESSAGE_SECONDS:
+        return 0, f"a step of {settings.num_envs} envs takes {local * 1e3:.2f} ms, less than messages to workers would"
+    remote = _measure(WorkerVecEnv(settings, count))
+    reason = (
+        f"a step of {settings.num_envs} envs takes {local * 1e3:.2f} ms in process, {remote * 1e3:.2f} ms in workers"
+    )
+    # a little gain is not worth the processes
+    return (count if remote < 0.9 * local else 0), reason
+
+
+def _measure(env: VecEnv) -> float:
+    try:
+        return env.measure(_MEASURE_SECONDS)
+    finally:
+        env.close()

@@ -1,0 +1,51 @@
+"""What the numbers of a flat observation are: named parts, in order."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.lib.errors import EnvError
+
+# the only part of an observation that has no named parts
+WHOLE = "obs"
+
+
+@dataclass(frozen=True)
+class ObsPart:
+    """One entry of a Dict observation: where it lies in the flat one, and its own shape."""
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    # pixels of 8 bits, kept as they are
+    is_image: bool = False
+
+
+def calc_parts(space: gym.Space[Any]) -> tuple[ObsPart, ...]:
+    """The parts of an observation in the order in which gymnasium flattens it; nested names are joined by dots."""
+    parts: list[ObsPart] = []
+    start = 0
+    for name, leaf in _leaves(space, ""):
+        size = spaces.flatdim(leaf)
+        is_box = isinstance(leaf, spaces.Box)
+        shape = leaf.shape if is_box and leaf.shape is not None else (size,)
+        is_image = is_box and leaf.dtype == np.uint8 and len(shape) == 3
+        parts.append(ObsPart(name or WHOLE, start, start + size, shape, is_image))
+        start += size
+    return tuple(parts)
+
+
+def _leaves(space: gym.Space[Any], prefix: str) -> list[tuple[str, gym.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        named = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        named = [(str(index), part) for index, part in enumerate(space.spaces)]
+    else:
+        return [(prefix, space)]
+    if not named:
+        raise EnvError("env.name: the observation has no parts")
+    return [leaf for key, part in named for leaf in _leaves(part, f"{prefix}.{key}" if prefix else str(key))]
