@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -24,7 +25,8 @@ from slm_lab.experiment.analysis import METRICS
 from slm_lab.experiment.tracker import CORE_COLUMNS
 from slm_lab.lib.errors import LabError
 from slm_lab.spec.document import describe_default
-from slm_lab.spec.loading import load_spec, parse_spec, spec_files, spec_names
+from slm_lab.spec.loading import load_spec, parse_override, parse_spec, spec_files, spec_names
+from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import ALGORITHM_SPECS
 
 ROOT = Path(__file__).parents[2]
@@ -91,11 +93,11 @@ def test_commands_in_docs_are_known(words) -> None:
     assert command in COMMANDS
     # parsing alone tells whether the options are known, without running anything
     if command == "run":
-        arguments = _parse(typer.main.get_command(run_command.app), rest)
-        source, name, mode = run_command.split_arguments(list(arguments or []))
+        params = _parse(typer.main.get_command(run_command.app), rest)
+        source, name, mode = run_command.split_arguments(list(params["arguments"] or []))
         assert mode in ("dev", "train") or mode.startswith(("train@", "enjoy@"))
         if not source.startswith("my_") and "@" not in mode:
-            load_spec(source, name)
+            load_spec(source, name, dict(parse_override(text) for text in params["set_"] or []))
     else:
         apps = {"spec": spec_command.app, "env": env_command.app}
         group = typer.main.get_command(apps[command])
@@ -103,10 +105,11 @@ def test_commands_in_docs_are_known(words) -> None:
         _parse(group.commands[rest[0]], rest[1:])  # type: ignore[attr-defined]
 
 
-def _parse(command, words: list[str]) -> list[str] | None:
-    """The arguments of a command line; an unknown option raises."""
-    context = command.make_context("slm-lab", list(words))
-    return context.params.get("arguments")
+def _parse(command, words: list[str]) -> dict[str, Any]:
+    """What a command line gives by name; an unknown option raises."""
+    params = command.make_context("slm-lab", list(words)).params
+    assert isinstance(params, dict)
+    return params
 
 
 def test_readme_explains_every_option_of_run() -> None:
@@ -192,10 +195,11 @@ def test_specs_on_pages_are_valid(page) -> None:
 @pytest.mark.parametrize("path", spec_files(), ids=lambda path: path.stem)
 def test_every_shipped_spec_is_listed(path) -> None:
     readme = README.read_text()
+    document = read_document(path)
     for name in spec_names(path):
         shown = f"`{name.removesuffix('_arc')}`"
         assert shown in readme
-        algorithm = load_spec(path, name).spec.agent.algorithm.name
+        algorithm = document[name]["agent"]["algorithm"]["name"]
         assert shown in own_page(algorithm).read_text()
 
 

@@ -149,7 +149,8 @@ def refusals(value: Any, node: dict[str, Any], schema: dict[str, Any], path: str
         "minLength",
         "discriminator",
     }
-    known |= {"minimum", "maximum", "exclusiveMinimum", "title", "description", "default", "$defs", "$schema"}
+    known |= {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+    known |= {"title", "description", "default", "$defs", "$schema"}
     assert set(node) <= known, set(node) - known
     if "$ref" in node:
         return refusals(value, resolve(schema, node["$ref"]), schema, path)
@@ -167,6 +168,7 @@ def refusals(value: Any, node: dict[str, Any], schema: dict[str, Any], path: str
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         inside = node.get("minimum", value) <= value <= node.get("maximum", value)
         inside = inside and ("exclusiveMinimum" not in node or value > node["exclusiveMinimum"])
+        inside = inside and ("exclusiveMaximum" not in node or value < node["exclusiveMaximum"])
         found += [] if inside else [f"{path}: outside the bounds"]
     if isinstance(value, dict):
         found += object_refusals(value, node, schema, path)
