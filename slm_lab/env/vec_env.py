@@ -43,6 +43,9 @@ def calc_episode_seed(settings: EnvSettings, index: int, episode: int) -> int:
 class VecEnv(ABC):
     """N copies of an env stepped together, always batched, with raw scores and exact continuation."""
 
+    # whether other processes step the envs, which may die
+    is_remote = False
+
     def __init__(self, settings: EnvSettings, facts: EnvFacts) -> None:
         self.settings = settings
         self.num_envs = settings.num_envs
@@ -89,7 +92,12 @@ class VecEnv(ABC):
         """Step with actions in the policy's range; arrays of the result belong to the caller."""
         mapped = self.action_map(action)
         self._action_log.append(mapped)
-        step = self._step(mapped)
+        try:
+            step = self._step(mapped)
+        except BaseException:
+            # what was not done is not to be replayed
+            self._action_log.pop()
+            raise
         self.score += step.reward
         if step.ended.any():
             ended = np.flatnonzero(step.ended)

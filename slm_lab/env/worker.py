@@ -20,13 +20,19 @@ from slm_lab.lib.errors import EnvError, WorkerError
 class WorkerVecEnv(VecEnv):
     """Envs in worker processes, each with a share of them."""
 
+    is_remote = True
+
     def __init__(self, settings: EnvSettings, num_workers: int) -> None:
-        self.workers = []
+        self.workers: list[Worker] = []
         shares = [list(share) for share in np.array_split(np.arange(settings.num_envs), num_workers)]
         for share in shares:
             self.workers.append(Worker(settings, [int(index) for index in share]))
         # every worker answers once its envs are made
-        facts = [worker.receive() for worker in self.workers]
+        try:
+            facts = [worker.receive() for worker in self.workers]
+        except BaseException:
+            self.close()
+            raise
         super().__init__(settings, facts[0])
         self.shares = [slice(int(share[0]), int(share[-1]) + 1) for share in shares]
 

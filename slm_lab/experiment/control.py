@@ -23,7 +23,7 @@ from slm_lab.experiment.replay_files import ReplayFiles
 from slm_lab.experiment.tracker import Tracker
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.due import Due
-from slm_lab.lib.errors import CheckpointError
+from slm_lab.lib.errors import CheckpointError, WorkerError
 from slm_lab.lib.io import lock_file, write_json
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
@@ -127,9 +127,17 @@ class Session:
         env, agent, watch = self.env, self.agent, self.watch
         watch.start()
         while self.frame < self.spec.env.max_frame and not self.should_stop():
+            drawn = agent.context.act_generator.get_state() if env.is_remote else None
             act = agent.act(obs, carry, explore=True)
             watch.lap("act")
-            step = env.step(act.action.cpu().numpy())
+            try:
+                step = env.step(act.action.cpu().numpy())
+            except WorkerError:
+                # a step that was not done leaves nothing behind, so the run continues from here as if nothing happened
+                if drawn is not None:
+                    agent.context.act_generator.set_state(drawn)
+                self._save(obs, carry)
+                raise
             watch.lap("env")
             agent.observe(obs, act, step)
             watch.lap("observe")
