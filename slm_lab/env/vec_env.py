@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.make import EnvSettings, count_frames, make_env
+from slm_lab.env.render import RenderMode, draw
 from slm_lab.env.wrapper import ActionMap
 from slm_lab.lib.errors import EnvError, WorkerError
 from slm_lab.lib.runtime import derive_seed
@@ -23,6 +24,8 @@ from slm_lab.lib.runtime import derive_seed
 Array = np.ndarray[Any, Any]
 # Actions kept per env for rebuilding its state; an episode longer than this continues only statistically.
 MAX_REPLAY = 1_000_000
+# frames per second of a video where the env does not say its own
+RENDER_FPS = 30.0
 
 
 class Step(NamedTuple):
@@ -43,9 +46,14 @@ class Step(NamedTuple):
 class Slots:
     """Some of the envs, stepped one after the other and reset as soon as they end."""
 
-    def __init__(self, settings: EnvSettings, indices: list[int], render: bool = False) -> None:
-        self.envs = [make_env(settings, render and index == 0) for index in indices]
+    def __init__(self, settings: EnvSettings, indices: list[int], render_mode: RenderMode | None = None) -> None:
+        # the first env of all is the one that is shown
+        self.envs = [make_env(settings, render_mode if index == 0 else None) for index in indices]
         self.indices = indices
+        self.name = settings.name
+        self.render_mode = render_mode
+        # how the first env looked when its episode ended; None unless it did so in the last step
+        self.ended_frame: Array | None = None
         self.seed_key = settings.seed_key
         space = self.envs[0].observation_space
         assert space.shape is not None
@@ -75,6 +83,7 @@ class Slots:
 
     def step(self, action: Array, episode: Array) -> None:
         """Step every env; one that ended starts its next episode at once."""
+        self.ended_frame = None
         for slot, env in enumerate(self.envs):
             obs, reward, terminated, truncated, _ = env.step(action[slot])
             self.t[slot] += 1
@@ -85,6 +94,9 @@ class Slots:
             self.terminated[slot] = terminated
             self.truncated[slot] = truncated
             if terminated or truncated:
+                if self.render_mode == "rgb_array" and slot == 0:
+                    # the reset would wipe it out
+                    self.ended_frame = self.render()
                 self.reset(slot, int(episode[slot]) + 1)
             else:
                 self.obs[slot] = obs
@@ -92,6 +104,10 @@ class Slots:
         if not np.isfinite(self.reward).all() or (self.is_float and not np.isfinite(self.next_obs).all()):
             for slot in range(len(self.envs)):
                 self._check_finite(slot, int(episode[slot]))
+
+    def render(self) -> Array:
+        """What the first env looks like now."""
+        return draw(self.envs[0], self.name)
 
     def _where(self, slot: int, episode: int) -> str:
         seed = self.episode_seed(slot, episode)
@@ -168,6 +184,22 @@ class VecEnv(ABC):
     def close(self) -> None:
         """Release the envs and their processes."""
 
+    def render(self) -> Array:
+        """What the first env looks like now: (height, width, 3), 8 bits; needs `render_mode="rgb_array"`."""
+        raise self._no_frame()
+
+    def render_ended(self) -> Array:
+        """What the first env looked like when its episode ended in the last step, before it was reset."""
+        raise self._no_frame()
+
+    @property
+    def render_fps(self) -> float:
+        """Frames per second at which the env's own time passes."""
+        return RENDER_FPS
+
+    def _no_frame(self) -> EnvError:
+        return EnvError(f"'{self.settings.name}' gives no pictures as it runs here ({type(self).__name__})")
+
     def reset(self) -> Array:
         """Start the first episode of each env."""
         self.episode[:] = 0
@@ -238,8 +270,8 @@ class VecEnv(ABC):
 class LocalVecEnv(VecEnv):
     """Envs in this process."""
 
-    def __init__(self, settings: EnvSettings, render: bool = False) -> None:
-        self.slots = Slots(settings, list(range(settings.num_envs)), render)
+    def __init__(self, settings: EnvSettings, render_mode: RenderMode | None = None) -> None:
+        self.slots = Slots(settings, list(range(settings.num_envs)), render_mode)
         first = self.slots.envs[0]
         super().__init__(settings, as_box(first.observation_space), first.action_space, count_frames(first))
 
@@ -263,6 +295,20 @@ class LocalVecEnv(VecEnv):
         for slot, actions in enumerate(action):
             self.slots.replay(slot, int(self.episode[slot]), actions)
         return self.slots.obs.copy()
+
+    def render(self) -> Array:
+        if self.slots.render_mode != "rgb_array":
+            raise self._no_frame()
+        return self.slots.render()
+
+    def render_ended(self) -> Array:
+        if self.slots.ended_frame is None:
+            raise self._no_frame()
+        return self.slots.ended_frame
+
+    @property
+    def render_fps(self) -> float:
+        return float(self.slots.envs[0].metadata.get("render_fps") or RENDER_FPS)
 
     def close(self) -> None:
         self.slots.close()
@@ -400,6 +446,8 @@ def as_box(space: gym.Space[Any]) -> spaces.Box:
     return space
 
 
-def build_vec_env(settings: EnvSettings, num_workers: int = 0, render: bool = False) -> VecEnv:
-    """The envs of a session, in this process or in workers."""
-    return WorkerVecEnv(settings, num_workers) if num_workers else LocalVecEnv(settings, render)
+def build_vec_env(settings: EnvSettings, num_workers: int = 0, render_mode: RenderMode | None = None) -> VecEnv:
+    """The envs of a session, in this process or in workers; those that are drawn are in this one."""
+    if num_workers and render_mode is None:
+        return WorkerVecEnv(settings, num_workers)
+    return LocalVecEnv(settings, render_mode)
