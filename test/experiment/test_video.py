@@ -229,7 +229,8 @@ def test_enjoy_films_every_step_and_the_start_of_each_episode(name: str, trained
         assert all(len(np.unique(frame)) > 10 for frame in frames)
         # the pole has fallen at the end of the first episode, and stands again at the start of the second
         end, begin = frames[int(returns[0])], frames[int(returns[0]) + 1]
-        assert np.abs(end.astype(int) - frames[0]).mean() > np.abs(begin.astype(int) - frames[0]).mean()
+        before_end = frames[int(returns[0]) - 1]
+        assert np.abs(end.astype(int) - begin).mean() > 1.5 * np.abs(end.astype(int) - before_end).mean() > 0
     else:
         with Image.open(path) as image:
             assert len(list(ImageSequence.Iterator(image))) == num_frame
