@@ -18,9 +18,18 @@ RenderMode = Literal["human", "rgb_array"]
 GL_BACKENDS = ("egl", "osmesa")
 # the first call of a software renderer compiles its shaders
 PROBE_SECONDS = 60.0
+# a context alone does not tell that MuJoCo can draw in it
+PROBE = """
+import mujoco
+from mujoco.{backend} import GLContext
+
+context = GLContext(16, 16)
+context.make_current()
+mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), mujoco.mjtFontScale.mjFONTSCALE_150)
+"""
 GL_HINT = (
-    "without a display MuJoCo draws through EGL or OSMesa: set MUJOCO_GL=egl or MUJOCO_GL=osmesa "
-    "(on Debian: apt-get install libegl1 libgl1-mesa-dri, or libosmesa6)"
+    "without a display MuJoCo draws through EGL or OSMesa: install one (on Debian: apt-get install libegl1 libgl1, or "
+    "libosmesa6) and set MUJOCO_GL=egl or MUJOCO_GL=osmesa"
 )
 
 
@@ -65,11 +74,10 @@ def prepare(render_mode: RenderMode, is_mujoco: bool) -> None:
 def find_gl_backend() -> str:
     """The first backend that works here; each is tried in a process, since PyOpenGL stays with its first choice."""
     for backend in GL_BACKENDS:
-        code = f"from mujoco.{backend} import GLContext; GLContext(16, 16).make_current()"
         environment = {key: value for key, value in os.environ.items() if key != "PYOPENGL_PLATFORM"}
         try:
             result = subprocess.run(
-                [sys.executable, "-c", code],
+                [sys.executable, "-c", PROBE.format(backend=backend)],
                 env={**environment, "MUJOCO_GL": backend, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
