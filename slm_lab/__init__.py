@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__all__ = ["load", "load_agent", "resume", "run"]
+__all__ = ["load", "load_agent", "record", "resume", "run"]
 
 
 def __getattr__(name: str) -> Any:

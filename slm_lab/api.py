@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.run import DATA_DIR, Options, load_trained, start
+from slm_lab.experiment.run import DATA_DIR, Options, enjoy, load_trained, start
 from slm_lab.experiment.run import resume as resume_run
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.log import setup_console
@@ -41,6 +41,12 @@ def resume(
     """Continue a stopped run."""
     setup_console(log_level)
     return resume_run(str(folder), Options(Path(data_dir), log_level, imports=tuple(imports)))
+
+
+def record(folder: str | Path, video: str | Path, num_episode: int = 1, data_dir: str | Path = DATA_DIR) -> list[float]:
+    """Play episodes with the best agent of a run and write them as a video, .mp4 or .gif; their raw returns."""
+    options = Options(Path(data_dir), video=Path(video))
+    return enjoy(str(folder), options, num_episode, lambda index, value: None)
 
 
 class TrainedAgent:

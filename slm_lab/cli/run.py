@@ -55,6 +55,9 @@ def run(
     device: Annotated[str | None, typer.Option(help="Shorthand for -s meta.device=...")] = None,
     render: Annotated[bool, typer.Option("--render", help="Show the first env in a window.")] = False,
     episodes: Annotated[int, typer.Option(help="Episodes to play in enjoy mode.", min=1)] = 10,
+    video: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the episodes of enjoy mode as FILE.mp4 or FILE.gif.")
+    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Show the time split by phase at the end.")] = False,
     imports: Annotated[
         list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own modules first.")
@@ -66,7 +69,7 @@ def run(
 ) -> None:
     """Entry of the command."""
     setup_console(log_level)
-    options = Options(data_dir, log_level, render, tuple(imports or ()))
+    options = Options(data_dir, log_level, render, tuple(imports or ()), video)
     with user_errors():
         source, name, mode = split_arguments(arguments or [])
         changes = [*(set_ or [])]
@@ -74,6 +77,8 @@ def run(
         changes += [f"meta.device={device}"] if device is not None else []
         if mode == "search":
             raise LabError("mode 'search' is not available yet; use train with the values you want to try")
+        if video is not None and not mode.startswith("enjoy@"):
+            raise LabError(f"--video goes with enjoy@DIR, not with {mode}; while training, set meta.video_frequency")
         if mode.startswith("enjoy@"):
             _enjoy(mode.removeprefix("enjoy@"), options, episodes)
             return
@@ -104,6 +109,8 @@ def _enjoy(where: str, options: Options, episodes: int) -> None:
 
     returns = enjoy(where, options, episodes, on_episode)
     sys.stdout.write(f"mean total_reward {sum(returns) / len(returns):.2f} over {len(returns)} episodes\n")
+    if options.video is not None:
+        sys.stdout.write(f"Video    {options.video}\n")
 
 
 def _conclude(result: TrialResult, options: Options, profile: bool) -> None:

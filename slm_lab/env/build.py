@@ -6,6 +6,7 @@ from slm_lab.env.ale import AleVecEnv
 from slm_lab.env.atari import AtariOptions
 from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, is_atari
+from slm_lab.env.render import RenderMode
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.env.worker import WorkerVecEnv
 from slm_lab.lib.errors import EnvError
@@ -15,22 +16,22 @@ _MESSAGE_SECONDS = 0.0002
 _MEASURE_SECONDS = 0.1
 
 
-def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render: bool = False) -> VecEnv:
+def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render_mode: RenderMode | None = None) -> VecEnv:
     """The envs of a session; `num_workers` None asks for whatever is measured to be fastest."""
     backend = settings.backend
     if backend == "ale" and not is_atari(settings.name):
         raise EnvError(f"env.backend: ale is for ALE/ games, not for '{settings.name}'; use auto")
-    if is_atari(settings.name) and backend in ("auto", "ale") and not render and not num_workers:
+    if is_atari(settings.name) and backend in ("auto", "ale") and render_mode is None and not num_workers:
         if not AtariOptions.parse(settings.kwargs, settings.max_t).needs_emulator:
             return AleVecEnv(settings)
         if backend == "ale":
             raise EnvError("env.kwargs: the ale backend has no mode and difficulty; use env.backend gymnasium")
-    if num_workers is None and not render:
+    if num_workers is None and render_mode is None:
         num_workers, reason = choose_workers(settings)
         logger.info(f"Env backend gymnasium, {f'{num_workers} workers' if num_workers else 'in process'}: {reason}")
-    if num_workers and not render:
+    if num_workers and render_mode is None:
         return WorkerVecEnv(settings, num_workers)
-    return LocalVecEnv(settings, render)
+    return LocalVecEnv(settings, render_mode)
 
 
 def choose_workers(settings: EnvSettings) -> tuple[int, str]:

@@ -6,15 +6,20 @@ from typing import Any
 import numpy as np
 
 from slm_lab.env.make import EnvSettings, describe, make_env
-from slm_lab.env.vec_env import Array, Step, VecEnv, calc_episode_seed
+from slm_lab.env.render import RenderMode, draw
+from slm_lab.env.vec_env import RENDER_FPS, Array, Step, VecEnv, calc_episode_seed
 from slm_lab.lib.errors import EnvError
 
 
 class Slots:
     """Some of the envs, stepped one after the other and reset as soon as they end."""
 
-    def __init__(self, settings: EnvSettings, indices: list[int], render: bool = False) -> None:
-        self.envs = [make_env(settings, render and index == 0) for index in indices]
+    def __init__(self, settings: EnvSettings, indices: list[int], render_mode: RenderMode | None = None) -> None:
+        # the first env of all is the one that is shown
+        self.envs = [make_env(settings, render_mode if index == 0 else None) for index in indices]
+        self.render_mode = render_mode
+        # how the first env looked when its episode ended; None unless it did so in the last step
+        self.ended_frame: Array | None = None
         self.facts = describe(self.envs[0])
         self.settings = settings
         self.indices = indices
@@ -46,6 +51,7 @@ class Slots:
 
     def step(self, action: Array, episode: Array, is_seed_due: Array) -> None:
         """Step every env; one that ended starts its next episode at once."""
+        self.ended_frame = None
         for slot, env in enumerate(self.envs):
             obs, reward, terminated, truncated, info = env.step(action[slot])
             self.t[slot] += 1
@@ -58,6 +64,9 @@ class Slots:
             self.truncated[slot] = truncated
             self.ended[slot] = terminated or truncated
             if self.ended[slot]:
+                if self.render_mode == "rgb_array" and slot == 0:
+                    # the reset would wipe it out
+                    self.ended_frame = self.render()
                 self.reset(slot, int(episode[slot]) + 1, bool(is_seed_due[slot]))
             else:
                 self.obs[slot] = obs
@@ -65,6 +74,10 @@ class Slots:
         if not np.isfinite(self.reward).all() or (self.is_float and not np.isfinite(self.next_obs).all()):
             for slot in range(len(self.envs)):
                 self._check_finite(slot, int(episode[slot]))
+
+    def render(self) -> Array:
+        """What the first env looks like now."""
+        return draw(self.envs[0], self.settings.name)
 
     def _where(self, slot: int, episode: int) -> str:
         seed = self.episode_seed(slot, episode)
@@ -109,8 +122,8 @@ class Slots:
 class LocalVecEnv(VecEnv):
     """Envs in this process."""
 
-    def __init__(self, settings: EnvSettings, render: bool = False) -> None:
-        self.slots = Slots(settings, list(range(settings.num_envs)), render)
+    def __init__(self, settings: EnvSettings, render_mode: RenderMode | None = None) -> None:
+        self.slots = Slots(settings, list(range(settings.num_envs)), render_mode)
         super().__init__(settings, self.slots.facts)
 
     def _reset(self) -> Array:
@@ -134,6 +147,20 @@ class LocalVecEnv(VecEnv):
         for slot, actions in enumerate(action):
             self.slots.replay(slot, int(self.origin[slot]), actions)
         return self.slots.obs.copy()
+
+    def render(self) -> Array:
+        if self.slots.render_mode != "rgb_array":
+            raise self._no_frame()
+        return self.slots.render()
+
+    def render_ended(self) -> Array:
+        if self.slots.ended_frame is None:
+            raise self._no_frame()
+        return self.slots.ended_frame
+
+    @property
+    def render_fps(self) -> float:
+        return float(self.slots.envs[0].metadata.get("render_fps") or RENDER_FPS)
 
     def close(self) -> None:
         self.slots.close()

@@ -1,6 +1,7 @@
 """Makes one env by its name, with observations the nets can read."""
 
 import importlib
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from gymnasium.wrappers import FlattenObservation, FrameStackObservation
 from slm_lab.env import probe
 from slm_lab.env.atari import SEED_INTERVAL, AtariEnv, AtariOptions
 from slm_lab.env.layout import ObsPart, calc_parts
+from slm_lab.env.render import RenderMode, prepare
 from slm_lab.lib.errors import EnvError, nearest
 from slm_lab.lib.runtime import add_working_folder_to_path, num_cores
 from slm_lab.spec.schema import EnvSpec, Spec
@@ -66,18 +68,20 @@ def share_cores(spec: Spec) -> int:
     return max(1, cores // min(spec.meta.max_session, cores))
 
 
-def make_env(settings: EnvSettings, render: bool = False) -> gym.Env[Any, Any]:
+def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> gym.Env[Any, Any]:
     """Make one env; a mistake in its name or options is told in one line."""
     name = resolve_name(settings.name)
     if is_atari(name):
-        return AtariEnv(
-            find_game(name), AtariOptions.parse(settings.kwargs, settings.max_t), "human" if render else None
-        )
+        if render_mode is not None:
+            prepare(render_mode, is_mujoco=False)
+        return AtariEnv(find_game(name), AtariOptions.parse(settings.kwargs, settings.max_t), render_mode)
     kwargs = dict(settings.kwargs)
     if settings.max_t is not None:
         kwargs["max_episode_steps"] = settings.max_t
-    if render:
-        kwargs["render_mode"] = "human"
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
+        # an env of the user's own is known as MuJoCo's by what its module has imported
+        prepare(render_mode, "mujoco" in str(gym.registry[name].entry_point) or "mujoco" in sys.modules)
     try:
         # the passive checker costs a third of a CartPole step and repeats what the lab checks itself
         env = gym.make(name, disable_env_checker=True, **kwargs)
@@ -88,7 +92,12 @@ def make_env(settings: EnvSettings, render: bool = False) -> gym.Env[Any, Any]:
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
+        if render_mode is not None and "'render_mode'" in str(error):
+            raise EnvError(f"env.name: '{settings.name}' cannot be drawn: it takes no render_mode") from None
         raise EnvError(f"env.kwargs: '{settings.name}' does not take an option given: {error}") from None
+    if render_mode not in (None, env.render_mode, *env.metadata.get("render_modes", ())):
+        env.close()
+        raise EnvError(f"env.name: '{settings.name}' cannot be drawn: it does not know the render mode {render_mode}")
     return _readable(env, settings.name)
 
 

@@ -8,11 +8,14 @@ import numpy as np
 
 from slm_lab.env.make import EnvFacts, EnvSettings
 from slm_lab.env.wrapper import ActionMap
+from slm_lab.lib.errors import EnvError
 from slm_lab.lib.runtime import derive_seed
 
 Array = np.ndarray[Any, Any]
 # Actions kept per env for rebuilding its state; an episode longer than this continues only statistically.
 MAX_REPLAY = 1_000_000
+# frames per second of a video where the env does not say its own
+RENDER_FPS = 30.0
 
 
 class Step(NamedTuple):
@@ -78,6 +81,22 @@ class VecEnv(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the envs and their processes."""
+
+    def render(self) -> Array:
+        """What the first env looks like now: (height, width, 3), 8 bits; needs `render_mode="rgb_array"`."""
+        raise self._no_frame()
+
+    def render_ended(self) -> Array:
+        """What the first env looked like when its episode ended in the last step, before it was reset."""
+        raise self._no_frame()
+
+    @property
+    def render_fps(self) -> float:
+        """Frames per second at which the env's own time passes."""
+        return RENDER_FPS
+
+    def _no_frame(self) -> EnvError:
+        return EnvError(f"'{self.settings.name}' gives no pictures as it runs here ({type(self).__name__})")
 
     def reset(self) -> Array:
         """Start the first episode of each env."""

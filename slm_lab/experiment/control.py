@@ -21,6 +21,7 @@ from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.replay_files import ReplayFiles
 from slm_lab.experiment.tracker import Tracker
+from slm_lab.experiment.video import film_episodes, write_video
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, WorkerError
@@ -29,8 +30,10 @@ from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 
 # Parts of the seed key that keep envs for training and for evaluation apart.
-TRAIN_ENV, EVAL_ENV, ENJOY_ENV = 1, 2, 3
+TRAIN_ENV, EVAL_ENV, ENJOY_ENV, VIDEO_ENV = 1, 2, 3, 4
 CHECKPOINT_SECONDS = 10.0
+# a video of training shows the first episode, at most so many steps of it
+MAX_VIDEO_STEP = 1000
 # a session whose parent was killed needs a moment to save and end
 LOCK_SECONDS = 20.0
 FORMAT = 2
@@ -88,16 +91,22 @@ class Session:
         self.on_progress = on_progress
         self.should_stop = should_stop
         settings = build_settings(spec.env, (TRAIN_ENV, spec.meta.seed, session), num_cores=share_cores(spec))
-        self.env = build_vec_env(settings, spec.env.num_workers, render)
+        self.env = build_vec_env(settings, spec.env.num_workers, "human" if render else None)
         self.agent = build_agent(spec, self.env, session)
         names = self.agent.algorithm.metric_names
         self.tracker = Tracker(folder.table_file(trial, session, "train"), names)
         self.eval_tracker = Tracker(folder.table_file(trial, session, "eval"), ()) if spec.meta.rigorous_eval else None
         self.eval_env: VecEnv | None = None
+        self.video_env: VecEnv | None = None
         self.writer = SummaryWriter(folder.log_file(trial, session).with_suffix("")) if spec.meta.tensorboard else None
         self.log_due = Due(spec.meta.log_frequency)
         self.eval_due = Due(spec.meta.eval_frequency)
         self.save_due = Due(spec.meta.checkpoint_frequency) if spec.meta.checkpoint_frequency else None
+        self.video_due = Due(spec.meta.video_frequency) if spec.meta.video_frequency and session == 0 else None
+        if self.video_due is not None and render:
+            # MuJoCo cannot draw into a window and into memory by turns
+            logger.warning("meta.video_frequency: no videos while --render shows a window")
+            self.video_due = None
         self.replay_files = {
             name: ReplayFiles(folder.replay_prefix(trial, session, name), replay)
             for name, replay in self.agent.algorithm.replays.items()
@@ -115,8 +124,9 @@ class Session:
         finally:
             self.tracker.close()
             self.env.close()
-            if self.eval_env is not None:
-                self.eval_env.close()
+            for env in (self.eval_env, self.video_env):
+                if env is not None:
+                    env.close()
             if self.eval_tracker is not None:
                 self.eval_tracker.close()
             if self.writer is not None:
@@ -180,7 +190,7 @@ class Session:
         self.watch.total = state["wall_t"]
         self.watch.phases.update(state["phases"])
         self.best_model = state["best_model"]
-        for due in (self.log_due, self.eval_due, self.save_due):
+        for due in (self.log_due, self.eval_due, self.save_due, self.video_due):
             if due is not None:
                 due.skip_to(self.frame)
         obs = self.env.load_state_dict(state["env"])
@@ -248,6 +258,8 @@ class Session:
             self._log_row()
         if self.eval_tracker is not None and self.eval_due(self.frame):
             self._evaluate()
+        if self.video_due is not None and self.video_due(self.frame):
+            self._film()
 
     def _log_row(self) -> None:
         row = self.tracker.add_row(self._clock())
@@ -291,6 +303,27 @@ class Session:
         self.eval_tracker.recent.clear()
         self.eval_tracker.record(returns, None)
         self.eval_tracker.add_row(self._clock())
+
+    def _film(self) -> None:
+        """A video of one deterministic episode, always from the same start, in an env of its own."""
+        path = self.folder.video_file(self.trial, self.session, self.frame)
+        try:
+            if self.video_env is None:
+                settings = build_settings(self.spec.env, (VIDEO_ENV, self.spec.meta.seed, self.session), 1)
+                self.video_env = build_vec_env(settings, render_mode="rgb_array")
+            with write_video(path, self.video_env.render_fps) as video:
+
+                def is_over() -> bool:
+                    if self.should_stop():
+                        # there are seconds to save and end: no time for a video
+                        video.discard()
+                    return video.is_discarded or video.num_frame > MAX_VIDEO_STEP
+
+                for _ in film_episodes(self.video_env, self.agent, 1, video.add, is_over):
+                    pass
+        except Exception as error:  # whatever keeps it from being drawn, training goes on
+            self.video_due = None
+            logger.warning(f"No video at frame {self.frame}, and no further tries: {error}")
 
 
 def play_episodes(env: VecEnv, agent: Agent, num_episode: int) -> Iterator[float]:

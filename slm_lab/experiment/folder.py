@@ -60,6 +60,9 @@ class RunFolder:
         prefix = self.trial_prefix(trial) if session is None else self.session_prefix(trial, session)
         return self.path / "graph" / prefix
 
+    def video_file(self, trial: int, session: int, frame: int) -> Path:
+        return self.path / "video" / f"{self.session_prefix(trial, session)}_f{frame}.mp4"
+
     def log_file(self, trial: int | None = None, session: int | None = None) -> Path:
         if trial is None:
             prefix = self.name

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +13,15 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.memory.replay import check_fits
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
+from slm_lab.env.render import RenderMode, check_display
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.folder import RunFolder, open_run_folder
 from slm_lab.experiment.trial import Trial, TrialResult
-from slm_lab.lib.errors import CheckpointError, RunFolderError, SpecError
+from slm_lab.experiment.video import check_video_path, film_episodes, write_video
+from slm_lab.lib.errors import CheckpointError, LabError, RunFolderError, SpecError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
 from slm_lab.lib.log import log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
@@ -40,10 +43,14 @@ class Options:
     log_level: str = "INFO"
     render: bool = False
     imports: tuple[str, ...] = ()
+    # file for the episodes that enjoy plays
+    video: Path | None = None
 
 
-def check_runnable(spec: Spec) -> list[str]:
+def check_runnable(spec: Spec, render: bool = False) -> list[str]:
     """Build env and agent once, so that a mistake is told before anything is written; what to know beforehand."""
+    if render:
+        check_display()
     torch.set_num_threads(spec.meta.num_threads)
     env = build_vec_env(build_settings(spec.env, (0,), 1))
     try:
@@ -72,7 +79,7 @@ def check_runnable(spec: Spec) -> list[str]:
 def start(spec: Spec, options: Options) -> TrialResult:
     """Train a spec in a new run folder."""
     import_modules(options.imports)
-    notes = check_runnable(spec)
+    notes = check_runnable(spec, options.render)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     write_yaml(folder.spec_file, dump_spec(spec))
     write_yaml(folder.trial_spec_file(0), dump_spec(spec))
@@ -96,7 +103,7 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
     # a name may have been extended by its env
     if name is not None and saved.name != name and not saved.name.startswith(f"{name}_"):
         raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{name}'; leave the spec out")
-    notes = check_runnable(saved)
+    notes = check_runnable(saved, options.render)
     remove_orphans(folder.path)
     return _train(saved, folder, options, [f"Continuing {folder.path}", *notes])
 
@@ -132,14 +139,19 @@ def to_play(spec: Spec) -> Spec:
 
 
 def load_trained(
-    where: str, data_dir: Path = DATA_DIR, num_envs: int = 1, render: bool = False, session: int | None = None
+    where: str,
+    data_dir: Path = DATA_DIR,
+    num_envs: int = 1,
+    render_mode: RenderMode | None = None,
+    session: int | None = None,
 ) -> tuple[Agent, VecEnv, Spec]:
     """The best agent of a run with envs to play in."""
     folder, spec = open_run_folder(where, data_dir)
     if session is None:
         session = best_session(folder, spec)
     torch.set_num_threads(spec.meta.num_threads)
-    env = build_vec_env(build_settings(spec.env, (ENJOY_ENV, spec.meta.seed, session), num_envs), render=render)
+    settings = build_settings(spec.env, (ENJOY_ENV, spec.meta.seed, session), num_envs)
+    env = build_vec_env(settings, render_mode=render_mode)
     try:
         # initial weights are drawn from torch's global generator, which belongs to the caller here
         with torch.random.fork_rng(devices=[]):
@@ -158,13 +170,24 @@ def load_trained(
 
 def enjoy(where: str, options: Options, num_episode: int, on_episode: Callable[[int, float], None]) -> list[float]:
     """Play episodes with the trained, deterministic policy; nothing of the run is written to."""
+    if options.render and options.video is not None:
+        raise LabError("--render and --video exclude each other: one opens a window, the other needs none")
+    if options.video is not None:
+        check_video_path(options.video)
     import_modules(options.imports)
-    agent, env, _ = load_trained(where, options.data_dir, render=options.render)
+    render_mode: RenderMode | None = "human" if options.render else "rgb_array" if options.video else None
+    agent, env, _ = load_trained(where, options.data_dir, render_mode=render_mode)
     returns = []
     try:
-        for index, value in enumerate(play_episodes(env, agent, num_episode)):
-            returns.append(value)
-            on_episode(index, value)
+        with ExitStack() as stack:
+            if options.video is None:
+                played = play_episodes(env, agent, num_episode)
+            else:
+                video = stack.enter_context(write_video(options.video, env.render_fps))
+                played = film_episodes(env, agent, num_episode, video.add)
+            for index, value in enumerate(played):
+                returns.append(value)
+                on_episode(index, value)
     finally:
         env.close()
     return returns

@@ -24,6 +24,10 @@ class CheckpointError(LabError):
     """A checkpoint file that is damaged or does not belong to the run."""
 
 
+class VideoError(LabError):
+    """A video that cannot be written as asked."""
+
+
 class DivergenceError(Exception):
     """Training produced a value that is not finite; the run stops instead of going on with it."""
 

@@ -24,10 +24,22 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 EXPONENT_FLOAT = re.compile(r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
 
 
+def temporary_name(path: Path) -> Path:
+    """A name beside a file under which it is written until it is whole; `remove_orphans` knows its form."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def move_into_place(temporary: Path, path: Path) -> None:
+    """Give a file that is whole its name, once it is safe on disk."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically: temporary file, flush, rename; the old file stays until the new one is safe."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = temporary_name(path)
     # opened outside the try: a name that is taken belongs to another writer and is not ours to remove
     file = temporary.open("xb")
     try:

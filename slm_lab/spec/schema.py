@@ -147,6 +147,9 @@ class MetaSpec(Model):
     checkpoint_frequency: PositiveInt | None = Field(
         None, description="Frames between resume checkpoints; null: every ten seconds."
     )
+    video_frequency: PositiveInt | None = Field(
+        None, description="Frames between videos of the deterministic policy, in session 0; null: none."
+    )
     device: Str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
     num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one rarely pays.")
     tensorboard: Bool = Field(False, description="Also write TensorBoard events into log/.")

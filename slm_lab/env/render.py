@@ -1,0 +1,105 @@
+"""What drawing an env needs of the machine: a display for a window, OpenGL for MuJoCo without one."""
+
+import os
+import subprocess
+import sys
+import warnings
+from typing import Any, Literal
+
+import glfw
+import gymnasium as gym
+import numpy as np
+
+from slm_lab.lib.errors import EnvError
+
+Array = np.ndarray[Any, Any]
+RenderMode = Literal["human", "rgb_array"]
+# ways to draw without a display, the faster first
+GL_BACKENDS = ("egl", "osmesa")
+# the first call of a software renderer compiles its shaders
+PROBE_SECONDS = 60.0
+# a context alone does not tell that MuJoCo can draw in it
+PROBE = """
+import mujoco
+from mujoco.{backend} import GLContext
+
+context = GLContext(16, 16)
+context.make_current()
+mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), mujoco.mjtFontScale.mjFONTSCALE_150)
+"""
+GL_HINT = (
+    "without a display MuJoCo draws through EGL or OSMesa: install one (on Debian: apt-get install libegl1 libgl1, or "
+    "libosmesa6) and set MUJOCO_GL=egl or MUJOCO_GL=osmesa"
+)
+
+
+def has_display() -> bool:
+    """Whether a window can open; a display that is named but does not answer is none."""
+    if sys.platform != "linux":
+        return True
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False
+    with warnings.catch_warnings():
+        # glfw tells its reasons as warnings
+        warnings.simplefilter("ignore")
+        # not terminated again: that would close a window of this process
+        return bool(glfw.init()) and bool(glfw.get_primary_monitor())
+
+
+def check_display() -> None:
+    """Refuse a window where none can open: MuJoCo would abort the process, pygame draw where no one can see it."""
+    if not has_display():
+        name = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        reason = f"the display '{name}' does not answer" if name else "DISPLAY is not set"
+        raise EnvError(f"no window can be opened: {reason}; a video needs none: slm-lab run enjoy@DIR --video out.mp4")
+
+
+def uses_mujoco(env: gym.Env[Any, Any]) -> bool:
+    """Whether an env is one of gymnasium's MuJoCo envs or built on them."""
+    return any("mujoco" in kind.__module__ for kind in type(env.unwrapped).__mro__)
+
+
+def prepare(render_mode: RenderMode, is_mujoco: bool) -> None:
+    """Make the machine ready for an env that is about to be drawn, or say in one line what is missing."""
+    if render_mode == "human":
+        check_display()
+    elif not has_display():
+        # pygame draws into memory, and looks for neither a screen nor a sound card
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+        if is_mujoco and "MUJOCO_GL" not in os.environ:
+            os.environ["MUJOCO_GL"] = find_gl_backend()
+
+
+def find_gl_backend() -> str:
+    """The first backend that works here; each is tried in a process, since PyOpenGL stays with its first choice."""
+    for backend in GL_BACKENDS:
+        environment = {key: value for key, value in os.environ.items() if key != "PYOPENGL_PLATFORM"}
+        try:
+            result = subprocess.run(
+                [sys.executable, "-c", PROBE.format(backend=backend)],
+                env={**environment, "MUJOCO_GL": backend, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PROBE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            continue
+        if result.returncode == 0:
+            return backend
+    raise EnvError(f"neither EGL nor OSMesa works on this machine; {GL_HINT}")
+
+
+def draw(env: gym.Env[Any, Any], name: str) -> Array:
+    """What an env looks like now: (height, width, 3), 8 bits."""
+    try:
+        frame: Any = env.render()
+    except Exception as error:  # the env's own code on top of a graphics library: anything can come
+        reason = (str(error).splitlines() or [""])[0]
+        hint = f"; {GL_HINT}" if uses_mujoco(env) else ""
+        raise EnvError(f"'{name}' cannot be drawn: {type(error).__name__}: {reason}{hint}") from error
+    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        found = f"{frame.dtype} {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
+        raise EnvError(f"'{name}' draws {found}, not a picture of 8 bits with the shape (height, width, 3)")
+    return frame
