@@ -14,7 +14,7 @@ from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
-from slm_lab.spec.loading import SUFFIXES, load_spec, locate, parse_override
+from slm_lab.spec.loading import SUFFIXES, find_bare_file, load_spec, locate, parse_override
 from slm_lab.spec.schema import Spec
 
 DEMO = "ppo_cartpole"
@@ -31,7 +31,7 @@ def split_arguments(arguments: list[str]) -> tuple[str, str | None, str]:
         raise LabError(f"unknown mode '{rest[-1]}'{nearest(rest[-1], MODES)} (known: {', '.join(MODES)})")
     if not rest:
         return DEMO, None, mode
-    if len(rest) == 2 and Path(rest[0]).suffix not in SUFFIXES:
+    if len(rest) == 2 and Path(rest[0]).suffix not in SUFFIXES and find_bare_file(*rest) is None:
         # a bare name needs no second one, so the second word was meant as the mode
         raise LabError(f"unknown mode '{rest[1]}'{nearest(rest[1], MODES)} (known: {', '.join(MODES)})")
     return rest[0], rest[1] if len(rest) == 2 else None, mode

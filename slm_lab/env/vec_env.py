@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
+from loguru import logger
 
 from slm_lab.env.make import EnvFacts, EnvSettings
 from slm_lab.env.wrapper import ActionMap
@@ -14,6 +15,8 @@ from slm_lab.lib.runtime import derive_seed
 Array = np.ndarray[Any, Any]
 # Actions kept per env for rebuilding its state; an episode longer than this continues only statistically.
 MAX_REPLAY = 1_000_000
+# Steps after which an episode is thought never to end; the longest known games have 27,000.
+ENDLESS = 100_000
 # frames per second of a video where the env does not say its own
 RENDER_FPS = 30.0
 
@@ -130,7 +133,18 @@ class VecEnv(ABC):
             self._trim()
         elif len(self._action_log) > MAX_REPLAY + 1000:
             self._trim()
+        if len(self._action_log) == ENDLESS:
+            self._warn_endless()
         return step
+
+    def _warn_endless(self) -> None:
+        index = int(self._began.argmin())
+        episode = int(self.episode[index])
+        logger.warning(
+            f"env {index}, episode {episode} (seed {self.episode_seed(index, episode)}), step "
+            f"{len(self._action_log) - self._began[index]:,}: not ended yet. Scores count whole episodes: if this env "
+            "never ends, set env.max_t"
+        )
 
     def is_seed_due(self) -> Array:
         """Whether an episode of each env (N,) would start from a seed now."""

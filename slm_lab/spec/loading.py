@@ -85,12 +85,14 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
 
 
 def locate(source: str | Path, name: str | None) -> tuple[Path, str]:
-    """The file and spec name meant by a path, a path inside the package, or a bare spec name."""
+    """The file and spec name meant by a path, a path inside the package, a shipped file's name, or a bare spec name."""
     path = Path(source)
     if path.suffix in SUFFIXES:
         found = find_file(path)
         return found, _only_name(found) if name is None else name
     if name not in (None, str(source)):
+        if (file := find_bare_file(str(source), str(name))) is not None:
+            return file, str(name)
         raise SpecError(f"'{source}' is not a file, so it takes no second name '{name}'; files end in .json or .yaml")
     hits = [file for file in spec_files() if str(source) in spec_names(file)]
     if not hits:
@@ -100,6 +102,14 @@ def locate(source: str | Path, name: str | None) -> tuple[Path, str]:
             "(`slm-lab spec list` shows what is shipped)"
         )
     return hits[0], str(source)
+
+
+def find_bare_file(stem: str, name: str) -> Path | None:
+    """A shipped file by its name without suffix; if a spec is called so too, only with the name of a spec it holds."""
+    for file in spec_files():
+        if file.stem == stem and (name in (names := spec_names(file)) or stem not in names):
+            return file
+    return None
 
 
 def find_file(path: Path) -> Path:

@@ -36,6 +36,8 @@ def test_words_are_file_name_and_mode() -> None:
     assert split_arguments(["ppo_lunar", "train"]) == ("ppo_lunar", None, "train")
     assert split_arguments(["a.json", "b", "train@x"]) == ("a.json", "b", "train@x")
     assert split_arguments(["a.json", "train"]) == ("a.json", None, "train")
+    # a shipped file needs no path and no suffix
+    assert split_arguments(["ppo_mujoco", "ppo_hopper", "train"]) == ("ppo_mujoco", "ppo_hopper", "train")
     with pytest.raises(LabError, match="unknown mode 'trian'; did you mean 'train'"):
         split_arguments(["a.json", "b", "trian"])
     with pytest.raises(LabError, match="unknown mode 'tran'"):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from loguru import logger
 
-from slm_lab.env.build import build_vec_env
+from slm_lab.env import vec_env
+from slm_lab.env.build import build_vec_env, choose_workers
 from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, make_env
 from slm_lab.env.vec_env import Step, VecEnv
@@ -45,6 +48,15 @@ class Counter(gym.Env[Array, Any]):
 def _counter() -> None:
     if "test/Counter-v0" not in gym.registry:
         gym.register("test/Counter-v0", entry_point=lambda **_: Counter())
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """Warnings as they are written."""
+    lines: list[str] = []
+    sink = logger.add(lambda message: lines.append(str(message)), level="WARNING")
+    yield lines
+    logger.remove(sink)
 
 
 def settings(name: str = "test/Counter-v0", num_envs: int = 2, **options: Any) -> EnvSettings:
@@ -279,3 +291,40 @@ def test_a_faulty_env_is_named_with_its_episode_and_step(fault: str, text: str) 
     seed = env.slots.episode_seed(2, 1)
     assert str(caught.value).startswith(f"env 2, episode 1 (seed {seed}), step 3: {text}")
     env.close()
+
+
+def test_an_episode_that_never_ends_is_named(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
+    monkeypatch.setattr(vec_env, "ENDLESS", 30)
+    env = LocalVecEnv(settings("Pendulum-v1", max_t=1000))
+    env.reset()
+    for _ in range(40):
+        env.step(np.zeros((2, 1), np.float32))
+    (line,) = warnings
+    seed = env.episode_seed(0, 0)
+    assert f"env 0, episode 0 (seed {seed}), step 30: not ended yet" in line
+
+
+def test_workers_are_chosen_by_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(name: str, num_envs: int, num_cores: int) -> tuple[int, str]:
+        return choose_workers(EnvSettings(name, num_envs, num_cores=num_cores))
+
+    assert told("CartPole-v1", 8, 1) == (0, "one core for this session")
+    assert told("CartPole-v1", 1, 2) == (0, "one env")
+    cost = {LocalVecEnv: 0.0001, WorkerVecEnv: 0.0}
+    monkeypatch.setattr(VecEnv, "measure", lambda env, _: cost[type(env)])
+    assert told("CartPole-v1", 2, 2)[0] == 0
+    cost = {LocalVecEnv: 0.004, WorkerVecEnv: 0.003}
+    count, reason = told("CartPole-v1", 2, 2)
+    assert count == 2
+    assert reason == "a step of 2 envs takes 4.00 ms in process, 3.00 ms in workers"
+    cost = {LocalVecEnv: 0.004, WorkerVecEnv: 0.0039}
+    assert told("CartPole-v1", 2, 2)[0] == 0
+
+
+@pytest.mark.parametrize("kind", [LocalVecEnv, WorkerVecEnv])
+def test_measuring_steps_every_env(kind: Any) -> None:
+    env = kind(settings("CartPole-v1"), *([1] if kind is WorkerVecEnv else []))
+    try:
+        assert env.measure(0.0) > 0
+    finally:
+        env.close()
