@@ -203,6 +203,18 @@ def test_an_image_agent_continues_exactly(tmp_path: Path) -> None:
     assert_equal(train(spec, tmp_path / "whole"), train(spec, tmp_path / "stopped", stops=(200, 444)))
 
 
+@pytest.mark.parametrize("algorithm", ["DQN", pytest.param("PPO", marks=pytest.mark.slow)])
+def test_atari_continues_exactly(algorithm: str, tmp_path: Path) -> None:
+    """Lost lives, games that end between checkpoints, frames kept once, no seed at most games."""
+    NETS["Atari"] = {"type": "ConvNet", "conv_hid_layers": [[4, 8, 4], [4, 4, 4]], "fc_hid_layers": [8]}
+    env = {"name": "ALE/Breakout-v5", "num_envs": 2, "max_frame": 480, "max_t": 90, "kwargs": {"life_loss_info": True}}
+    spec = make_spec(algorithm, "Atari", env).replace(meta={"rigorous_eval": 0, "checkpoint_frequency": 100})
+    whole = train(spec, tmp_path / "whole")
+    assert_equal(whole, train(spec, tmp_path / "stopped", stops=(150, 300)))
+    assert whole["env"]["num_episode"] >= 4
+    assert (whole["env"]["origin"] == 0).all()
+
+
 def test_states_come_back_as_they_were(tmp_path: Path) -> None:
     state = {"number": np.array(3.0), "row": np.arange(3), "none": None, "list": [1, 2.5, "x"]}
     save_state(tmp_path / "x.pt", state)
