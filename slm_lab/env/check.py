@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from slm_lab.env.layout import in_one_line
 from slm_lab.env.wrapper import ActionMap
 from slm_lab.lib.errors import EnvError
 
@@ -44,13 +45,13 @@ def check_env(env: gym.Env[Any, Any], num_step: int = 1000, seed: int = 0) -> li
 
 def _describe(space: gym.Space[Any]) -> str:
     if not isinstance(space, spaces.Box):
-        return str(space)
+        return in_one_line(space)
     return f"Box of shape {space.shape}, {space.dtype}, from {space.low.min():.4g} to {space.high.max():.4g}"
 
 
 def _check_bounds(space: gym.Space[Any]) -> list[Finding]:
     if isinstance(space, spaces.Box) and not space.is_bounded():
-        return [Finding("note", "some actions have no bound: there the policy's own scale, about -1 to 1, is used")]
+        return [Finding("note", "some actions have no bound: there the policy's own scale is used, about 2 wide")]
     return []
 
 
@@ -89,7 +90,7 @@ def _check_obs(env: gym.Env[Any, Any], obs: Any, where: str, step: int) -> dict[
     space = env.observation_space
     at = where if where == "reset" else f"{where} {step}"
     if not isinstance(space, spaces.Box):
-        return {} if space.contains(obs) else {"obs": f"{at}: the observation is not in {space}"}
+        return {} if space.contains(obs) else {"obs": f"{at}: the observation is not in {in_one_line(space)}"}
     array = np.asarray(obs)
     if array.shape != space.shape:
         return {"obs": f"{at}: the observation has the shape {array.shape}, the space says {space.shape}"}
