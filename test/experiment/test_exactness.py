@@ -180,7 +180,7 @@ def test_stopped_runs_end_bit_for_bit_like_whole_ones(algorithm: str, net: str, 
 @pytest.mark.parametrize("algorithm", ["PPO", "SoftActorCritic"])
 def test_nets_on_named_parts_continue_exactly(algorithm: str, tmp_path: Path) -> None:
     """A Tuple of three choices: its parts are called 0, 1 and 2."""
-    spec = make_spec(algorithm, "DictNet", {"name": "Blackjack-v1", "max_frame": 400})
+    spec = make_spec(algorithm, "DictNet", {"name": "Blackjack-v1", "max_frame": 400, "num_workers": 0})
     whole = train(spec, tmp_path / "whole")
     assert_equal(whole, train(spec, tmp_path / "stopped", stops=(4, 300)))
     assert rows(tmp_path / "whole") == rows(tmp_path / "stopped")

@@ -136,7 +136,11 @@ def is_solved(agent: Agent) -> bool:
 
 @pytest.mark.parametrize(
     ("which", "env", "num_frame"),
-    [("PPO", "Picture", 4_000), ("DQN", "Picture", 4_000), ("SoftActorCritic", "ContinuousPicture", 2_000)],
+    [
+        ("PPO", "Picture", 4_000),
+        ("DQN", "Picture", 4_000),
+        pytest.param("SoftActorCritic", "ContinuousPicture", 2_000, marks=pytest.mark.slow),
+    ],
 )
 def test_what_must_be_read_is_read(lab, which: str, env: str, num_frame: int) -> None:
     """Neither the picture nor the vector alone tells what is right."""
