@@ -7,8 +7,9 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import FlattenObservation
 
-from slm_lab.env.layout import in_one_line
+from slm_lab.env.layout import calc_parts, in_one_line, show_parts
 from slm_lab.env.wrapper import ActionMap
 from slm_lab.lib.errors import EnvError
 
@@ -27,6 +28,7 @@ def check_env(env: gym.Env[Any, Any], num_step: int = 1000, seed: int = 0) -> li
     """What a session would find out the hard way; at most one finding of each kind."""
     findings = [
         Finding("ok", f"observations: {_describe(env.observation_space)}"),
+        *_name_parts(env),
         Finding("ok", f"actions: {_describe(env.action_space)}"),
     ]
     try:
@@ -47,6 +49,14 @@ def _describe(space: gym.Space[Any]) -> str:
     if not isinstance(space, spaces.Box):
         return in_one_line(space)
     return f"Box of shape {space.shape}, {space.dtype}, from {space.low.min():.4g} to {space.high.max():.4g}"
+
+
+def _name_parts(env: gym.Env[Any, Any]) -> list[Finding]:
+    """The names that a net's obs_keys and encoders may use."""
+    source = env.env.observation_space if isinstance(env, FlattenObservation) else None
+    if not isinstance(source, (spaces.Dict, spaces.Tuple)):
+        return []
+    return [Finding("ok", f"parts of an observation: {show_parts(calc_parts(source))}")]
 
 
 def _check_bounds(space: gym.Space[Any]) -> list[Finding]:

@@ -54,3 +54,8 @@ def _leaves(space: gym.Space[Any], prefix: str) -> list[tuple[str, gym.Space[Any
 def in_one_line(space: gym.Space[Any]) -> str:
     """A space as it may stand in a message; numpy would break the line in arrays of two dimensions."""
     return " ".join(str(space).split())
+
+
+def show_parts(parts: tuple[ObsPart, ...]) -> str:
+    """Names and shapes, as they may stand in a message."""
+    return ", ".join(f"{part.name} {part.shape}" for part in parts)

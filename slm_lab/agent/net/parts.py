@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.recurrent import RecurrentBody
-from slm_lab.env.layout import WHOLE, ObsPart
+from slm_lab.env.layout import WHOLE, ObsPart, show_parts
 from slm_lab.lib.errors import SpecError, nearest
 from slm_lab.spec.net import ConvNetSpec, DictNetSpec, NetSpec
 from slm_lab.spec.reader import printable
@@ -91,7 +91,7 @@ def build_view(spec: NetSpec, obs_shape: Shape, parts: Parts = ()) -> View:
         view = _select(find_parts(spec.obs_keys, parts, "agent.net.obs_keys"), view)
     if isinstance(spec, ConvNetSpec) and len(view.shape) != 3 and any(len(part.shape) > 1 for part in view.parts):
         raise SpecError(
-            f"agent.net.type: {spec.type} reads one image, the observation has the parts {_show(view.parts)}; "
+            f"agent.net.type: {spec.type} reads one image, the observation has the parts {show_parts(view.parts)}; "
             "name one of them in obs_keys, or use DictNet with an encoder for each"
         )
     return view
@@ -119,7 +119,7 @@ def find_parts(names: Iterable[str], parts: Parts, where: str) -> Parts:
         if name not in known:
             raise SpecError(
                 f"{where}: the observation has no part '{printable(name)}'{nearest(name, known)} "
-                f"(its parts: {_show(parts)})"
+                f"(its parts: {show_parts(parts)})"
             )
     return tuple(known[name] for name in names)
 
@@ -133,7 +133,3 @@ def check_names(nets: dict[str, NetSpec | None], parts: Parts) -> None:
         for lead, keys in (("", common), ("actor_", net.actor), ("critic_", net.critic)):
             for key in ("obs_keys", "encoders"):
                 find_parts(keys.get(key) or (), parts, f"{where}.{lead}{key}")
-
-
-def _show(parts: Parts) -> str:
-    return ", ".join(f"{part.name} {part.shape}" for part in parts)
