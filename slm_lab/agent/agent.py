@@ -9,6 +9,7 @@ from torch import Tensor
 from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics
 from slm_lab.agent.algorithm.policy import build_family
 from slm_lab.agent.memory.batch import Transition
+from slm_lab.agent.net.parts import check_names
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.make import EnvFacts
 from slm_lab.env.normalize import ObsNormalizer, RewardScaler
@@ -38,6 +39,7 @@ class Agent:
         is_small = obs_space.dtype == np.uint8 and not spec.env.normalize_obs
         self.obs_dtype = torch.uint8 if is_small else torch.float32
         raw_dtype = torch.from_numpy(np.empty(0, obs_space.dtype)).dtype
+        check_names({"agent.net": spec.agent.net, "agent.critic_net": spec.agent.critic_net}, facts.parts)
         algorithm = ALGORITHMS[spec.agent.algorithm.name]
         # initial weights come from torch's global generator; nothing after them does, but for dropout layers
         torch.manual_seed(derive_seed(*seed_key, _INIT))

@@ -7,7 +7,9 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import FlattenObservation
 
+from slm_lab.env.layout import calc_parts, in_one_line, show_parts
 from slm_lab.env.wrapper import ActionMap
 from slm_lab.lib.errors import EnvError
 
@@ -26,6 +28,7 @@ def check_env(env: gym.Env[Any, Any], num_step: int = 1000, seed: int = 0) -> li
     """What a session would find out the hard way; at most one finding of each kind."""
     findings = [
         Finding("ok", f"observations: {_describe(env.observation_space)}"),
+        *_name_parts(env),
         Finding("ok", f"actions: {_describe(env.action_space)}"),
     ]
     try:
@@ -44,13 +47,21 @@ def check_env(env: gym.Env[Any, Any], num_step: int = 1000, seed: int = 0) -> li
 
 def _describe(space: gym.Space[Any]) -> str:
     if not isinstance(space, spaces.Box):
-        return str(space)
+        return in_one_line(space)
     return f"Box of shape {space.shape}, {space.dtype}, from {space.low.min():.4g} to {space.high.max():.4g}"
+
+
+def _name_parts(env: gym.Env[Any, Any]) -> list[Finding]:
+    """The names that a net's obs_keys and encoders may use."""
+    source = env.env.observation_space if isinstance(env, FlattenObservation) else None
+    if not isinstance(source, (spaces.Dict, spaces.Tuple)):
+        return []
+    return [Finding("ok", f"parts of an observation: {show_parts(calc_parts(source))}")]
 
 
 def _check_bounds(space: gym.Space[Any]) -> list[Finding]:
     if isinstance(space, spaces.Box) and not space.is_bounded():
-        return [Finding("note", "some actions have no bound: there the policy's own scale, about -1 to 1, is used")]
+        return [Finding("note", "some actions have no bound: there the policy's own scale is used, about 2 wide")]
     return []
 
 
@@ -89,7 +100,7 @@ def _check_obs(env: gym.Env[Any, Any], obs: Any, where: str, step: int) -> dict[
     space = env.observation_space
     at = where if where == "reset" else f"{where} {step}"
     if not isinstance(space, spaces.Box):
-        return {} if space.contains(obs) else {"obs": f"{at}: the observation is not in {space}"}
+        return {} if space.contains(obs) else {"obs": f"{at}: the observation is not in {in_one_line(space)}"}
     array = np.asarray(obs)
     if array.shape != space.shape:
         return {"obs": f"{at}: the observation has the shape {array.shape}, the space says {space.shape}"}

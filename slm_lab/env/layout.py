@@ -49,3 +49,13 @@ def _leaves(space: gym.Space[Any], prefix: str) -> list[tuple[str, gym.Space[Any
     if not named:
         raise EnvError("env.name: the observation has no parts")
     return [leaf for key, part in named for leaf in _leaves(part, f"{prefix}.{key}" if prefix else str(key))]
+
+
+def in_one_line(space: gym.Space[Any]) -> str:
+    """A space as it may stand in a message; numpy would break the line in arrays of two dimensions."""
+    return " ".join(str(space).split())
+
+
+def show_parts(parts: tuple[ObsPart, ...]) -> str:
+    """Names and shapes, as they may stand in a message."""
+    return ", ".join(f"{part.name} {part.shape}" for part in parts)

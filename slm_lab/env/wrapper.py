@@ -11,8 +11,9 @@ from slm_lab.lib.errors import EnvError
 Array = np.ndarray[Any, Any]
 
 
-# Some envs say "no bound" with the largest number there is.
+# Some envs say "no bound" with the largest number there is; gymnasium does so for whole numbers.
 _NO_BOUND = 1e30
+_NO_WHOLE_BOUND = 2.0**31 - 1
 
 
 class ActionMap:
@@ -22,14 +23,10 @@ class ActionMap:
         self.space = space
         self.start: Any = 0
         if isinstance(space, spaces.Box):
-            # a side without a bound keeps the policy's own scale
-            bounded = (np.abs(space.low) < _NO_BOUND) & (np.abs(space.high) < _NO_BOUND)
-            low = np.where(bounded, space.low, -1.0)
-            high = np.where(bounded, space.high, 1.0)
             self.is_whole = np.issubdtype(space.dtype, np.integer)
-            dtype = np.float64 if self.is_whole else space.dtype
-            self.scale = ((high - low) / 2).astype(dtype)
-            self.center = ((high + low) / 2).astype(dtype)
+            low, high = _calc_range(space, self.is_whole)
+            self.scale = (high - low) / 2
+            self.center = (high + low) / 2
         elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             self.start = space.start
         elif not isinstance(space, spaces.MultiBinary):
@@ -49,3 +46,16 @@ class ActionMap:
     def shape(self, num_envs: int) -> tuple[int, ...]:
         """Shape of a batch of the env's actions."""
         return (num_envs, *(self.space.shape or ()))
+
+
+def _calc_range(space: spaces.Box, is_whole: bool) -> tuple[Array, Array]:
+    """What the policy's -1 and 1 stand for: the bounds, or where one is missing the policy's own scale.
+
+    With one bound that scale begins there. Around 0 it could lie beyond the bound, and every action would be the bound.
+    """
+    no_bound = _NO_WHOLE_BOUND if is_whole else _NO_BOUND
+    dtype = np.float64 if is_whole else space.dtype
+    low, high = space.low.astype(dtype), space.high.astype(dtype)
+    has_low, has_high = np.abs(low) < no_bound, np.abs(high) < no_bound
+    start = np.where(has_low, low, np.where(has_high, high - 2.0, -1.0))
+    return start, np.where(has_high, high, np.where(has_low, low + 2.0, 1.0))

@@ -99,12 +99,13 @@ def spec_file_schema() -> dict[str, Any]:
     spec = _standard_words(build_spec_model().model_json_schema())
     definitions = spec.pop("$defs")
     spec["required"] = [key for key in spec["required"] if key != "name"]  # its key in the file
+    for definition in definitions.values():
+        if "arc" in definition.get("properties", {}):
+            file = {"type": "string", "description": "File beside the spec that holds `arc`."}
+            definition["properties"] |= {"arc_file": file}
+            definition["required"] = [key for key in definition.get("required", []) if key != "arc"]
     for model in NET_SPECS.values():
         net = definitions[model.__name__]
-        if "arc" in net["properties"]:
-            file = {"type": "string", "description": "File beside the spec that holds `arc`."}
-            net["properties"] |= {"arc_file": file}
-            net["required"] = [key for key in net.get("required", []) if key != "arc"]
         own = {key: value for key, value in net["properties"].items() if key not in ("type", *PAIR_KEYS)}
         net["properties"] |= {f"{role}_{key}": value for role in nets.ROLES for key, value in own.items()}
     return {

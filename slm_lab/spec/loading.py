@@ -244,16 +244,30 @@ def _short_env(env: str) -> str:
 
 def _inline_arc_files(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     """Read `arc_file` beside the spec into `arc`, so that the saved spec is complete by itself."""
-    net = raw.get("agent", {}).get("net") if isinstance(raw.get("agent"), dict) else None
-    if not isinstance(net, dict):
+    agent = raw.get("agent")
+    if not isinstance(agent, dict):
         return raw
+    nets = {key: _inline_arcs(agent[key], path, f"agent.{key}") for key in ("net", "critic_net") if key in agent}
+    return {**raw, "agent": {**agent, **nets}}
+
+
+def _inline_arcs(net: Any, path: Path, where: str) -> Any:
+    """The same for one net, or for one encoder of a net."""
+    if not isinstance(net, dict):
+        return net
     net = dict(net)
-    for key in [key for key in ("arc_file", "actor_arc_file", "critic_arc_file") if key in net]:
-        arc = key.removesuffix("_file")
-        if arc in net:
-            raise SpecError(f"agent.net.{key}: contradicts agent.net.{arc}; give only one of them")
-        net[arc] = _read_arc(net.pop(key), path, f"agent.net.{key}")
-    return {**raw, "agent": {**raw["agent"], "net": net}}
+    for lead in ("", *(f"{role}_" for role in ROLES)):
+        arc, file, encoders = f"{lead}arc", f"{lead}arc_file", f"{lead}encoders"
+        if file in net:
+            if arc in net:
+                raise SpecError(f"{where}.{file}: contradicts {where}.{arc}; give only one of them")
+            net[arc] = _read_arc(net.pop(file), path, f"{where}.{file}")
+        if isinstance(net.get(encoders), dict):
+            net[encoders] = {
+                name: _inline_arcs(encoder, path, f"{where}.{encoders}.{printable(name)}")
+                for name, encoder in net[encoders].items()
+            }
+    return net
 
 
 def _read_arc(given: Any, path: Path, where: str) -> dict[str, Any]:
@@ -429,17 +443,23 @@ def _resolve(loc: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[s
     holder: type[BaseModel] | None = model
     candidates: list[type[BaseModel]] = [model]
     tag_may_follow = False
+    values: list[type[BaseModel]] | None = None
     for part in loc:
         if tag_may_follow and any(part in _tags(kind) for kind in candidates):
             candidates = [kind for kind in candidates if part in _tags(kind)] or candidates
             tag_may_follow = False
             continue
-        if not candidates and isinstance(part, str):
+        if not candidates and values is None and isinstance(part, str):
             continue  # the form of a plain value, such as float or tuple, in a union of them
         holder = candidates[0] if candidates else None
         field = holder.model_fields.get(str(part)) if holder else None
         path.append(part)
-        candidates = list(_models_in(field.annotation)) + list(_models_in_metadata(field.metadata)) if field else []
+        if values is not None:  # a key of a mapping leads to one of its values
+            candidates, values = values, None
+        else:
+            candidates = list(_models_in(field.annotation)) + list(_models_in_metadata(field.metadata)) if field else []
+            values = list(_models_in_values(field.annotation)) if field else None
+            values = values or None
         tag_may_follow = len(candidates) > 1 or ScheduleSpec in candidates
     return path, holder
 
@@ -447,6 +467,11 @@ def _resolve(loc: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[s
 def _models_in_metadata(metadata: list[Any]) -> Iterator[type[BaseModel]]:
     for item in metadata:
         yield from _models_in(item)
+
+
+def _models_in_values(annotation: Any) -> Iterator[type[BaseModel]]:
+    if get_origin(annotation) is dict:
+        yield from _models_in(get_args(annotation)[1])
 
 
 def _tags(kind: type[BaseModel]) -> set[str]:

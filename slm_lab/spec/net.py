@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from slm_lab.spec.types import (
     Bool,
@@ -176,6 +176,9 @@ class NetSpec(Model):
     """Keys that every net knows; any of them may carry the prefix `actor_` or `critic_` for that net alone."""
 
     type: Str = Field(description="Kind of net.")
+    obs_keys: tuple[Str, ...] | None = Field(
+        None, description="Parts of a Dict observation that the net sees, in this order; null: all of it."
+    )
     shared: Bool = Field(False, description="Actor and critic share one body and one optimiser.")
     use_same_optim: Bool = Field(False, description="Separate actor and critic use the same optim_spec.")
     out_layer_activation: Activation | None = Field(None, description="Activation after the last layer.")
@@ -216,6 +219,17 @@ class NetSpec(Model):
             if prefixed and (given is None or isinstance(given, dict)):
                 plain[role] = {**(given or {}), **prefixed}
         return plain
+
+    @field_validator("obs_keys")
+    @classmethod
+    def _check_obs_keys(cls, keys: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if keys is None:
+            return None
+        if not keys:
+            raise ValueError("a net that sees nothing cannot learn; name a part, or give null for all of them")
+        if len(set(keys)) < len(keys):
+            raise ValueError(f"{list(keys)} names a part twice")
+        return keys
 
     @model_validator(mode="after")
     def _check_roles(self) -> Self:
@@ -259,7 +273,7 @@ def _role_of(key: Any) -> str | None:
     return None
 
 
-class MLPNetSpec(NetSpec):
+class MLPBodySpec(Model):
     """Fully connected layers."""
 
     type: Literal["MLPNet"] = "MLPNet"
@@ -267,20 +281,9 @@ class MLPNetSpec(NetSpec):
     hid_layers_activation: Activation = Field("relu", description="Activation of hidden layers.")
     layer_norm: Bool = Field(False, description="LayerNorm before each hidden activation.")
     batch_norm: Bool = Field(False, description="BatchNorm before each hidden activation.")
-    spectral_norm: Bool = Field(
-        False, description="Divide the weight of the last hidden layer by its largest singular value."
-    )
-
-    @model_validator(mode="after")
-    def _check_spectral_norm(self) -> Self:
-        if self.spectral_norm and not self.hid_layers:
-            raise ValueError("spectral_norm needs a hidden layer; give hid_layers or remove it")
-        if self.spectral_norm and self.init_fn == "zeros_":
-            raise ValueError("spectral_norm: a weight of zeros (init_fn zeros_) has no singular value to divide by")
-        return self
 
 
-class ConvNetSpec(NetSpec):
+class ConvBodySpec(Model):
     """Convolutions, then fully connected layers."""
 
     type: Literal["ConvNet"] = "ConvNet"
@@ -301,6 +304,39 @@ class ConvNetSpec(NetSpec):
         return self
 
 
+class TorchArcBodySpec(Model):
+    """A body described by the TorchArc schema."""
+
+    type: Literal["TorchArcNet"] = "TorchArcNet"
+    arc: dict[str, Any] = Field(description="`modules` and `graph` of the body.")
+    hid_layers_activation: Activation | None = Field(None, description="Activation whose gain init_fn uses.")
+    normalize: Bool = Field(False, description="Divide the input by 255.")
+
+
+# how one part of an observation is read
+EncoderSpec = Annotated[MLPBodySpec | ConvBodySpec | TorchArcBodySpec, Field(discriminator="type")]
+
+
+class MLPNetSpec(MLPBodySpec, NetSpec):
+    """Fully connected layers."""
+
+    spectral_norm: Bool = Field(
+        False, description="Divide the weight of the last hidden layer by its largest singular value."
+    )
+
+    @model_validator(mode="after")
+    def _check_spectral_norm(self) -> Self:
+        if self.spectral_norm and not self.hid_layers:
+            raise ValueError("spectral_norm needs a hidden layer; give hid_layers or remove it")
+        if self.spectral_norm and self.init_fn == "zeros_":
+            raise ValueError("spectral_norm: a weight of zeros (init_fn zeros_) has no singular value to divide by")
+        return self
+
+
+class ConvNetSpec(ConvBodySpec, NetSpec):
+    """Convolutions, then fully connected layers."""
+
+
 class DuelingMLPNetSpec(MLPNetSpec):
     """Fully connected layers, then a value and an advantage of each action."""
 
@@ -311,6 +347,17 @@ class DuelingConvNetSpec(ConvNetSpec):
     """Convolutions, then a value and an advantage of each action."""
 
     type: Literal["DuelingConvNet"] = "DuelingConvNet"  # type: ignore[assignment]
+
+
+class DictNetSpec(MLPNetSpec):
+    """An encoder for each named part of the observation, then fully connected layers over all their features."""
+
+    type: Literal["DictNet"] = "DictNet"  # type: ignore[assignment]
+    encoders: dict[Str, EncoderSpec] = Field(
+        {},
+        description="By name of a part: `type` MLPNet, ConvNet or TorchArcNet, and the keys of its layers. A part "
+        "without one is taken as it is.",
+    )
 
 
 class RecurrentNetSpec(NetSpec):

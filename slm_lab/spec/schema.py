@@ -31,6 +31,7 @@ from slm_lab.spec.memory import (
 )
 from slm_lab.spec.net import (
     ConvNetSpec,
+    DictNetSpec,
     DuelingConvNetSpec,
     DuelingMLPNetSpec,
     MLPNetSpec,
@@ -67,6 +68,7 @@ NET_SPECS: dict[str, type[NetSpec]] = {
     "ConvNet": ConvNetSpec,
     "DuelingMLPNet": DuelingMLPNetSpec,
     "DuelingConvNet": DuelingConvNetSpec,
+    "DictNet": DictNetSpec,
     "RecurrentNet": RecurrentNetSpec,
     "TorchArcNet": TorchArcNetSpec,
 }

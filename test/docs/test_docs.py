@@ -259,7 +259,13 @@ def test_code_in_extending_and_readme_runs(tmp_path) -> None:
     text = page.read_text()
     # each file is named in the sentence before its block
     named = re.findall(r"`(my_\w+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```$", text, re.M | re.S)
-    assert {name for name, _ in named} == {"my_specs.yaml", "my_algorithm.py", "my_net.py", "my_env.py"}
+    assert {name for name, _ in named} == {
+        "my_specs.yaml",
+        "my_algorithm.py",
+        "my_net.py",
+        "my_env.py",
+        "my_dict_env.py",
+    }
     assert len(named) == len(fences(page, "python")) + len(fences(page, "yaml"))
     for name, body in named:
         (tmp_path / name).write_text(body)
@@ -268,7 +274,7 @@ def test_code_in_extending_and_readme_runs(tmp_path) -> None:
     (tmp_path / "readme.py").write_text(script.replace("env__max_frame=4000", "env__max_frame=800"))
     small = ["-s", "env.max_frame=800", "-s", "meta.log_frequency=200", "--device", "cpu", "--log-level", "WARNING"]
     commands = [[*words, *small] for words in command_lines(page)]
-    assert len(commands) == 3
+    assert len(commands) == 4
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(commands)],
         cwd=tmp_path,
@@ -278,9 +284,9 @@ def test_code_in_extending_and_readme_runs(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Score ") == 3
+    assert done.stdout.count("Score ") == 4
     tables = sorted((tmp_path / "data").glob("*/info/*_session_df_train.csv"))
-    assert len(tables) == 4
+    assert len(tables) == 5
     # the columns of the algorithm of one's own are in its table, and it has trained
     header, *rows = next(table for table in tables if "my_algorithm" in table.name).read_text().splitlines()
     assert "elite_return" in header.split(",")

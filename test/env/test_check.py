@@ -99,3 +99,11 @@ def test_envs_of_gymnasium_pass(name: str) -> None:
     env = make_env(EnvSettings(name, 1))
     assert [finding for finding in check_env(env, 200) if finding.level == "wrong"] == []
     env.close()
+
+
+def test_names_of_the_parts_of_an_observation() -> None:
+    env = make_env(EnvSettings("Blackjack-v1", 1))
+    texts = [finding.text for finding in check_env(env, 10)]
+    assert "parts of an observation: 0 (32,), 1 (11,), 2 (2,)" in texts
+    plain = make_env(EnvSettings("CartPole-v1", 1))
+    assert not any(finding.text.startswith("parts") for finding in check_env(plain, 10))

@@ -31,15 +31,26 @@ def test_box_is_clipped_at_its_bounds() -> None:
     [
         # no bounds: the policy's own scale
         (-np.inf, np.inf, 3.0, 3.0),
-        # one bound: the policy's own scale, clipped there
+        # one bound: -1 or 1 of the policy is the bound, and its own scale goes on from there
         (0.0, np.inf, -3.0, 0.0),
-        (0.0, np.inf, 3.0, 3.0),
+        (0.0, np.inf, 3.0, 4.0),
         (-np.inf, 0.5, 3.0, 0.5),
+        (-np.inf, 0.5, -1.0, -1.5),
+        # around 0 every action would be the bound
+        (5.0, np.inf, 0.25, 6.25),
+        (-np.inf, -5.0, 0.25, -5.75),
+        (-3.4e38, -5.0, 0.25, -5.75),
     ],
 )
 def test_unbounded_sides(low: float, high: float, action: float, expected: float) -> None:
     space = spaces.Box(low, high, (1,), np.float32)
     assert ActionMap(space)(np.array([[action]], np.float32)).tolist() == [[expected]]
+
+
+def test_whole_numbers_without_bounds() -> None:
+    """The largest whole numbers are no bounds: scaled to them, an action would overflow."""
+    space = spaces.Box(-np.inf, np.inf, (1,), np.int64)
+    assert ActionMap(space)(np.array([[-3.2], [0.0], [1.0]], np.float32)).tolist() == [[-3], [0], [1]]
 
 
 def test_bounds_are_taken_one_by_one() -> None:

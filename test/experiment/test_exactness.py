@@ -75,6 +75,12 @@ NETS: dict[str, dict[str, Any]] = {
         "optim_spec": {"name": "RMSprop", "lr": 1e-3, "momentum": 0.5},
         "lr_scheduler_spec": {"name": "StepLR", "step_size": 5},
     },
+    "DictNet": {
+        "type": "DictNet",
+        "hid_layers": [8],
+        "encoders": {"0": {"type": "MLPNet", "hid_layers": [8], "batch_norm": True}},
+        "actor_obs_keys": ["2", "0"],
+    },
     "RecurrentNet": {"type": "RecurrentNet", "cell_type": "LSTM", "rnn_hidden_size": 8, "seq_len": 8},
     "TorchArcNet": {
         "type": "TorchArcNet",
@@ -169,6 +175,15 @@ def test_stopped_runs_end_bit_for_bit_like_whole_ones(algorithm: str, net: str, 
     assert_equal(whole, stopped)
     assert rows(tmp_path / "whole") == rows(tmp_path / "stopped")
     assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "stopped", "eval")
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "SoftActorCritic"])
+def test_nets_on_named_parts_continue_exactly(algorithm: str, tmp_path: Path) -> None:
+    """A Tuple of three choices: its parts are called 0, 1 and 2."""
+    spec = make_spec(algorithm, "DictNet", {"name": "Blackjack-v1", "max_frame": 400, "num_workers": 0})
+    whole = train(spec, tmp_path / "whole")
+    assert_equal(whole, train(spec, tmp_path / "stopped", stops=(4, 300)))
+    assert rows(tmp_path / "whole") == rows(tmp_path / "stopped")
 
 
 @pytest.mark.parametrize(

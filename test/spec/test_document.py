@@ -264,7 +264,12 @@ def demo() -> dict[str, Any]:
 def test_the_schema_accepts_what_the_loader_accepts() -> None:
     schema = spec_file_schema()
     arc = {**demo(), "agent": {**demo()["agent"], "net": {"type": "TorchArcNet", "arc_file": "body.yaml"}}}
-    assert refusals({"_anchors": [1], "demo": demo(), "arc": arc}, schema, schema) == []
+    encoders = {"a": {"type": "ConvNet", "normalize": True}, "b": {"type": "TorchArcNet", "arc_file": "body.yaml"}}
+    net = {"type": "DictNet", "actor_obs_keys": ["a", "b"], "actor_encoders": encoders, "hid_layers": [8]}
+    parts = {**demo(), "agent": {**demo()["agent"], "net": net}}
+    assert refusals({"_anchors": [1], "demo": demo(), "arc": arc, "parts": parts}, schema, schema) == []
+    encoders["a"]["type"] = "RecurrentNet"
+    assert refusals({"parts": parts}, schema, schema)
 
 
 @pytest.mark.parametrize(

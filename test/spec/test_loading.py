@@ -11,7 +11,7 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.lib.io import dump_yaml
 from slm_lab.spec.algorithm import PPOSpec
 from slm_lab.spec.loading import SHIPPED, dump_spec, load_spec, locate, parse_override, spec_files, spec_names
-from slm_lab.spec.net import MLPNetSpec, TorchArcNetSpec
+from slm_lab.spec.net import DictNetSpec, MLPNetSpec, TorchArcNetSpec
 from slm_lab.spec.reader import read_document
 
 Write = Callable[[str, str], Path]
@@ -494,6 +494,23 @@ def test_an_arc_file_for_one_net_is_read_into_the_spec(tmp_path: Path, write_dat
     spec = load_spec(write_data(demo=arc_spec(arc={}, actor_arc_file="nets/body.json"))).spec
     assert spec.agent.net.actor == {"arc": ARC}
     assert spec.agent.net.critic == {}
+
+
+def test_arc_files_of_encoders_and_of_critics_are_read_into_the_spec(write: Write, write_data: WriteData) -> None:
+    write("body.yaml", dump_yaml(ARC))
+    encoder = {"type": "TorchArcNet", "arc_file": "body.yaml"}
+    raw = arc_spec(type="DictNet", encoders={"a": encoder}, actor_encoders={"b": encoder})
+    net = load_spec(write_data(demo=raw)).spec.agent.net
+    assert isinstance(net, DictNetSpec)
+    assert net.encoders["a"].arc == net.actor["encoders"]["b"]["arc"] == ARC
+    soft = {**arc_spec(type="MLPNet")["agent"], "critic_net": encoder, "memory": {"name": "Replay"}}
+    soft["algorithm"] = {"name": "SoftActorCritic", "training_start_step": 1}
+    critic_net = load_spec(write_data(demo={**raw, "agent": soft})).spec.agent.critic_net
+    assert isinstance(critic_net, TorchArcNetSpec)
+    assert critic_net.arc == ARC
+    raw = arc_spec(type="DictNet", encoders={"a": {**encoder, "arc_file": "none.yaml"}})
+    with pytest.raises(SpecError, match=r'agent.net.encoders.a.arc_file: there is no file "none.yaml"'):
+        load_spec(write_data(demo=raw))
 
 
 def test_an_arc_file_outside_the_folder_is_refused(tmp_path: Path, write_data: WriteData) -> None:

@@ -53,7 +53,9 @@ class ActorCritic(Algorithm):
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
         self.config = self._config(spec)
-        self.net = ActorCriticNet(spec.net, context.obs_shape, context.family.param_size, context.is_gaussian)
+        self.net = ActorCriticNet(
+            spec.net, context.obs_shape, context.family.param_size, context.is_gaussian, context.parts
+        )
         self.net.to(context.device).eval()
         self.modules = {"net": self.net}
         if spec.net.shared:

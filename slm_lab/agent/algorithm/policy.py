@@ -15,6 +15,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from slm_lab.env.layout import in_one_line
 from slm_lab.lib.errors import SpecError
 
 # combinations of several choices that one output layer may value
@@ -322,10 +323,11 @@ def build_family(space: gym.Space[Any], pdtype: str, is_joint: bool = False, is_
     for family in choices:
         if family.name == pdtype:
             return family
+    shown = in_one_line(space)
     if is_joint and choices[0].name == JointCategorical.name:
-        raise SpecError(f"agent.algorithm.action_pdtype: {pdtype} does not fit actions of {space}; use default")
+        raise SpecError(f"agent.algorithm.action_pdtype: {pdtype} does not fit actions of {shown}; use default")
     names = " or ".join(family.name for family in choices)
-    raise SpecError(f"agent.algorithm.action_pdtype: {pdtype} does not fit actions of {space}; use default or {names}")
+    raise SpecError(f"agent.algorithm.action_pdtype: {pdtype} does not fit actions of {shown}; use default or {names}")
 
 
 def _build_joint(space: spaces.MultiDiscrete | spaces.MultiBinary) -> JointCategorical:
@@ -335,8 +337,8 @@ def _build_joint(space: spaces.MultiDiscrete | spaces.MultiBinary) -> JointCateg
         counts = [int(count) for count in space.nvec.flatten()]
     if math.prod(counts) > MAX_JOINT:
         raise SpecError(
-            f"env.name: actions of {space} have {math.prod(counts):,} combinations, more than the {MAX_JOINT:,} an "
-            "algorithm that values each of them can take; use PPO or ActorCritic"
+            f"env.name: actions of {in_one_line(space)} have {math.prod(counts):,} combinations, more than the "
+            f"{MAX_JOINT:,} an algorithm that values each of them can take; use PPO or ActorCritic"
         )
     return JointCategorical(counts)
 

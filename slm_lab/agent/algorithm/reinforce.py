@@ -43,8 +43,8 @@ class Reinforce(Algorithm):
         assert isinstance(spec.algorithm, ReinforceSpec)
         self.config = spec.algorithm
         net = spec.net.for_role("actor")
-        self.net = PolicyNet(net, context.obs_shape, context.family.param_size, context.is_gaussian).to(context.device)
-        self.net.eval()
+        self.net = PolicyNet(net, context.obs_shape, context.family.param_size, context.is_gaussian, context.parts)
+        self.net.to(context.device).eval()
         self.modules = {"actor": self.net}
         self.optimizers = {"actor": FlatOptimizer(FlatParams(self.net.parameters()), net)}
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self.config.training_frequency)

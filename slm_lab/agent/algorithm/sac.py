@@ -104,9 +104,9 @@ class SoftActorCritic(Algorithm):
         if config.entropy_penalty_coef and not self.is_discrete:
             raise SpecError("agent.algorithm.entropy_penalty_coef: for discrete actions; remove it")
         actor_spec, critic_spec = spec.net.for_role("actor"), self._critic_spec(spec)
-        self.actor = PolicyNet(actor_spec, context.obs_shape, family.param_size, context.is_gaussian)
+        self.actor = PolicyNet(actor_spec, context.obs_shape, family.param_size, context.is_gaussian, context.parts)
         size = family.param_size if self.is_discrete else math.prod(family.action_shape)
-        self.critic = TwinQNet(critic_spec, context.obs_shape, size, self.is_discrete)
+        self.critic = TwinQNet(critic_spec, context.obs_shape, size, self.is_discrete, context.parts)
         for net in (self.actor, self.critic):
             net.to(context.device).eval()
         self.actor_flat = FlatParams(self.actor.parameters())

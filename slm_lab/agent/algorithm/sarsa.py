@@ -32,7 +32,7 @@ class SARSA(Algorithm):
         self.config = config
         self.explore_var_spec = config.explore_var_spec or 0.0
         self.family = require_choices(context.family, config.name)
-        self.net = QNet(spec.net, context.obs_shape, self.family.param_size).to(context.device)
+        self.net = QNet(spec.net, context.obs_shape, self.family.param_size, context.parts).to(context.device)
         self.net.eval()
         self.modules = {"net": self.net}
         self.optimizer = FlatOptimizer(FlatParams(self.net.parameters()), spec.net)

@@ -5,16 +5,19 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.activation import build_activation
 from slm_lab.lib.errors import SpecError
-from slm_lab.spec.net import ConvNetSpec
+from slm_lab.spec.net import ConvBodySpec
 
 
 class ConvNet(nn.Module):
-    """Convolutions on images (C, H, W), then fully connected layers; uint8 is read as it is."""
+    """Convolutions on images (C, H, W), then fully connected layers; uint8 is read as it is.
 
-    def __init__(self, spec: ConvNetSpec, obs_shape: tuple[int, ...]) -> None:
+    `where` is its place in the spec, for messages.
+    """
+
+    def __init__(self, spec: ConvBodySpec, obs_shape: tuple[int, ...], where: str = "agent.net") -> None:
         super().__init__()
         if len(obs_shape) != 3:
-            raise SpecError(f"agent.net.type: ConvNet needs images (C, H, W), the env gives {obs_shape}; use MLPNet")
+            raise SpecError(f"{where}.type: ConvNet needs images (C, H, W), the env gives {obs_shape}; use MLPNet")
         self.scale = 1 / 255 if spec.normalize else None
         layers: list[nn.Module] = []
         channels = obs_shape[0]
@@ -30,7 +33,7 @@ class ConvNet(nn.Module):
             with torch.no_grad():
                 size = nn.Sequential(*layers).eval()(torch.zeros(1, *obs_shape)).shape[1]
         except RuntimeError as error:
-            raise SpecError(f"agent.net.conv_hid_layers: does not fit images {obs_shape}: {error}") from None
+            raise SpecError(f"{where}.conv_hid_layers: does not fit images {obs_shape}: {error}") from None
         for width in spec.fc_hid_layers:
             layers += [nn.Linear(size, width), build_activation(spec.hid_layers_activation)]
             size = width

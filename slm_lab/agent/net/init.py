@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.net.dict_net import Encoder
 from slm_lab.agent.net.norm import DERIVED
 
 # Functions by the names a spec may use; gain and nonlinearity are passed where the function takes them.
@@ -33,9 +34,10 @@ def init_weights(module: nn.Module, init_fn: str | None, activation: str | None)
     """Fill the weights of every linear, convolution and recurrent layer; biases become zero."""
     if init_fn is None:
         return
+    gains = {layer: one.activation for one in module.modules() if isinstance(one, Encoder) for layer in one.modules()}
     for layer in module.modules():
         if isinstance(layer, LAYERS):
-            _fill(layer.weight, init_fn, activation)
+            _fill(layer.weight, init_fn, gains.get(layer, activation))
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
         if isinstance(layer, nn.RNNBase):

@@ -6,19 +6,20 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.activation import build_activation
 from slm_lab.agent.net.norm import SpectralNormLinear
-from slm_lab.spec.net import MLPNetSpec
+from slm_lab.spec.net import MLPBodySpec, MLPNetSpec
 
 
 class MLPNet(nn.Module):
     """Hidden layers on a flattened observation."""
 
-    def __init__(self, spec: MLPNetSpec, obs_shape: tuple[int, ...]) -> None:
+    def __init__(self, spec: MLPBodySpec, obs_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.is_flat = len(obs_shape) == 1
         size = math.prod(obs_shape)
         layers: list[nn.Module] = []
+        has_spectral = isinstance(spec, MLPNetSpec) and spec.spectral_norm
         for index, width in enumerate(spec.hid_layers, 1):
-            is_spectral = spec.spectral_norm and index == len(spec.hid_layers)
+            is_spectral = has_spectral and index == len(spec.hid_layers)
             layers.append(SpectralNormLinear(size, width) if is_spectral else nn.Linear(size, width))
             if spec.batch_norm:
                 layers.append(nn.BatchNorm1d(width))

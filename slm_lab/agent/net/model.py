@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.activation import build_activation
 from slm_lab.agent.net.build import build_body
 from slm_lab.agent.net.init import init_head, init_weights
+from slm_lab.agent.net.parts import Parts
 from slm_lab.agent.net.recurrent import RecurrentBody
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.net import NetSpec
@@ -19,9 +20,16 @@ class OutputNet(nn.Module):
     A carry (B, S) of None stands for the start of episodes; a net without a hidden state hands it through.
     """
 
-    def __init__(self, spec: NetSpec, obs_shape: tuple[int, ...], out_size: int, body: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        spec: NetSpec,
+        obs_shape: tuple[int, ...],
+        out_size: int,
+        body: nn.Module | None = None,
+        parts: Parts = (),
+    ) -> None:
         super().__init__()
-        self.body = body if body is not None else build_body(spec, obs_shape)
+        self.body = body if body is not None else build_body(spec, obs_shape, parts)
         # size of the hidden state, and length of the stretches it learns from; 0 without one
         is_recurrent = isinstance(self.body, RecurrentBody)
         self.state_size = self._recurrent.state_size if is_recurrent else 0
@@ -76,11 +84,13 @@ class OutputNet(nn.Module):
 class PolicyNet(OutputNet):
     """Parameters of an action distribution; with `log_std_init` the log std does not depend on the observation."""
 
-    def __init__(self, spec: NetSpec, obs_shape: tuple[int, ...], param_size: int, is_gaussian: bool) -> None:
+    def __init__(
+        self, spec: NetSpec, obs_shape: tuple[int, ...], param_size: int, is_gaussian: bool, parts: Parts = ()
+    ) -> None:
         if spec.log_std_init is not None and not is_gaussian:
             raise SpecError("agent.net.log_std_init: only a Normal or TanhNormal policy has a log std; remove it")
         start = spec.log_std_init
-        super().__init__(spec, obs_shape, param_size if start is None else param_size // 2)
+        super().__init__(spec, obs_shape, param_size if start is None else param_size // 2, parts=parts)
         self.log_std = None if start is None else nn.Parameter(torch.full((param_size // 2,), start))
 
     def from_features(self, features: Tensor) -> Tensor:
@@ -91,12 +101,14 @@ class PolicyNet(OutputNet):
 class ActorCriticNet(nn.Module):
     """Actor and critic, on bodies of their own or on one they share."""
 
-    def __init__(self, spec: NetSpec, obs_shape: tuple[int, ...], param_size: int, is_gaussian: bool) -> None:
+    def __init__(
+        self, spec: NetSpec, obs_shape: tuple[int, ...], param_size: int, is_gaussian: bool, parts: Parts = ()
+    ) -> None:
         super().__init__()
         self.is_shared = spec.shared
-        self.actor = PolicyNet(spec.for_role("actor"), obs_shape, param_size, is_gaussian)
+        self.actor = PolicyNet(spec.for_role("actor"), obs_shape, param_size, is_gaussian, parts)
         body = self.actor.body if spec.shared else None
-        self.critic = OutputNet(spec.for_role("critic"), obs_shape, 1, body)
+        self.critic = OutputNet(spec.for_role("critic"), obs_shape, 1, body, parts)
         # separate nets have a slice of the hidden state each, the actor's first
         self.state_size = self.actor.state_size + (0 if spec.shared else self.critic.state_size)
         self.seq_len = self.actor.seq_len
