@@ -217,7 +217,7 @@ def play(env: VecEnv, num_step: int, seed: int = 0) -> list[Step]:
     steps = []
     for _ in range(num_step):
         if isinstance(env.action_space, gym.spaces.Discrete):
-            action = rng.integers(env.action_space.n, size=env.num_envs)
+            action: Array = rng.integers(env.action_space.n, size=env.num_envs)
         else:
             action = rng.uniform(-1, 1, env.action_map.shape(env.num_envs))
         steps.append(env.step(action))
