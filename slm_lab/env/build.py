@@ -1,5 +1,8 @@
 """Which backend steps a session's envs: as the spec says, or as measured."""
 
+import importlib
+from typing import Any
+
 from loguru import logger
 
 from slm_lab.env.ale import AleVecEnv
@@ -26,12 +29,29 @@ def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render_mod
             return AleVecEnv(settings)
         if backend == "ale":
             raise EnvError("env.kwargs: the ale backend has no mode and difficulty; use env.backend gymnasium")
+    if backend == "envpool":
+        if num_workers:
+            raise EnvError("env.num_workers: envpool steps with threads of its own; use null or 0")
+        if render_mode is None:
+            return _import_pool().EnvPoolVecEnv(settings)
+        logger.info("Env backend gymnasium, not envpool, for an env that is drawn")
+        return LocalVecEnv(settings, render_mode)
     if num_workers is None and render_mode is None:
         num_workers, reason = choose_workers(settings)
         logger.info(f"Env backend gymnasium, {f'{num_workers} workers' if num_workers else 'in process'}: {reason}")
     if num_workers and render_mode is None:
         return WorkerVecEnv(settings, num_workers)
     return LocalVecEnv(settings, render_mode)
+
+
+def _import_pool() -> Any:
+    """The module of the backend whose package is optional."""
+    try:
+        return importlib.import_module("slm_lab.env.pool")
+    except ModuleNotFoundError as error:
+        if error.name != "envpool":
+            raise
+        raise EnvError("env.backend: envpool is not installed; get it with `uv sync --group envpool`") from None
 
 
 def choose_workers(settings: EnvSettings) -> tuple[int, str]:

@@ -51,6 +51,8 @@ class VecEnv(ABC):
 
     # whether other processes step the envs, which may die
     is_remote = False
+    # whether the envs of a stopped run are rebuilt from seeds and actions
+    is_exact = True
 
     def __init__(self, settings: EnvSettings, facts: EnvFacts) -> None:
         self.settings = settings

@@ -92,6 +92,11 @@ class Session:
         self.should_stop = should_stop
         settings = build_settings(spec.env, (TRAIN_ENV, spec.meta.seed, session), num_cores=share_cores(spec))
         self.env = build_vec_env(settings, spec.env.num_workers, "human" if render else None)
+        if not self.env.is_exact:
+            logger.info(
+                f"Env backend {spec.env.backend}: a run repeats from its seed; one that was stopped continues "
+                "statistically, with new episodes"
+            )
         self.agent = build_agent(spec, self.env, session)
         names = self.agent.algorithm.metric_names
         self.tracker = Tracker(folder.table_file(trial, session, "train"), names)
@@ -201,7 +206,8 @@ class Session:
                 f"Session {self.session} continues at frame {self.frame}: statistical only, because the env could "
                 "not be rebuilt from its seed and actions; scores stay comparable, bits do not"
             )
-        carry = state["carry"]
+        # episodes that start anew have nothing to remember
+        carry = state["carry"] if self.env.is_exact else self.agent.init_carry(self.spec.env.num_envs)
         return obs, None if carry is None else carry.to(self.agent.device)
 
     def _load_rows(self, state: dict[str, Any]) -> None:

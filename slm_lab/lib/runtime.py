@@ -13,7 +13,7 @@ import numpy as np
 
 from slm_lab.lib.errors import LabError
 
-PACKAGES = ("slm-lab", "torch", "gymnasium", "numpy", "ale-py", "mujoco", "box2d", "pydantic")
+PACKAGES = ("slm-lab", "torch", "gymnasium", "numpy", "ale-py", "envpool", "mujoco", "box2d", "pydantic")
 
 
 def derive_seed(*key: int) -> int:

@@ -330,6 +330,11 @@ def test_a_message_stays_on_its_line_whatever_the_key() -> None:
             "env.num_workers: 3 workers for num_envs 2; use at most num_envs",
         ),
         (
+            A2C,
+            {"env.num_envs": 2, "env.num_workers": 2, "env.backend": "envpool"},
+            "env.num_workers: envpool steps with threads of its own; use null or 0",
+        ),
+        (
             demo(),
             {"agent.memory.name": "OnPolicyReplay"},
             "agent.memory.name: PPO needs OnPolicyBatchReplay, got OnPolicyReplay",
