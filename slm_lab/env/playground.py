@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from loguru import logger
-from mujoco_playground import dm_control_suite, registry
+from mujoco_playground import dm_control_suite, locomotion, manipulation, registry
 from mujoco_playground._src.mjx_env import MENAGERIE_COMMIT_SHA, MENAGERIE_PATH
 
 from slm_lab.env.layout import calc_parts
@@ -32,7 +32,9 @@ _LONG_REPLAY = 200
 
 def list_names() -> list[str]:
     """All env names, as a spec gives them."""
-    return [PLAYGROUND_PREFIX + name for name in registry.ALL_ENVS]
+    # asked of each suite, since the registry's own list lacks envs that were added later
+    suites = (dm_control_suite, locomotion, manipulation)
+    return [PLAYGROUND_PREFIX + name for suite in suites for name in suite.ALL_ENVS]
 
 
 class Simulator:
@@ -291,18 +293,18 @@ def _keep_compiled() -> None:
 
 
 def _check_name(full_name: str) -> str:
-    name = full_name.removeprefix(PLAYGROUND_PREFIX)
-    if name not in registry.ALL_ENVS:
-        raise EnvError(f"env.name: Playground has no env '{name}'{nearest(full_name, list_names())}")
-    return name
+    names = list_names()
+    if full_name not in names:
+        raise EnvError(f"env.name: there is no env '{full_name}'{nearest(full_name, names)}")
+    return full_name.removeprefix(PLAYGROUND_PREFIX)
 
 
 def _build_config(name: str, kwargs: dict[str, Any], is_on_gpu: bool) -> Any:
     """The env's own options with those of the spec."""
     config = registry.get_default_config(name)
-    known = config.to_dict()
+    known = _list_options(config.to_dict())
     for key in kwargs:
-        if key.split(".")[0] not in known:
+        if key not in known:
             raise EnvError(f"env.kwargs: '{name}' has no option '{key}'{nearest(key, known)}")
     impl = kwargs.get("impl", config.impl if is_on_gpu else "jax")
     if impl not in IMPLS:
@@ -314,6 +316,15 @@ def _build_config(name: str, kwargs: dict[str, Any], is_on_gpu: bool) -> Any:
     except (KeyError, TypeError, ValueError) as error:
         raise EnvError(f"env.kwargs: '{name}' cannot take an option given: {str(error).splitlines()[0]}") from None
     return config
+
+
+def _list_options(options: dict[str, Any]) -> list[str]:
+    """Names of options; those within others are joined by dots."""
+    names = []
+    for key, value in options.items():
+        below = _list_options(value) if isinstance(value, dict) else []
+        names += [f"{key}.{name}" for name in below] or [key]
+    return names
 
 
 def _load_env(name: str, config: Any) -> Any:
