@@ -44,7 +44,9 @@ class Simulator:
     """
 
     def __init__(self, settings: EnvSettings) -> None:
+        self.name = settings.name
         self.num_envs = settings.num_envs
+        self.is_compiled = False
         self.device = _choose_device(settings.device)
         self.is_on_gpu = self.device.platform == "gpu"
         _keep_compiled()
@@ -62,6 +64,19 @@ class Simulator:
         self.reset = jax.jit(self._reset)
         self.step = jax.jit(self._step)
         self.select = jax.jit(_select)
+
+    def compile(self) -> None:
+        """Have everything compiled, so that whoever measures time later measures simulation."""
+        if self.is_compiled:
+            return
+        logger.info(
+            f"Compiling {self.name} for {self.num_envs} env(s): a minute at first, seconds from then on, since it is "
+            f"kept in {jax.config.jax_compilation_cache_dir}"
+        )
+        state, obs = self.reset(np.zeros(self.num_envs, np.uint32))
+        new, new_obs, _ = self.step(state, np.zeros((self.num_envs, *self.action_space.shape), np.float32))
+        jax.block_until_ready(self.select(np.zeros(self.num_envs, bool), (new, new_obs), (state, obs)))
+        self.is_compiled = True
 
     def _start(self, seed: Any) -> Any:
         return self.env.reset(jax.random.PRNGKey(seed))
@@ -134,6 +149,7 @@ class PlaygroundVecEnv(VecEnv):
         return np.array(obs)
 
     def _start(self, episode: Array) -> Any:
+        self.simulator.compile()
         everyone = np.arange(self.num_envs)
         return self.simulator.reset(self._seeds(everyone, episode))
 
@@ -214,6 +230,7 @@ class PlaygroundEnv(gym.Env[Array, Array]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         """Start an episode."""
         super().reset(seed=seed)
+        self.simulator.compile()
         start = int(self.np_random.integers(2**32)) if seed is None else seed
         self._state, obs = self.simulator.reset(np.array([start], np.uint32))
         self._t = 0
