@@ -13,7 +13,7 @@ from slm_lab.agent.net.parts import check_names
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.make import EnvFacts
 from slm_lab.env.normalize import ObsNormalizer, RewardScaler
-from slm_lab.env.vec_env import Step
+from slm_lab.env.vec_env import Obs, Step
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.runtime import derive_seed
 from slm_lab.spec.schema import Spec
@@ -72,10 +72,10 @@ class Agent:
             num_envs, spec.agent.algorithm.gamma, env.reward_scale, env.normalize_reward, env.clip_reward
         )
 
-    def encode(self, obs: Array | Tensor) -> Tensor:
+    def encode(self, obs: Obs) -> Tensor:
         """Raw observations as the nets see them."""
         if self.obs_normalizer is not None:
-            obs = self.obs_normalizer(np.asarray(obs.cpu()) if isinstance(obs, Tensor) else obs)
+            obs = self.obs_normalizer(obs)
         elif self.clip_obs is not None:
             obs = torch.as_tensor(obs).clamp(-self.clip_obs, self.clip_obs)
         return torch.as_tensor(obs).to(self.device, self.obs_dtype)
@@ -84,13 +84,13 @@ class Agent:
         """Hidden state at the start of episodes."""
         return self.algorithm.init_carry(num_envs)
 
-    def act(self, obs: Array, carry: Carry = None, explore: bool = False) -> Act:
+    def act(self, obs: Obs, carry: Carry = None, explore: bool = False) -> Act:
         """Actions for a batch of raw observations; deterministic unless asked to explore."""
         seen = self.encode(obs)
         act = self.algorithm.act(seen, carry, explore)
         return act._replace(extra={**act.extra, "obs": seen})
 
-    def observe(self, obs: Array, act: Act, step: Step) -> None:
+    def observe(self, obs: Obs, act: Act, step: Step) -> None:
         """Remember a step; on-policy memories keep the policy's own view of the observation, a replay the env's."""
         if self.obs_normalizer is not None:
             self.obs_normalizer.update(obs)

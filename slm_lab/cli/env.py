@@ -1,5 +1,6 @@
 """`slm-lab env`: check an env, list those that are registered."""
 
+import importlib.util
 import json
 import sys
 from typing import Annotated
@@ -8,8 +9,9 @@ import gymnasium as gym
 import typer
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.env.build import load_playground, make_single_env
 from slm_lab.env.check import check_env
-from slm_lab.env.make import EnvSettings, make_env
+from slm_lab.env.make import PLAYGROUND_PREFIX, EnvSettings
 from slm_lab.lib.errors import EnvError
 from slm_lab.lib.runtime import import_modules
 
@@ -25,11 +27,15 @@ FAMILIES = {
     "toy text": ("gymnasium.envs.toy_text", "gymnasium.envs.tabular", "gymnasium.envs.phys2d"),
     "probes with known answers": ("slm_lab.env.probe",),
 }
+# not in gymnasium's registry
+PLAYGROUND = "MuJoCo Playground"
 
 
 @app.command()
 def check(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A registered id, or package.module:EnvId.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A registered id, playground/X, or package.module:EnvId.")
+    ],
     kwargs: Annotated[str, typer.Option("--kwargs", metavar="JSON", help="Options of the env as JSON.")] = "{}",
     steps: Annotated[int, typer.Option(min=1, help="Random steps to take.")] = 1000,
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="Import first.")] = None,
@@ -41,7 +47,7 @@ def check(
             options = json.loads(kwargs)
         except json.JSONDecodeError as error:
             raise EnvError(f"--kwargs: JSON expected, such as '{{\"continuous\": true}}' ({error})") from None
-        env = make_env(EnvSettings(name, 1, kwargs=options))
+        env = make_single_env(EnvSettings(name, 1, kwargs=options))
         try:
             findings = check_env(env, steps)
         finally:
@@ -56,9 +62,9 @@ def check(
 
 @app.command("list")
 def list_(words: Annotated[list[str] | None, typer.Argument(help="Show only ids with all of these.")] = None) -> None:
-    """List the registered ids by family; of several versions the newest."""
-    families: dict[str, list[str]] = {family: [] for family in (*FAMILIES, "others")}
-    for name in newest_ids():
+    """List the known names by family; of several versions the newest."""
+    families: dict[str, list[str]] = {family: [] for family in (*FAMILIES, PLAYGROUND, "others")}
+    for name in [*newest_ids(), *playground_names()]:
         if all(word.lower() in name.lower() for word in words or []):
             families[family_of(name)].append(name)
     if not any(families.values()):
@@ -67,6 +73,14 @@ def list_(words: Annotated[list[str] | None, typer.Argument(help="Show only ids 
     for family, names in families.items():
         if names:
             sys.stdout.write(f"{family} ({len(names)})\n  " + "\n  ".join(sorted(names)) + "\n")
+
+
+def playground_names() -> list[str]:
+    """Names of the envs of MuJoCo Playground, if it is installed."""
+    if importlib.util.find_spec("mujoco_playground") is None:
+        return []
+    names: list[str] = load_playground("playground").list_names()
+    return names
 
 
 def newest_ids() -> list[str]:
@@ -82,7 +96,9 @@ def newest_ids() -> list[str]:
 
 
 def family_of(name: str) -> str:
-    """The family of a registered id."""
+    """The family of a name."""
+    if name.startswith(PLAYGROUND_PREFIX):
+        return PLAYGROUND
     entry = gym.registry[name].entry_point
     module = entry if isinstance(entry, str) else entry.__module__ if entry is not None else ""
     for family, starts in FAMILIES.items():

@@ -1,14 +1,16 @@
 """Which backend steps a session's envs: as the spec says, or as measured."""
 
 import importlib
+from types import ModuleType
 from typing import Any
 
+import gymnasium as gym
 from loguru import logger
 
 from slm_lab.env.ale import AleVecEnv
 from slm_lab.env.atari import AtariOptions
 from slm_lab.env.local import LocalVecEnv
-from slm_lab.env.make import EnvSettings, is_atari
+from slm_lab.env.make import EnvSettings, is_atari, is_playground, make_env
 from slm_lab.env.render import RenderMode
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.env.worker import WorkerVecEnv
@@ -22,6 +24,8 @@ _MEASURE_SECONDS = 0.1
 def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render_mode: RenderMode | None = None) -> VecEnv:
     """The envs of a session; `num_workers` None asks for whatever is measured to be fastest."""
     backend = settings.backend
+    if is_playground(settings.name):
+        return _build_playground(settings, num_workers, render_mode)
     if backend == "ale" and not is_atari(settings.name):
         raise EnvError(f"env.backend: ale is for ALE/ games, not for '{settings.name}'; use auto")
     if is_atari(settings.name) and backend in ("auto", "ale") and render_mode is None and not num_workers:
@@ -52,6 +56,43 @@ def _import_pool() -> Any:
         if error.name != "envpool":
             raise
         raise EnvError("env.backend: envpool is not installed; get it with `uv sync --group envpool`") from None
+
+
+def make_single_env(settings: EnvSettings) -> gym.Env[Any, Any]:
+    """One env of any family, to be looked at rather than trained in."""
+    if is_playground(settings.name):
+        env: gym.Env[Any, Any] = load_playground(settings.name).PlaygroundEnv(settings)
+        return env
+    return make_env(settings)
+
+
+def make_random_env(settings: EnvSettings) -> gym.Env[Any, Any] | VecEnv:
+    """What random play is measured in: one env, or the whole batch where nothing smaller is compiled."""
+    return build_vec_env(settings) if is_playground(settings.name) else make_env(settings)
+
+
+def load_playground(name: str) -> ModuleType:
+    """The backend of MuJoCo Playground, whose packages are optional and slow to import."""
+    try:
+        return importlib.import_module("slm_lab.env.playground")
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("slm_lab"):
+            raise
+        raise EnvError(
+            f"env.name: '{name}' needs the package '{error.name}', which is not installed; install it with: "
+            "uv sync --group playground"
+        ) from None
+
+
+def _build_playground(settings: EnvSettings, num_workers: int | None, render_mode: RenderMode | None) -> VecEnv:
+    if settings.backend != "auto":
+        raise EnvError(f"env.backend: '{settings.name}' has a backend of its own; use auto, not {settings.backend}")
+    if num_workers:
+        raise EnvError(f"env.num_workers: '{settings.name}' is simulated as one batch, not by workers; leave it out")
+    if render_mode is not None:
+        raise EnvError(f"env.name: '{settings.name}' cannot be drawn; leave out --render and --video")
+    env: VecEnv = load_playground(settings.name).PlaygroundVecEnv(settings)
+    return env
 
 
 def choose_workers(settings: EnvSettings) -> tuple[int, str]:

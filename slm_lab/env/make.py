@@ -22,6 +22,7 @@ probe.register()
 gym.register_envs(ale_py)
 
 ATARI_PREFIX = "ALE/"
+PLAYGROUND_PREFIX = "playground/"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class EnvSettings:
     backend: str = "auto"
     # cores that stepping may use; it changes the speed, not the numbers
     num_cores: int = 1
+    # where a simulator that has the choice computes, as torch names it
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,11 @@ class EnvFacts:
 
 
 def build_settings(
-    spec: EnvSpec, seed_key: tuple[int, ...], num_envs: int | None = None, num_cores: int = 1
+    spec: EnvSpec, seed_key: tuple[int, ...], num_envs: int | None = None, num_cores: int = 1, device: str = "cpu"
 ) -> EnvSettings:
     """The settings of a spec's envs, with their seeds."""
     count = num_envs or spec.num_envs
-    return EnvSettings(spec.name, count, spec.max_t, dict(spec.kwargs), seed_key, spec.backend, num_cores)
+    return EnvSettings(spec.name, count, spec.max_t, dict(spec.kwargs), seed_key, spec.backend, num_cores, device)
 
 
 def share_cores(spec: Spec) -> int:
@@ -120,6 +123,11 @@ def resolve_name(name: str) -> str:
 def is_atari(name: str) -> bool:
     """Whether a name is a game of the Arcade Learning Environment, which the lab prepares itself."""
     return name.startswith(ATARI_PREFIX)
+
+
+def is_playground(name: str) -> bool:
+    """Whether a name is an env of MuJoCo Playground, which only a whole batch of envs is fast in."""
+    return name.startswith(PLAYGROUND_PREFIX)
 
 
 def find_game(name: str) -> str:

@@ -3,41 +3,64 @@
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 Array = np.ndarray[Any, Any]
 
 
 class RunningStats:
-    """Mean and variance of everything seen, merged batch by batch (Chan et al. 1979)."""
+    """Mean and variance of everything seen, merged batch by batch (Chan et al. 1979).
+
+    They are where the batches are: numpy arrays, or tensors on the device of the tensors that came last.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.mean = np.zeros(shape)
-        self.var = np.ones(shape)
+        self.mean: Any = np.zeros(shape)
+        self.var: Any = np.ones(shape)
         self.count = 0.0
 
-    def update(self, batch: Array) -> None:
+    def update(self, batch: Array | Tensor) -> None:
         """Merge a batch (B, ...)."""
         count = len(batch)
-        mean = batch.mean(0)
-        var = batch.var(0)
-        delta = mean - self.mean
+        mean: Any
+        var: Any
+        if isinstance(batch, Tensor):
+            wide = batch.double()
+            mean, var = wide.mean(0), wide.var(0, correction=0)
+        else:
+            mean, var = batch.mean(0), batch.var(0)
+        old_mean, old_var = self.of(batch)
+        delta = mean - old_mean
         total = self.count + count
         if self.count:
-            square = self.var * self.count + var * count + delta**2 * self.count * count / total
-            self.mean = self.mean + delta * count / total
+            square = old_var * self.count + var * count + delta**2 * self.count * count / total
+            self.mean = old_mean + delta * count / total
             self.var = square / total
+        elif isinstance(batch, Tensor):
+            self.mean, self.var = mean, var
         else:
             self.mean, self.var = np.asarray(mean, float), np.asarray(var, float)
         self.count = total
 
+    def of(self, batch: Array | Tensor) -> tuple[Any, Any]:
+        """Mean and variance as what the batch is, where the batch is."""
+        if isinstance(batch, Tensor):
+            return torch.as_tensor(self.mean, device=batch.device), torch.as_tensor(self.var, device=batch.device)
+        return _to_numpy(self.mean), _to_numpy(self.var)
+
     def state_dict(self) -> dict[str, Any]:
         """Mean, variance and count."""
-        return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count}
+        return {"mean": _to_numpy(self.mean).copy(), "var": _to_numpy(self.var).copy(), "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from saved statistics."""
         self.mean, self.var = np.array(state["mean"]), np.array(state["var"])
         self.count = float(state["count"])
+
+
+def _to_numpy(value: Any) -> Any:
+    return value.cpu().numpy() if isinstance(value, Tensor) else value
 
 
 class ObsNormalizer:
@@ -48,16 +71,20 @@ class ObsNormalizer:
         self.clip = clip
         self.eps = eps
 
-    def update(self, obs: Array) -> None:
+    def update(self, obs: Array | Tensor) -> None:
         """Take a batch of raw observations into the statistics."""
         self.stats.update(obs)
 
-    def __call__(self, obs: Array) -> Array:
-        """Normalised observations, float32."""
-        normal = (obs - self.stats.mean) / np.sqrt(self.stats.var + self.eps)
+    def __call__(self, obs: Array | Tensor) -> Array | Tensor:
+        """Normalised observations, float32; of tensors the same bits as of arrays, computed where they are."""
+        mean, var = self.stats.of(obs)
+        if isinstance(obs, Tensor):
+            normal = (obs - mean) / torch.sqrt(var + self.eps)
+            return (normal if self.clip is None else normal.clamp(-self.clip, self.clip)).float()
+        scaled = (obs - mean) / np.sqrt(var + self.eps)
         if self.clip is not None:
-            normal = np.clip(normal, -self.clip, self.clip)
-        return normal.astype(np.float32)
+            scaled = np.clip(scaled, -self.clip, self.clip)
+        return scaled.astype(np.float32)
 
 
 class RewardScaler:

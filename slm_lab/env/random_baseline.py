@@ -4,8 +4,6 @@ import argparse
 import functools
 import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,13 +14,13 @@ import gymnasium as gym
 import numpy as np
 from loguru import logger
 
-from slm_lab.lib.io import write_text
+from slm_lab.env.vec_env import VecEnv
+from slm_lab.lib.io import cache_folder, write_text
 
 gym.register_envs(ale_py)
 
 SHIPPED_PATH = Path(__file__).with_name("random_baseline.json")
 CACHE_FILE = "random_baseline.json"
-CACHE_VARIABLE = "SLM_LAB_CACHE"
 NUM_EPISODE = 100
 
 # CarRacing-v3 is left out: it draws every frame, and 100 episodes take about half an hour.
@@ -135,7 +133,7 @@ def _run_episode(env: gym.Env[Any, Any], seed: int, max_step: int) -> tuple[floa
 
 
 def measure_random_baseline(
-    make_env: Callable[[], gym.Env[Any, Any]],
+    make_env: Callable[[], gym.Env[Any, Any] | VecEnv],
     num_episode: int = NUM_EPISODE,
     seed: int = 0,
     max_step: int = 20_000_000,
@@ -143,20 +141,48 @@ def measure_random_baseline(
     """Measure the random policy; no episode starts after max_step steps in total, and none may be longer than that."""
     env = make_env()
     try:
-        env.action_space.seed(seed)
-        returns: list[float] = []
-        num_step = 0
-        # An episode begun within the budget is played to its end: dropping it would favour short episodes.
-        while len(returns) < num_episode and num_step < max_step:
-            total, length, ended = _run_episode(env, seed + len(returns), max_step)
-            num_step += length
-            if ended:
-                returns.append(total)
+        if isinstance(env, VecEnv):
+            returns = _play_batch(env, num_episode, seed, max_step)
+        else:
+            returns = _play_single(env, num_episode, seed, max_step)
     finally:
         env.close()
     if not returns:
         raise RuntimeError(f"no random episode ended within {max_step} steps: give the environment a time limit")
     return RandomBaseline(float(np.mean(returns)), float(np.std(returns)), len(returns))
+
+
+def _play_single(env: gym.Env[Any, Any], num_episode: int, seed: int, max_step: int) -> list[float]:
+    env.action_space.seed(seed)
+    returns: list[float] = []
+    num_step = 0
+    # An episode begun within the budget is played to its end: dropping it would favour short episodes.
+    while len(returns) < num_episode and num_step < max_step:
+        total, length, ended = _run_episode(env, seed + len(returns), max_step)
+        num_step += length
+        if ended:
+            returns.append(total)
+    return returns
+
+
+def _play_batch(env: VecEnv, num_episode: int, seed: int, max_step: int) -> list[float]:
+    """Rounds of one episode of each env, so that short episodes do not crowd out long ones; for Box actions."""
+    rng = np.random.default_rng(seed)
+    shape = env.action_map.shape(env.num_envs)
+    returns: list[float] = []
+    num_step = 0
+    env.reset()
+    while len(returns) < num_episode and num_step < max_step:
+        first = env.episode.copy()
+        for _ in range(max_step):
+            is_first = env.episode == first
+            if not is_first.any():
+                break
+            step = env.step(rng.uniform(-1.0, 1.0, shape).astype(np.float32))
+            num_step += env.num_envs
+            finished = zip(np.flatnonzero(step.ended), env.pop_finished(), strict=True)
+            returns += [value for index, value in finished if is_first[index]]
+    return returns
 
 
 def _json_default(value: object) -> object:
@@ -195,15 +221,8 @@ def baseline_key(env_id: str, kwargs: dict[str, Any], max_t: int | None) -> str:
 
 
 def _cache_path(cache_dir: Path | None) -> Path:
-    """Find the user's cache file: the given folder, else the variable's, else the platform's cache folder."""
-    if cache_dir is not None:
-        return cache_dir / CACHE_FILE
-    if folder := os.environ.get(CACHE_VARIABLE):
-        return Path(os.path.expanduser(folder)) / CACHE_FILE
-    # The XDG specification says to ignore a path that is not absolute; nor is "~" one when the user has no home.
-    candidates = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"), tempfile.gettempdir())
-    root = next(folder for folder in candidates if os.path.isabs(folder))
-    return Path(root) / "slm_lab" / CACHE_FILE
+    """Find the user's cache file, in the given folder or in the lab's."""
+    return (cache_dir or cache_folder()) / CACHE_FILE
 
 
 def _is_number(value: object) -> bool:
@@ -251,7 +270,7 @@ def _shipped_baselines() -> dict[str, RandomBaseline]:
 
 def get_random_baseline(
     env_key: str,
-    make_env: Callable[[], gym.Env[Any, Any]],
+    make_env: Callable[[], gym.Env[Any, Any] | VecEnv],
     cache_dir: Path | None = None,
     max_step: int = 20_000_000,
 ) -> float:

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from loguru import logger
@@ -12,7 +12,13 @@ from slm_lab.env.wrapper import ActionMap
 from slm_lab.lib.errors import EnvError
 from slm_lab.lib.runtime import derive_seed
 
+if TYPE_CHECKING:
+    # workers that step envs do not load torch
+    from torch import Tensor
+
 Array = np.ndarray[Any, Any]
+# observations of a simulator on a GPU stay there
+Obs: TypeAlias = "Array | Tensor"
 # Actions kept per env for rebuilding its state; an episode longer than this continues only statistically.
 MAX_REPLAY = 1_000_000
 # Steps after which an episode is thought never to end; the longest known games have 27,000.
@@ -28,8 +34,8 @@ class Step(NamedTuple):
     lost life counts as an end and the game goes on.
     """
 
-    obs: Array
-    next_obs: Array
+    obs: Obs
+    next_obs: Obs
     reward: Array
     terminated: Array
     truncated: Array
@@ -44,6 +50,11 @@ class Step(NamedTuple):
 def calc_episode_seed(settings: EnvSettings, index: int, episode: int) -> int:
     """Every episode of every env has a seed of its own."""
     return derive_seed(*settings.seed_key, index, episode)
+
+
+def to_host(obs: Obs) -> Array:
+    """Observations as a numpy array."""
+    return obs if isinstance(obs, np.ndarray) else obs.cpu().numpy()
 
 
 class VecEnv(ABC):
@@ -72,7 +83,7 @@ class VecEnv(ABC):
         self._began = np.zeros(self.num_envs, np.int64)
 
     @abstractmethod
-    def _reset(self) -> Array:
+    def _reset(self) -> Obs:
         """Start each env's current episode."""
 
     @abstractmethod
@@ -80,7 +91,7 @@ class VecEnv(ABC):
         """Step each env with an action of its own space."""
 
     @abstractmethod
-    def _replay(self, action: list[Array]) -> Array:
+    def _replay(self, action: list[Array]) -> Obs:
         """Rebuild each env from its `origin` and the actions since; returns the current observations."""
 
     @abstractmethod
@@ -103,7 +114,7 @@ class VecEnv(ABC):
     def _no_frame(self) -> EnvError:
         return EnvError(f"'{self.settings.name}' gives no pictures as it runs here ({type(self).__name__})")
 
-    def reset(self) -> Array:
+    def reset(self) -> Obs:
         """Start the first episode of each env."""
         self.episode[:] = 0
         self.origin[:] = 0
@@ -196,7 +207,7 @@ class VecEnv(ABC):
             "action": np.stack(log) if log else np.zeros((0, *self.action_map.shape(self.num_envs))),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> Array:
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
         """Put every env where it stood; returns the current observations."""
         self.episode[:] = state["episode"]
         self.origin[:] = state["origin"]

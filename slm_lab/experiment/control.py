@@ -15,7 +15,7 @@ from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Metrics
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings, share_cores
-from slm_lab.env.vec_env import VecEnv
+from slm_lab.env.vec_env import Obs, VecEnv, to_host
 from slm_lab.experiment.checkpoint import load_latest, save_state
 from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.folder import RunFolder
@@ -90,7 +90,12 @@ class Session:
         self.session = session
         self.on_progress = on_progress
         self.should_stop = should_stop
-        settings = build_settings(spec.env, (TRAIN_ENV, spec.meta.seed, session), num_cores=share_cores(spec))
+        settings = build_settings(
+            spec.env,
+            (TRAIN_ENV, spec.meta.seed, session),
+            num_cores=share_cores(spec),
+            device=str(pick_device(spec.meta.device, session)),
+        )
         self.env = build_vec_env(settings, spec.env.num_workers, "human" if render else None)
         if not self.env.is_exact:
             logger.info(
@@ -175,7 +180,7 @@ class Session:
 
     # --- start and continuation
 
-    def _begin(self) -> tuple[np.ndarray[Any, Any], Any]:
+    def _begin(self) -> tuple[Obs, Any]:
         """The first observation and hidden state, or those of the checkpoint."""
         path = self.folder.resume_file(self.trial, self.session)
         state, problems = load_latest(path, self._load_rows)
@@ -199,7 +204,7 @@ class Session:
             if due is not None:
                 due.skip_to(self.frame)
         obs = self.env.load_state_dict(state["env"])
-        if np.array_equal(obs, state["obs"]):
+        if np.array_equal(to_host(obs), state["obs"]):
             logger.info(f"Session {self.session} continues at frame {self.frame}: exact")
         else:
             logger.warning(
@@ -224,7 +229,7 @@ class Session:
             spec["env"].pop(key)
         return {key: spec[key] for key in ("agent", "env")} | {"seed": self.spec.meta.seed}
 
-    def _save(self, obs: np.ndarray[Any, Any], carry: Any) -> None:
+    def _save(self, obs: Obs, carry: Any) -> None:
         folder, trial, session = self.folder, self.trial, self.session
         state = {
             "format": FORMAT,
@@ -232,7 +237,7 @@ class Session:
             "agent": self.agent.state_dict(),
             "rows": {name: files.save() for name, files in self.replay_files.items()},
             "env": self.env.state_dict(),
-            "obs": obs,
+            "obs": to_host(obs),
             "carry": carry,
             "tracker": self.tracker.state_dict(),
             "eval_tracker": self.eval_tracker.state_dict() if self.eval_tracker else None,
@@ -302,7 +307,10 @@ class Session:
         assert self.eval_tracker is not None
         if self.eval_env is None:
             settings = build_settings(
-                self.spec.env, (EVAL_ENV, self.spec.meta.seed, self.session), self.spec.meta.rigorous_eval
+                self.spec.env,
+                (EVAL_ENV, self.spec.meta.seed, self.session),
+                self.spec.meta.rigorous_eval,
+                device=str(self.agent.device),
             )
             self.eval_env = build_vec_env(settings)
         returns = list(play_episodes(self.eval_env, self.agent, self.spec.meta.rigorous_eval))

@@ -21,6 +21,7 @@ from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.folder import RunFolder, open_run_folder
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
+from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import CheckpointError, LabError, RunFolderError, SpecError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
 from slm_lab.lib.log import log_to
@@ -52,7 +53,7 @@ def check_runnable(spec: Spec, render: bool = False) -> list[str]:
     if render:
         check_display()
     torch.set_num_threads(spec.meta.num_threads)
-    env = build_vec_env(build_settings(spec.env, (0,), 1))
+    env = build_vec_env(build_settings(spec.env, (0,), 1, device=str(pick_device(spec.meta.device, 0))))
     try:
         agent = build_agent(spec, env, 0)
     finally:
@@ -150,7 +151,8 @@ def load_trained(
     if session is None:
         session = best_session(folder, spec)
     torch.set_num_threads(spec.meta.num_threads)
-    settings = build_settings(spec.env, (ENJOY_ENV, spec.meta.seed, session), num_envs)
+    device = str(pick_device(spec.meta.device, session))
+    settings = build_settings(spec.env, (ENJOY_ENV, spec.meta.seed, session), num_envs, device=device)
     env = build_vec_env(settings, render_mode=render_mode)
     try:
         # initial weights are drawn from torch's global generator, which belongs to the caller here

@@ -9,7 +9,8 @@ from typing import Any
 
 from loguru import logger
 
-from slm_lab.env.make import build_settings, make_env
+from slm_lab.env.build import make_random_env
+from slm_lab.env.make import build_settings
 from slm_lab.env.random_baseline import baseline_key, get_random_baseline
 from slm_lab.experiment.analysis import (
     calc_session_metrics,
@@ -23,6 +24,7 @@ from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.plot import plot_session, plot_trial
 from slm_lab.experiment.progress import ProgressView
 from slm_lab.experiment.signals import StopSignal
+from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import DivergenceError, LabError, WorkerError
 from slm_lab.lib.io import write_json
 from slm_lab.lib.log import log_to
@@ -174,8 +176,9 @@ class Trial:
     def _random_return(self) -> float:
         env = self.spec.env
         key = baseline_key(env.name, dict(env.kwargs), env.max_t)
+        settings = build_settings(env, (0,), device=str(pick_device(self.spec.meta.device, 0)))
         try:
-            return get_random_baseline(key, lambda: make_env(build_settings(env, (0,), 1)), max_step=MAX_BASELINE_STEP)
+            return get_random_baseline(key, lambda: make_random_env(settings), max_step=MAX_BASELINE_STEP)
         except RuntimeError as error:
             logger.warning(f"No random baseline, so strength counts from 0: {error}")
             return 0.0

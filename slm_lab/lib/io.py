@@ -7,6 +7,7 @@ import math
 import os
 import re
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,17 @@ _SEAL = b"SLMLAB-SHA256:"
 _DIGEST_SIZE = hashlib.sha256().digest_size
 # Numbers that YAML 1.1 takes for text: 1e6, 5e-4, 1.e3
 EXPONENT_FLOAT = re.compile(r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
+CACHE_VARIABLE = "SLM_LAB_CACHE"
+
+
+def cache_folder() -> Path:
+    """Where the lab keeps what it need not measure or compile again: the variable's, else the platform's folder."""
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return Path(os.path.expanduser(folder))
+    # The XDG specification says to ignore a path that is not absolute; nor is "~" one when the user has no home.
+    candidates = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"), tempfile.gettempdir())
+    root = next(folder for folder in candidates if os.path.isabs(folder))
+    return Path(root) / "slm_lab"
 
 
 def temporary_name(path: Path) -> Path:

@@ -13,7 +13,20 @@ import numpy as np
 
 from slm_lab.lib.errors import LabError
 
-PACKAGES = ("slm-lab", "torch", "gymnasium", "numpy", "ale-py", "envpool", "mujoco", "box2d", "pydantic")
+PACKAGES = (
+    "slm-lab",
+    "torch",
+    "gymnasium",
+    "numpy",
+    "ale-py",
+    "envpool",
+    "mujoco",
+    "box2d",
+    "pydantic",
+    "jax",
+    "mujoco-mjx",
+    "playground",
+)
 
 
 def derive_seed(*key: int) -> int:

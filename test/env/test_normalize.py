@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,52 @@ from slm_lab.env.normalize import ObsNormalizer, RewardScaler, RunningStats
 
 Array = np.ndarray[Any, Any]
 NO = np.zeros(2, bool)
+
+
+# --- tensors, which stay on their device
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
+def test_tensors_are_normalised_to_the_same_bits_as_arrays(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    normalizer = ObsNormalizer((3,), clip=2.0)
+    normalizer.update(rng.normal(5, 3, (50, 3)))
+    obs = (rng.normal(5, 9, (200, 3)) % 256).astype(dtype)
+    array, tensor = normalizer(obs), normalizer(torch.from_numpy(obs))
+    assert isinstance(array, np.ndarray)
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.dtype == torch.float32
+    np.testing.assert_array_equal(array, tensor.numpy())
+    assert (np.abs(array) == 2).any()
+    assert (np.abs(array) < 2).any()
+
+
+def test_statistics_of_tensors_are_those_of_arrays() -> None:
+    rng = np.random.default_rng(0)
+    arrays, tensors = RunningStats((4,)), RunningStats((4,))
+    for index in range(5):
+        batch = rng.normal(3 * index, 1 + index, (7, 4))
+        arrays.update(batch)
+        tensors.update(torch.from_numpy(batch))
+    assert isinstance(tensors.mean, torch.Tensor)
+    assert tensors.count == arrays.count
+    np.testing.assert_allclose(tensors.mean, arrays.mean, rtol=1e-12)
+    np.testing.assert_allclose(tensors.var, arrays.var, rtol=1e-12)
+
+
+def test_statistics_of_tensors_are_saved_as_arrays_and_go_on_as_either() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(2, 6, 3))
+    stats = RunningStats((3,))
+    stats.update(torch.from_numpy(first))
+    state = stats.state_dict()
+    assert isinstance(state["mean"], np.ndarray)
+    for batch in (second, torch.from_numpy(second)):
+        continued = RunningStats((3,))
+        continued.load_state_dict(state)
+        continued.update(batch)
+        np.testing.assert_allclose(continued.state_dict()["mean"], np.concatenate([first, second]).mean(0))
+        np.testing.assert_allclose(continued.state_dict()["var"], np.concatenate([first, second]).var(0))
 
 
 # --- statistics

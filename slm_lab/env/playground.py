@@ -1,0 +1,361 @@
+"""MuJoCo Playground: all envs of a session simulated as one batch by MJX, on the CPU or on a GPU.
+
+Importing this loads jax and MuJoCo's compilers, which takes seconds; `build.py` does so when such an env is made.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from gymnasium import spaces
+from loguru import logger
+from mujoco_playground import dm_control_suite, locomotion, manipulation, registry
+from mujoco_playground._src.mjx_env import MENAGERIE_COMMIT_SHA, MENAGERIE_PATH
+
+from slm_lab.env.layout import calc_parts
+from slm_lab.env.make import PLAYGROUND_PREFIX, EnvFacts, EnvSettings
+from slm_lab.env.vec_env import Array, Obs, Step, VecEnv
+from slm_lab.lib.errors import EnvError, nearest
+from slm_lab.lib.io import cache_folder
+
+IMPLS = ("jax", "warp")
+MENAGERIE_URL = "https://github.com/deepmind/mujoco_menagerie.git"
+# replays of this many steps take long enough to be announced
+_LONG_REPLAY = 200
+
+
+def list_names() -> list[str]:
+    """All env names, as a spec gives them."""
+    # asked of each suite, since the registry's own list lacks envs that were added later
+    suites = (dm_control_suite, locomotion, manipulation)
+    return [PLAYGROUND_PREFIX + name for suite in suites for name in suite.ALL_ENVS]
+
+
+class Simulator:
+    """One env for a batch of N: its reset and its step, compiled, on one device.
+
+    A state is a tree of arrays (N, ...). Rows do not influence each other.
+    """
+
+    def __init__(self, settings: EnvSettings) -> None:
+        self.name = settings.name
+        self.num_envs = settings.num_envs
+        self.is_compiled = False
+        self.device = _choose_device(settings.device)
+        self.is_on_gpu = self.device.platform == "gpu"
+        _keep_compiled()
+        name = _check_name(settings.name)
+        config = _build_config(name, settings.kwargs, self.is_on_gpu)
+        self.env = _load_env(name, config)
+        self.repeat = int(config.action_repeat)
+        # the env's own limit counts control steps, an action may take several
+        self.max_t = settings.max_t or math.ceil(config.episode_length / self.repeat)
+        seed = jax.ShapeDtypeStruct((), jnp.uint32)
+        source = _build_space(jax.eval_shape(self._start, seed).obs)
+        self.parts = calc_parts(source)
+        self.obs_space = source if isinstance(source, spaces.Box) else _unbounded((self.parts[-1].stop,))
+        self.action_space = spaces.Box(-1.0, 1.0, (self.env.action_size,), np.float32)
+        self.reset = jax.jit(self._reset)
+        self.step = jax.jit(self._step)
+        self.select = jax.jit(_select)
+
+    def compile(self) -> None:
+        """Have everything compiled, so that whoever measures time later measures simulation."""
+        if self.is_compiled:
+            return
+        logger.info(
+            f"Compiling {self.name} for {self.num_envs} env(s): a minute at first, seconds from then on, since it is "
+            f"kept in {jax.config.jax_compilation_cache_dir}"
+        )
+        state, obs = self.reset(np.zeros(self.num_envs, np.uint32))
+        new, new_obs, _ = self.step(state, np.zeros((self.num_envs, *self.action_space.shape), np.float32))
+        jax.block_until_ready(self.select(np.zeros(self.num_envs, bool), (new, new_obs), (state, obs)))
+        self.is_compiled = True
+
+    def _start(self, seed: Any) -> Any:
+        return self.env.reset(jax.random.PRNGKey(seed))
+
+    def _reset(self, seed: Any) -> tuple[Any, Any]:
+        """States and observations at the start of the episodes with these seeds (N,)."""
+        state = jax.vmap(self._start)(seed)
+        # weakly typed numbers would have the step compiled a second time, for the strongly typed ones it returns
+        return _as_typed(state, state), self._flatten(state.obs)
+
+    def _step(self, state: Any, action: Any) -> tuple[Any, Any, Any]:
+        """States, observations, and (3, N): rewards, whether the task ended, whether the physics broke."""
+
+        def advance(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
+            now, total = carry
+            new = _as_typed(jax.vmap(self.env.step)(now, action), now)
+            if self.repeat == 1:
+                return (new, new.reward), None
+            # an episode may end before its action has been repeated to the end
+            is_alive = now.done < 0.5
+            return (_select(is_alive, new, now), total + jnp.where(is_alive, new.reward, 0.0)), None
+
+        carry = (state, jnp.zeros(self.num_envs, jnp.float32))
+        if self.repeat == 1:
+            carry, _ = advance(carry, None)
+        else:
+            carry, _ = jax.lax.scan(advance, carry, length=self.repeat)
+        new, reward = carry
+        obs = self._flatten(new.obs)
+        is_finite = jnp.isfinite(obs).reshape(self.num_envs, -1).all(1) & jnp.isfinite(reward)
+        # learning multiplies what follows an end by 0, and 0 times NaN is NaN
+        obs = _select(is_finite, obs, self._flatten(state.obs))
+        ended = (new.done > 0.5) | ~is_finite
+        return new, obs, jnp.stack([jnp.where(is_finite, reward, 0.0), ended, ~is_finite])
+
+    def _flatten(self, obs: Any) -> Any:
+        """Observations (N, ...), the parts of a dict one after the other."""
+        if not isinstance(obs, Mapping):
+            return obs.astype(jnp.float32)
+        return jnp.concatenate([obs[part.name].reshape(self.num_envs, -1) for part in self.parts], 1, jnp.float32)
+
+    @property
+    def facts(self) -> EnvFacts:
+        """What an agent must know of the env."""
+        return EnvFacts(self.obs_space, self.action_space, 1, self.parts)
+
+
+class PlaygroundVecEnv(VecEnv):
+    """All envs of a session in one simulator; the clock, the seeds and the ends are kept here, on the host."""
+
+    def __init__(self, settings: EnvSettings) -> None:
+        self.simulator = Simulator(settings)
+        super().__init__(settings, self.simulator.facts)
+        self.t = np.zeros(self.num_envs, np.int64)
+        self.num_broken = 0
+        self._state: Any = None
+        # torch may still read these while jax would already reuse their memory
+        self._lent: tuple[Any, ...] = ()
+
+    def _seeds(self, indices: Array, episode: Array) -> Array:
+        seeds = np.zeros(self.num_envs, np.uint32)
+        seeds[indices] = [self.episode_seed(int(index), int(episode[index])) for index in indices]
+        return seeds
+
+    def _hand_over(self, obs: Any) -> Obs:
+        """Observations for the caller to keep: on the GPU they stay there."""
+        if self.simulator.is_on_gpu:
+            return to_torch(obs)
+        # jax arrays must not be written to; the copy costs microseconds, a step milliseconds
+        return np.array(obs)
+
+    def _start(self, episode: Array) -> Any:
+        self.simulator.compile()
+        everyone = np.arange(self.num_envs)
+        return self.simulator.reset(self._seeds(everyone, episode))
+
+    def _reset(self) -> Obs:
+        self._state, obs = self._start(self.episode)
+        self.t[:] = 0
+        self._lent = (obs,)
+        return self._hand_over(obs)
+
+    def _step(self, action: Array) -> Step:
+        simulator = self.simulator
+        self._state, next_obs, outcome = simulator.step(self._state, action)
+        # one transfer for all that the host must know
+        reward, has_ended, is_broken = np.asarray(outcome)
+        terminated = has_ended > 0
+        self.t += 1
+        truncated = (self.t >= simulator.max_t) & ~terminated
+        ended = terminated | truncated
+        obs = next_obs
+        if ended.any():
+            self._warn(is_broken > 0)
+            first = simulator.reset(self._seeds(np.flatnonzero(ended), self.episode + 1))
+            self._state, obs = simulator.select(ended, first, (self._state, next_obs))
+            self.t[ended] = 0
+        self._lent = (obs, next_obs)
+        successor = self._hand_over(next_obs)
+        current = successor if obs is next_obs else self._hand_over(obs)
+        return Step(current, successor, reward.astype(np.float64), terminated, truncated, ended)
+
+    def _warn(self, is_broken: Array) -> None:
+        if not is_broken.any():
+            return
+        index = int(np.flatnonzero(is_broken)[0])
+        self.num_broken += int(is_broken.sum())
+        episode = int(self.episode[index])
+        logger.warning(
+            f"env {index}, episode {episode} (seed {self.episode_seed(index, episode)}), step {self.t[index]}: the "
+            f"simulation gave numbers that are not finite; the episode ends there, with reward 0 "
+            f"({self.num_broken} such so far)"
+        )
+
+    def _replay(self, action: list[Array]) -> Obs:
+        simulator = self.simulator
+        lengths = np.array([len(part) for part in action])
+        longest = int(lengths.max())
+        if longest > _LONG_REPLAY:
+            logger.info(f"Rebuilding {self.num_envs} envs from up to {longest:,} actions each")
+        padded = np.zeros((longest, *self.action_map.shape(self.num_envs)), np.float32)
+        for index, part in enumerate(action):
+            padded[longest - len(part) :, index] = part
+        now = self._start(self.origin)
+        for t, actions in enumerate(padded):
+            state, obs, _ = simulator.step(now[0], actions)
+            # each env waits in its first state until all come to their last action together
+            is_due = lengths >= longest - t
+            now = (state, obs) if is_due.all() else simulator.select(is_due, (state, obs), now)
+        self._state, current = now
+        self.t[:] = lengths
+        self._lent = (current,)
+        return self._hand_over(current)
+
+    def close(self) -> None:
+        self._state = None
+        self._lent = ()
+
+
+class PlaygroundEnv(gym.Env[Array, Array]):
+    """One env by itself, for `slm-lab env check`."""
+
+    def __init__(self, settings: EnvSettings) -> None:
+        assert settings.num_envs == 1
+        self.simulator = Simulator(settings)
+        self.observation_space = self.simulator.obs_space
+        self.action_space = self.simulator.action_space
+        self._state: Any = None
+        self._t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        """Start an episode."""
+        super().reset(seed=seed)
+        self.simulator.compile()
+        start = int(self.np_random.integers(2**32)) if seed is None else seed
+        self._state, obs = self.simulator.reset(np.array([start], np.uint32))
+        self._t = 0
+        return np.array(obs[0]), {}
+
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """One step."""
+        self._state, obs, outcome = self.simulator.step(self._state, np.asarray(action, np.float32)[None])
+        reward, ended, is_broken = np.asarray(outcome)[:, 0]
+        self._t += 1
+        is_over = bool(ended) or self._t >= self.simulator.max_t
+        seen = np.full(self.observation_space.shape or (), np.nan, np.float32) if is_broken else np.array(obs[0])
+        return seen, float(reward), bool(ended), is_over and not ended, {}
+
+
+def to_torch(array: Any) -> torch.Tensor:
+    """A tensor of the caller's own, copied on the device that the array is on."""
+    return torch.from_dlpack(array).clone()
+
+
+def _select(mask: Any, new: Any, old: Any) -> Any:
+    """Rows of `new` where the mask (N,) says so, else of `old`."""
+    count = mask.shape[0]
+
+    def pick(one: Any, other: Any) -> Any:
+        # warp keeps the contacts of all envs in one list, which has no row per env
+        if other.ndim == 0 or other.shape[0] != count:
+            return other
+        return jnp.where(mask.reshape(count, *[1] * (other.ndim - 1)), one, other)
+
+    return jax.tree.map(pick, new, old)
+
+
+def _as_typed(new: Any, old: Any) -> Any:
+    """The numbers of `new` in the types of `old`, none of them weakly typed."""
+    return jax.tree.map(lambda one, other: jax.lax.convert_element_type(one, other.dtype), new, old)
+
+
+def _unbounded(shape: tuple[int, ...]) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)
+
+
+def _build_space(obs: Any) -> spaces.Box | spaces.Dict:
+    if isinstance(obs, Mapping):
+        return spaces.Dict({name: _unbounded(part.shape) for name, part in obs.items()})
+    return _unbounded(obs.shape)
+
+
+def _choose_device(name: str) -> Any:
+    """The device of jax that a device of torch stands for."""
+    kind, _, index = name.partition(":")
+    if kind == "cuda":
+        # jax would take most of the GPU's memory at its start, torch needs some too
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        try:
+            device = jax.devices("cuda")[int(index or 0)]
+        except RuntimeError:
+            logger.warning(
+                "jax finds no GPU, so the envs are simulated on the CPU; its GPU part comes with: "
+                "uv sync --group playground --group playground-gpu"
+            )
+        else:
+            jax.config.update("jax_default_device", device)
+            return device
+    else:
+        # without this jax takes hold of a GPU that nobody asked it to use; no effect once it has begun
+        jax.config.update("jax_platforms", "cpu")
+    device = jax.devices("cpu")[0]
+    jax.config.update("jax_default_device", device)
+    return device
+
+
+def _keep_compiled() -> None:
+    """Keep what was compiled on disk, since that takes a minute, unless the user has set this up."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
+
+
+def _check_name(full_name: str) -> str:
+    names = list_names()
+    if full_name not in names:
+        raise EnvError(f"env.name: there is no env '{full_name}'{nearest(full_name, names)}")
+    return full_name.removeprefix(PLAYGROUND_PREFIX)
+
+
+def _build_config(name: str, kwargs: dict[str, Any], is_on_gpu: bool) -> Any:
+    """The env's own options with those of the spec."""
+    config = registry.get_default_config(name)
+    known = _list_options(config.to_dict())
+    for key in kwargs:
+        if key not in known:
+            raise EnvError(f"env.kwargs: '{name}' has no option '{key}'{nearest(key, known)}")
+    impl = kwargs.get("impl", config.impl if is_on_gpu else "jax")
+    if impl not in IMPLS:
+        raise EnvError(f"env.kwargs: impl is {' or '.join(IMPLS)}, got {impl!r}")
+    if impl == "warp" and not is_on_gpu:
+        raise EnvError("env.kwargs: impl warp needs a GPU; use jax")
+    try:
+        config.update_from_flattened_dict({**kwargs, "impl": impl})
+    except (KeyError, TypeError, ValueError) as error:
+        raise EnvError(f"env.kwargs: '{name}' cannot take an option given: {str(error).splitlines()[0]}") from None
+    return config
+
+
+def _list_options(options: dict[str, Any]) -> list[str]:
+    """Names of options; those within others are joined by dots."""
+    names = []
+    for key, value in options.items():
+        below = _list_options(value) if isinstance(value, dict) else []
+        names += [f"{key}.{name}" for name in below] or [key]
+    return names
+
+
+def _load_env(name: str, config: Any) -> Any:
+    if name in dm_control_suite.ALL_ENVS:
+        return registry.load(name, config=config)
+    how = f"git clone {MENAGERIE_URL} {MENAGERIE_PATH} && git -C {MENAGERIE_PATH} checkout {MENAGERIE_COMMIT_SHA}"
+    # The package would start the download itself, once in each session, all into the same folder.
+    if not MENAGERIE_PATH.exists():
+        raise EnvError(f"env.name: '{name}' needs the robots of mujoco_menagerie; download them with: {how}")
+    try:
+        return registry.load(name, config=config)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise EnvError(
+            f"env.name: '{name}' cannot be made from {MENAGERIE_PATH} ({reason}); if its download is not whole, delete "
+            f"that folder, then: {how}"
+        ) from None
