@@ -11,6 +11,8 @@ from slm_lab.lib.errors import EnvError
 
 # the only part of an observation that has no named parts
 WHOLE = "obs"
+# what MuJoCo Playground calls the part that only critics may see
+PRIVILEGED = "privileged_state"
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,11 @@ class ObsPart:
     shape: tuple[int, ...]
     # pixels of 8 bits, kept as they are
     is_image: bool = False
+
+    @property
+    def is_privileged(self) -> bool:
+        """Whether it is meant for critics: an agent at work would not know it."""
+        return self.name == PRIVILEGED
 
 
 def calc_parts(space: gym.Space[Any]) -> tuple[ObsPart, ...]:

@@ -13,6 +13,7 @@ from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.agent.net.parts import for_acting
 from slm_lab.agent.net.value import QNet
 from slm_lab.agent.schedule import calc_schedule
 from slm_lab.spec.algorithm import SarsaSpec
@@ -32,7 +33,9 @@ class SARSA(Algorithm):
         self.config = config
         self.explore_var_spec = config.explore_var_spec or 0.0
         self.family = require_choices(context.family, config.name)
-        self.net = QNet(spec.net, context.obs_shape, self.family.param_size, context.parts).to(context.device)
+        self.net = QNet(
+            for_acting(spec.net, context.parts), context.obs_shape, self.family.param_size, context.parts
+        ).to(context.device)
         self.net.eval()
         self.modules = {"net": self.net}
         self.optimizer = FlatOptimizer(FlatParams(self.net.parameters()), spec.net)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.activation import build_activation
 from slm_lab.agent.net.build import build_body
 from slm_lab.agent.net.init import init_head, init_weights
-from slm_lab.agent.net.parts import Parts
+from slm_lab.agent.net.parts import Parts, for_acting
 from slm_lab.agent.net.recurrent import RecurrentBody
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.net import NetSpec
@@ -90,7 +90,9 @@ class PolicyNet(OutputNet):
         if spec.log_std_init is not None and not is_gaussian:
             raise SpecError("agent.net.log_std_init: only a Normal or TanhNormal policy has a log std; remove it")
         start = spec.log_std_init
-        super().__init__(spec, obs_shape, param_size if start is None else param_size // 2, parts=parts)
+        super().__init__(
+            for_acting(spec, parts), obs_shape, param_size if start is None else param_size // 2, parts=parts
+        )
         self.log_std = None if start is None else nn.Parameter(torch.full((param_size // 2,), start))
 
     def from_features(self, features: Tensor) -> Tensor:

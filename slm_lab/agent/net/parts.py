@@ -97,6 +97,13 @@ def build_view(spec: NetSpec, obs_shape: Shape, parts: Parts = ()) -> View:
     return view
 
 
+def for_acting(spec: NetSpec, parts: Parts) -> NetSpec:
+    """The spec of a net that acts: unless it says what it sees, it does not see what only critics may."""
+    if spec.obs_keys is not None or not any(part.is_privileged for part in parts):
+        return spec
+    return spec.model_copy(update={"obs_keys": tuple(part.name for part in parts if not part.is_privileged)})
+
+
 def _select(chosen: Parts, whole: View) -> View:
     if len(whole.shape) > 1:
         return whole  # one Box, whose only part is all of it

@@ -338,3 +338,47 @@ def test_names_that_are_no_part(lab, which: str, net: dict[str, Any], match: str
 def test_keys_that_make_no_sense(lab, which: str, net: dict[str, Any], match: str) -> None:
     with pytest.raises(SpecError, match=match):
         build_spec(lab, which, net=net)
+
+
+class Robot(ProbeEnv):
+    """What MuJoCo Playground gives: a state, and a privileged one for critics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Discrete(2)
+        part = spaces.Box(-1, 1, (3,), np.float32)
+        self.observation_space = spaces.Dict({"privileged_state": part, "state": part})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._draw(), {}
+
+    def _draw(self) -> dict[str, Any]:
+        return {key: self.np_random.uniform(-1, 1, 3).astype(np.float32) for key in ("privileged_state", "state")}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._draw(), 1.0, True, False, {}
+
+
+@pytest.mark.parametrize("which", ["PPO", "Reinforce", "SARSA", "DQN", "SoftActorCritic"])
+def test_only_critics_see_the_privileged_state(lab, which: str) -> None:
+    if "test/Robot-v0" not in gym.registry:
+        gym.register("test/Robot-v0", entry_point=Robot)
+    algorithm, memory, keys = TABLE[which]
+    net = {"type": "MLPNet", "hid_layers": [8], **OPTIM, **keys}
+    agent, env = lab.build(lab.spec("test/Robot-v0", algorithm, memory=memory, net=net))
+    obs = torch.as_tensor(env.reset()).requires_grad_()
+    modules = agent.algorithm.modules
+    name = {"SoftActorCritic": "actor", "Reinforce": next(iter(modules))}.get(which, "net")
+    out = modules[name](obs)
+    param, *value = out if isinstance(out, tuple) else [out]
+    if which == "SoftActorCritic":
+        value = [modules["critic"](obs)]
+
+    def is_seen(number: torch.Tensor) -> list[bool]:
+        [grad] = torch.autograd.grad(number.square().sum(), obs, retain_graph=True)
+        return [bool(grad[:, :3].any()), bool(grad[:, 3:].any())]
+
+    assert is_seen(param) == [False, True]
+    assert [is_seen(one) for one in value] == [[True, True]] * len(value)
+    assert len(value) == (which in ("PPO", "SoftActorCritic"))
