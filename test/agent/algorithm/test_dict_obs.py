@@ -347,7 +347,7 @@ class Robot(ProbeEnv):
         super().__init__()
         self.action_space = spaces.Discrete(2)
         part = spaces.Box(-1, 1, (3,), np.float32)
-        self.observation_space = spaces.Dict({"privileged_state": part, "state": part})
+        self.observation_space = spaces.Dict({"privileged_state": part, "state": part})  # type: ignore[assignment]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -363,7 +363,7 @@ class Robot(ProbeEnv):
 @pytest.mark.parametrize("which", ["PPO", "Reinforce", "SARSA", "DQN", "SoftActorCritic"])
 def test_only_critics_see_the_privileged_state(lab, which: str) -> None:
     if "test/Robot-v0" not in gym.registry:
-        gym.register("test/Robot-v0", entry_point=Robot)
+        gym.register("test/Robot-v0", entry_point=lambda **_: Robot())
     algorithm, memory, keys = TABLE[which]
     net = {"type": "MLPNet", "hid_layers": [8], **OPTIM, **keys}
     agent, env = lab.build(lab.spec("test/Robot-v0", algorithm, memory=memory, net=net))
