@@ -83,6 +83,8 @@ class AleVecEnv(VecEnv):
         if longest > 1000:  # some seconds
             logger.info(f"Rebuilding {self.num_envs} games from up to {longest:,} actions each")
         obs = self._restart(np.arange(self.num_envs), self.origin)
+        if longest == 0:
+            return obs
         for t in range(longest):
             # each game joins so late that all come to their last action together
             begin = np.flatnonzero(lengths == longest - t)

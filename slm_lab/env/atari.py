@@ -3,7 +3,7 @@
 The same numbers as ALE's own vector env gives (see `ale.py`), which is written in C++ and has no way to render.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import ale_py
@@ -23,6 +23,8 @@ SIZE = 84
 # second this keeps it under 1 % of the time, and a continuation under a minute.
 SEED_INTERVAL = 5_000
 _SCREEN = (210, 160)
+_LARGEST = 2**31 - 1
+_LIMITS = {"frameskip": (1, 1000), "stack_num": (1, 64), "noop_max": (0, 10_000)}
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,20 @@ class AtariOptions:
         for key in kwargs:
             if key not in known:
                 raise EnvError(f"env.kwargs: Atari games have no option '{key}'{nearest(key, known)}")
-        options = cls(**kwargs)
-        for key, low in (("frameskip", 1), ("stack_num", 1), ("noop_max", 0)):
+        for key, (low, high) in _LIMITS.items():
             value = kwargs.get(key, low)
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise EnvError(f"env.kwargs.{key}: a whole number from {low} expected, got {value!r}")
-        if not 0 <= options.repeat_action_probability <= 1:
-            raise EnvError(
-                f"env.kwargs.repeat_action_probability: 0 to 1 expected, got {options.repeat_action_probability}"
-            )
-        return options if max_t is None else cls(**kwargs, max_frames=max_t * options.frameskip)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise EnvError(f"env.kwargs.{key}: a whole number from {low} to {high} expected, got {value!r}")
+        for key in ("life_loss_info", "use_fire_reset", "full_action_space"):
+            if not isinstance(kwargs.get(key, True), bool):
+                raise EnvError(f"env.kwargs.{key}: true or false expected, got {kwargs[key]!r}")
+        share = kwargs.get("repeat_action_probability", 0.0)
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise EnvError(f"env.kwargs.repeat_action_probability: 0 to 1 expected, got {share!r}")
+        options = cls(**kwargs)
+        if max_t is None:
+            return options
+        return replace(options, max_frames=min(max_t * options.frameskip, _LARGEST))
 
     @property
     def needs_emulator(self) -> bool:
@@ -72,11 +78,12 @@ class AtariEnv(gym.Env[Array, Any]):
     the generators as they are.
     """
 
-    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 15}  # noqa: RUF012 (gymnasium's own way)
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 60}  # noqa: RUF012 (gymnasium's own way)
 
     def __init__(self, game: str, options: AtariOptions, render_mode: str | None = None) -> None:
         self.options = options
         self.render_mode = render_mode
+        self.metadata = {**self.metadata, "render_fps": 60 / options.frameskip}
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self.ale = ale_py.ALEInterface()
         self.ale.setFloat("repeat_action_probability", options.repeat_action_probability)
@@ -105,7 +112,7 @@ class AtariEnv(gym.Env[Array, Any]):
             ("difficulty", self.options.difficulty, self.ale.getAvailableDifficulties, self.ale.setDifficulty),
         ):
             if value is not None:
-                if value not in known():
+                if isinstance(value, bool) or value not in known():
                     raise EnvError(f"env.kwargs.{what}: the game has {known()}, not {value}")
                 choose(value)
 

@@ -14,7 +14,7 @@ from slm_lab.env.make import EnvSettings, is_atari, is_playground, make_env
 from slm_lab.env.render import RenderMode
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.env.worker import WorkerVecEnv
-from slm_lab.lib.errors import EnvError
+from slm_lab.lib.errors import EnvError, WorkerError
 
 # A round trip to worker processes costs about this much, so what takes less is not worth measuring.
 _MESSAGE_SECONDS = 0.0002
@@ -28,6 +28,8 @@ def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render_mod
         return _build_playground(settings, num_workers, render_mode)
     if backend == "ale" and not is_atari(settings.name):
         raise EnvError(f"env.backend: ale is for ALE/ games, not for '{settings.name}'; use auto")
+    if backend == "ale" and num_workers:
+        raise EnvError("env.num_workers: ale steps with threads of its own; use null or 0")
     if is_atari(settings.name) and backend in ("auto", "ale") and render_mode is None and not num_workers:
         if not AtariOptions.parse(settings.kwargs, settings.max_t).needs_emulator:
             return AleVecEnv(settings)
@@ -105,7 +107,11 @@ def choose_workers(settings: EnvSettings) -> tuple[int, str]:
     local = _measure(LocalVecEnv(settings))
     if local < 2 * _MESSAGE_SECONDS:
         return 0, f"a step of {settings.num_envs} envs takes {local * 1e3:.2f} ms, less than messages to workers would"
-    remote = _measure(WorkerVecEnv(settings, count))
+    try:
+        remote = _measure(WorkerVecEnv(settings, count))
+    except (EnvError, WorkerError) as error:
+        # known here but not there, say; the run need not know
+        return 0, f"workers cannot step these envs: {str(error).splitlines()[-1]}"
     reason = (
         f"a step of {settings.num_envs} envs takes {local * 1e3:.2f} ms in process, {remote * 1e3:.2f} ms in workers"
     )

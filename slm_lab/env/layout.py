@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium import spaces
 
 from slm_lab.lib.errors import EnvError
@@ -23,8 +22,6 @@ class ObsPart:
     start: int
     stop: int
     shape: tuple[int, ...]
-    # pixels of 8 bits, kept as they are
-    is_image: bool = False
 
     @property
     def is_privileged(self) -> bool:
@@ -40,9 +37,11 @@ def calc_parts(space: gym.Space[Any]) -> tuple[ObsPart, ...]:
         size = spaces.flatdim(leaf)
         is_box = isinstance(leaf, spaces.Box)
         shape = leaf.shape if is_box and leaf.shape is not None else (size,)
-        is_image = is_box and leaf.dtype == np.uint8 and len(shape) == 3
-        parts.append(ObsPart(name or WHOLE, start, start + size, shape, is_image))
+        parts.append(ObsPart(name or WHOLE, start, start + size, shape))
         start += size
+    names = [part.name for part in parts]
+    if len(set(names)) < len(names):
+        raise EnvError(f"env.name: parts of the observation have the same name: {', '.join(names)}")
     return tuple(parts)
 
 

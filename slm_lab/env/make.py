@@ -3,7 +3,7 @@
 import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import ale_py
 import gymnasium as gym
@@ -12,7 +12,7 @@ from gymnasium.wrappers import FlattenObservation, FrameStackObservation
 
 from slm_lab.env import probe
 from slm_lab.env.atari import SEED_INTERVAL, AtariEnv, AtariOptions
-from slm_lab.env.layout import ObsPart, calc_parts
+from slm_lab.env.layout import ObsPart, calc_parts, in_one_line
 from slm_lab.env.render import RenderMode, prepare
 from slm_lab.lib.errors import EnvError, nearest
 from slm_lab.lib.runtime import add_working_folder_to_path, num_cores
@@ -38,8 +38,18 @@ class EnvSettings:
     backend: str = "auto"
     # cores that stepping may use; it changes the speed, not the numbers
     num_cores: int = 1
+    # modules that register envs, for workers to import
+    imports: tuple[str, ...] = ()
     # where a simulator that has the choice computes, as torch names it
     device: str = "cpu"
+
+
+class StepOptions(TypedDict, total=False):
+    """How envs are stepped, beside what."""
+
+    num_cores: int
+    device: str
+    imports: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -58,11 +68,11 @@ class EnvFacts:
 
 
 def build_settings(
-    spec: EnvSpec, seed_key: tuple[int, ...], num_envs: int | None = None, num_cores: int = 1, device: str = "cpu"
+    spec: EnvSpec, seed_key: tuple[int, ...], num_envs: int | None = None, **options: Unpack[StepOptions]
 ) -> EnvSettings:
-    """The settings of a spec's envs, with their seeds."""
+    """The settings of a spec's envs, with their seeds; `options` are fields that change no number."""
     count = num_envs or spec.num_envs
-    return EnvSettings(spec.name, count, spec.max_t, dict(spec.kwargs), seed_key, spec.backend, num_cores, device)
+    return EnvSettings(spec.name, count, spec.max_t, dict(spec.kwargs), seed_key, spec.backend, **options)
 
 
 def share_cores(spec: Spec) -> int:
@@ -92,9 +102,14 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> gy
         raise EnvError(f"env.name: '{settings.name}' needs a package that is not installed: {error}") from None
     except gym.error.Error as error:
         raise EnvError(f"env.name: '{settings.name}' cannot be made: {error}") from None
-    except TypeError as error:
+    except Exception as error:  # the env's own code: anything can come
         if "unexpected keyword argument" not in str(error):
-            raise
+            if not settings.kwargs:
+                raise
+            reason = (str(error).splitlines() or [""])[0]
+            raise EnvError(
+                f"env.kwargs: '{settings.name}' cannot be made with {settings.kwargs}: {type(error).__name__}: {reason}"
+            ) from error
         if render_mode is not None and "'render_mode'" in str(error):
             raise EnvError(f"env.name: '{settings.name}' cannot be drawn: it takes no render_mode") from None
         raise EnvError(f"env.kwargs: '{settings.name}' does not take an option given: {error}") from None
@@ -122,7 +137,7 @@ def resolve_name(name: str) -> str:
 
 def is_atari(name: str) -> bool:
     """Whether a name is a game of the Arcade Learning Environment, which the lab prepares itself."""
-    return name.startswith(ATARI_PREFIX)
+    return name.rpartition(":")[2].startswith(ATARI_PREFIX)
 
 
 def is_playground(name: str) -> bool:
@@ -157,8 +172,9 @@ def _readable(env: gym.Env[Any, Any], name: str) -> gym.Env[Any, Any]:
     space = env.observation_space
     if isinstance(space, spaces.Box):
         return env
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)):
+    if space.is_np_flattenable:
+        calc_parts(space)  # refuses what has no parts
         # Discrete parts become one-hot
         return FlattenObservation(env)
     env.close()
-    raise EnvError(f"env.name: '{name}' has observations of {type(space).__name__}, which no net can read")
+    raise EnvError(f"env.name: '{name}' has observations of {in_one_line(space)}, which no net can read")

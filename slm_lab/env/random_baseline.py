@@ -205,8 +205,9 @@ def baseline_key(env_id: str, kwargs: dict[str, Any], max_t: int | None) -> str:
     """Name the baseline: the env id, then only the kwargs and time limit that differ from the registered ones."""
     spec = gym.registry.get(env_id)
     default_kwargs = spec.kwargs if spec else {}
-    # What is drawn or observed leaves the random policy's rewards as they are, so the plain id's baseline holds.
-    ignored = {"render_mode", "obs_type"} if env_id.startswith("ALE/") else {"render_mode"}
+    # What is drawn, observed or learned from leaves the random policy's rewards as they are, so the plain id's baseline
+    # holds. (Shipped ones of Atari come from games without no-ops and FIRE at the start, which matters little.)
+    ignored = {"render_mode", "obs_type", "life_loss_info"} if env_id.startswith("ALE/") else {"render_mode"}
     changed = {
         name: value
         for name, value in kwargs.items()
@@ -273,6 +274,7 @@ def get_random_baseline(
     make_env: Callable[[], gym.Env[Any, Any] | VecEnv],
     cache_dir: Path | None = None,
     max_step: int = 20_000_000,
+    may_measure: bool = True,
 ) -> float:
     """Return the mean random return: as shipped, else from the user's cache, else measured now and cached."""
     if baseline := _shipped_baselines().get(env_key):
@@ -280,6 +282,8 @@ def get_random_baseline(
     path = _cache_path(cache_dir)
     if baseline := _read_baselines(path).get(env_key):
         return baseline.mean
+    if not may_measure:
+        raise RuntimeError(f"that of {env_key} is not known yet")
     logger.info(f"Measuring the random baseline of {env_key} over {NUM_EPISODE} episodes (only once)")
     baseline = measure_random_baseline(make_env, NUM_EPISODE, max_step=max_step)
     if all(_is_number(value) for value in baseline):

@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 Obs: TypeAlias = "Array | Tensor"
 # Actions kept per env for rebuilding its state; an episode longer than this continues only statistically.
 MAX_REPLAY = 1_000_000
-# Steps after which an episode is thought never to end; the longest known games have 27,000.
+# Steps after which an episode is thought never to end; the longest known games have 27,000 (with frameskip 4).
 ENDLESS = 100_000
 # frames per second of a video where the env does not say its own
 RENDER_FPS = 30.0
@@ -155,8 +155,8 @@ class VecEnv(ABC):
         episode = int(self.episode[index])
         logger.warning(
             f"env {index}, episode {episode} (seed {self.episode_seed(index, episode)}), step "
-            f"{len(self._action_log) - self._began[index]:,}: not ended yet. Scores count whole episodes: if this env "
-            "never ends, set env.max_t"
+            f"{len(self._action_log) - self._began[index]:,} since its seed: not ended yet. Scores count whole "
+            "episodes: if this env never ends, set env.max_t"
         )
 
     def is_seed_due(self) -> Array:

@@ -14,7 +14,8 @@ import numpy as np
 from slm_lab.env.local import Slots
 from slm_lab.env.make import EnvSettings
 from slm_lab.env.vec_env import Array, Step, VecEnv
-from slm_lab.lib.errors import EnvError, WorkerError
+from slm_lab.lib.errors import EnvError, LabError, WorkerError
+from slm_lab.lib.runtime import import_modules
 
 
 class WorkerVecEnv(VecEnv):
@@ -25,10 +26,10 @@ class WorkerVecEnv(VecEnv):
     def __init__(self, settings: EnvSettings, num_workers: int) -> None:
         self.workers: list[Worker] = []
         shares = [list(share) for share in np.array_split(np.arange(settings.num_envs), num_workers)]
-        for share in shares:
-            self.workers.append(Worker(settings, [int(index) for index in share]))
-        # every worker answers once its envs are made
         try:
+            for share in shares:
+                self.workers.append(Worker(settings, [int(index) for index in share]))
+            # every worker answers once its envs are made
             facts = [worker.receive() for worker in self.workers]
         except BaseException:
             self.close()
@@ -122,16 +123,21 @@ def serve(descriptor: int) -> None:
             break
         try:
             if slots is None:
-                slots = Slots(*message)
+                settings, indices = message
+                import_modules(settings.imports)
+                slots = Slots(settings, indices)
                 reply: Any = slots.facts
             else:
                 reply = _serve_one(slots, *message)
             answer = ("ok", reply)
-        except EnvError as error:
+        except LabError as error:
             answer = ("user_error", str(error))
         except Exception:
             answer = ("error", traceback.format_exc())
-        connection.send_bytes(pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL))
+        try:
+            connection.send_bytes(pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            break  # no one is there any more
     if slots is not None:
         slots.close()
 

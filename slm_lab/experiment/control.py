@@ -82,6 +82,7 @@ class Session:
         on_progress: Callable[[Progress], None],
         should_stop: Callable[[], bool],
         render: bool = False,
+        imports: tuple[str, ...] = (),
     ) -> None:
         torch.set_num_threads(spec.meta.num_threads)
         self.spec = spec
@@ -95,6 +96,7 @@ class Session:
             (TRAIN_ENV, spec.meta.seed, session),
             num_cores=share_cores(spec),
             device=str(pick_device(spec.meta.device, session)),
+            imports=imports,
         )
         self.env = build_vec_env(settings, spec.env.num_workers, "human" if render else None)
         if not self.env.is_exact:
@@ -125,6 +127,8 @@ class Session:
         self.watch = Stopwatch()
         self.last_save = time.monotonic()
         self.best_model: dict[str, Any] | None = None
+        # an evaluation that a stop has cut short, to be made up for
+        self.is_eval_due = False
 
     def run(self) -> SessionResult:
         """Train to the end or until asked to stop; either way everything is saved."""
@@ -204,7 +208,8 @@ class Session:
             if due is not None:
                 due.skip_to(self.frame)
         obs = self.env.load_state_dict(state["env"])
-        if np.array_equal(to_host(obs), state["obs"]):
+        is_exact = np.array_equal(to_host(obs), state["obs"])
+        if is_exact:
             logger.info(f"Session {self.session} continues at frame {self.frame}: exact")
         else:
             logger.warning(
@@ -212,7 +217,9 @@ class Session:
                 "not be rebuilt from its seed and actions; scores stay comparable, bits do not"
             )
         # episodes that start anew have nothing to remember
-        carry = state["carry"] if self.env.is_exact else self.agent.init_carry(self.spec.env.num_envs)
+        carry = state["carry"] if is_exact else self.agent.init_carry(self.spec.env.num_envs)
+        if state["is_eval_due"]:
+            self._evaluate()
         return obs, None if carry is None else carry.to(self.agent.device)
 
     def _load_rows(self, state: dict[str, Any]) -> None:
@@ -245,6 +252,7 @@ class Session:
             "wall_t": self.watch.total,
             "phases": dict(self.watch.phases),
             "best_model": self.best_model,
+            "is_eval_due": self.is_eval_due,
         }
         save_state(folder.resume_file(trial, session), state, keep_previous=True)
         for files in self.replay_files.values():
@@ -313,7 +321,11 @@ class Session:
                 device=str(self.agent.device),
             )
             self.eval_env = build_vec_env(settings)
-        returns = list(play_episodes(self.eval_env, self.agent, self.spec.meta.rigorous_eval))
+        num_episode = self.spec.meta.rigorous_eval
+        returns = list(play_episodes(self.eval_env, self.agent, num_episode, self.should_stop))
+        self.is_eval_due = len(returns) < num_episode
+        if self.is_eval_due:
+            return
         self.eval_tracker.recent.clear()
         self.eval_tracker.record(returns, None)
         self.eval_tracker.add_row(self._clock())
@@ -340,13 +352,15 @@ class Session:
             logger.warning(f"No video at frame {self.frame}, and no further tries: {error}")
 
 
-def play_episodes(env: VecEnv, agent: Agent, num_episode: int) -> Iterator[float]:
+def play_episodes(
+    env: VecEnv, agent: Agent, num_episode: int, should_stop: Callable[[], bool] = lambda: False
+) -> Iterator[float]:
     """Raw returns of `num_episode` episodes without exploring, as they end; one of each env comes first."""
     obs, carry = env.reset(), agent.init_carry(env.num_envs)
     env.pop_finished()
     waiting = np.ones(env.num_envs, bool)
     count = 0
-    while True:
+    while not should_stop():
         act = agent.act(obs, carry)
         step = env.step(act.action.cpu().numpy())
         ended = env.pop_finished()

@@ -110,7 +110,7 @@ class Trial:
             self._plot_now_and_then()
 
         try:
-            session = Session(self.spec, self.folder, self.trial, 0, on_progress, stop, self.render)
+            session = Session(self.spec, self.folder, self.trial, 0, on_progress, stop, self.render, self.imports)
             return [Outcome(0, asdict(session.run()))]
         except LabError:
             raise
@@ -144,7 +144,8 @@ class Trial:
         sessions = [result.session for result in results]
         tables = self._tables(sessions)
         if tables:
-            baseline = self._random_return()
+            # a run that is asked to stop has seconds for it
+            baseline = self._random_return(may_measure=not stop_code)
             metrics = calc_trial_metrics(list(tables.values()), baseline)
             metrics["num_session"] = self.spec.meta.max_session
             metrics["session_index"] = list(tables)
@@ -173,12 +174,14 @@ class Trial:
                 tables[session] = table
         return tables
 
-    def _random_return(self) -> float:
+    def _random_return(self, may_measure: bool) -> float:
         env = self.spec.env
         key = baseline_key(env.name, dict(env.kwargs), env.max_t)
         settings = build_settings(env, (0,), device=str(pick_device(self.spec.meta.device, 0)))
         try:
-            return get_random_baseline(key, lambda: make_random_env(settings), max_step=MAX_BASELINE_STEP)
+            return get_random_baseline(
+                key, lambda: make_random_env(settings), max_step=MAX_BASELINE_STEP, may_measure=may_measure
+            )
         except RuntimeError as error:
             logger.warning(f"No random baseline, so strength counts from 0: {error}")
             return 0.0

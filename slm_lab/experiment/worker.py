@@ -41,7 +41,9 @@ def main(task: SessionTask, descriptor: int) -> int:
             import_modules(task.imports)
             spec = load_spec(folder.trial_spec_file(task.trial), task.name).spec
             with log_to(folder.log_file(task.trial, task.session), task.log_level):
-                result = Session(spec, folder, task.trial, task.session, on_progress, should_stop).run()
+                result = Session(
+                    spec, folder, task.trial, task.session, on_progress, should_stop, imports=task.imports
+                ).run()
         except LabError as error:
             tell("user_error", str(error))
             return 2

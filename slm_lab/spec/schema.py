@@ -98,7 +98,8 @@ class EnvSpec(Model):
     )
     clip_reward: PositiveFloat | tuple[Float, Float] | None = Field(
         None,
-        description="Largest absolute reward, or [low, high], for learning; default 10 with normalize_reward.",
+        description="Largest absolute reward, or [low, high], for learning; default 10 with normalize_reward, else 1 "
+        "for ALE/ games.",
     )
     reward_scale: Float = Field(1.0, description="Factor on the reward for learning; scores stay raw.")
     kwargs: dict[str, Any] = Field({}, description="Options passed to the env's constructor.")
@@ -118,7 +119,7 @@ class EnvSpec(Model):
                 if data.get(f"normalize_{what}") is True:
                     data.setdefault(f"clip_{what}", 10.0)
             # games differ too much in their points for one set of hyperparameters
-            if str(data.get("name")).startswith("ALE/") and not data.get("normalize_reward"):
+            if str(data.get("name")).rpartition(":")[2].startswith("ALE/") and not data.get("normalize_reward"):
                 data.setdefault("clip_reward", 1.0)
         return data
 

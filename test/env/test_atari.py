@@ -179,11 +179,20 @@ def test_backend_is_chosen() -> None:
         ({"frameskip": 0}, r"env.kwargs.frameskip: a whole number from 1"),
         ({"repeat_action_probability": 2}, r"repeat_action_probability: 0 to 1"),
         ({"mode": 77}, r"env.kwargs.mode: the game has \["),
+        ({"mode": True}, r"env.kwargs.mode: the game has \["),
+        ({"repeat_action_probability": "a"}, r"repeat_action_probability: 0 to 1"),
+        ({"life_loss_info": "no"}, r"life_loss_info: true or false expected, got 'no'"),
+        ({"stack_num": 10**10}, r"stack_num: a whole number from 1 to 64"),
     ],
 )
 def test_mistakes(change: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvError, match=message):
         build_vec_env(settings(**change))
+
+
+def test_ale_backend_has_threads_not_workers() -> None:
+    with pytest.raises(EnvError, match="ale steps with threads of its own"):
+        build_vec_env(EnvSettings("ALE/Pong-v5", 2, backend="ale"), 2)
 
 
 def test_ale_backend_is_for_atari() -> None:

@@ -1,6 +1,7 @@
 """The batched env contract: true successors, own seeds, exact rebuilding, in process and in workers."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -301,7 +302,7 @@ def test_an_episode_that_never_ends_is_named(monkeypatch: pytest.MonkeyPatch, wa
         env.step(np.zeros((2, 1), np.float32))
     (line,) = warnings
     seed = env.episode_seed(0, 0)
-    assert f"env 0, episode 0 (seed {seed}), step 30: not ended yet" in line
+    assert f"env 0, episode 0 (seed {seed}), step 30 since its seed: not ended yet" in line
 
 
 def test_workers_are_chosen_by_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,3 +329,62 @@ def test_measuring_steps_every_env(kind: Any) -> None:
         assert env.measure(0.0) > 0
     finally:
         env.close()
+
+
+def test_a_choice_of_workers_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An env that only this process knows."""
+    monkeypatch.setattr("slm_lab.env.build._MESSAGE_SECONDS", 0.0)
+    count, reason = choose_workers(EnvSettings("test/Counter-v0", 2, num_cores=2))
+    assert count == 0
+    assert reason.startswith("workers cannot step these envs: env.name: no env 'test/Counter-v0' is registered")
+
+
+def test_workers_import_what_registers_their_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "registering.py").write_text(
+        "import gymnasium as gym\n"
+        "gym.register('Imported-v0', entry_point='gymnasium.envs.classic_control.cartpole:CartPoleEnv')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    env = WorkerVecEnv(EnvSettings("Imported-v0", 2, imports=("registering",)), 1)
+    try:
+        assert env.reset().shape == (2, 4)
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        (
+            "LunarLander-v3",
+            {"gravity": 5},
+            "env.kwargs: 'LunarLander-v3' cannot be made with {'gravity': 5}: Assertion",
+        ),
+        ("Hopper-v5", {"xml_file": "nope.xml"}, "env.kwargs: 'Hopper-v5' cannot be made with {'xml_file': 'nope.xml'}"),
+    ],
+)
+def test_options_that_an_env_cannot_use(name: str, kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvError, match=re.escape(message)):
+        make_env(EnvSettings(name, 1, kwargs=kwargs))
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Dict(a=spaces.Sequence(spaces.Discrete(2))), "which no net can read"),
+        (spaces.Dict(), "the observation has no parts"),
+        (spaces.Dict({"a.b": spaces.Discrete(2), "a": spaces.Dict(b=spaces.Discrete(2))}), "have the same name"),
+    ],
+)
+def test_observations_without_a_flat_form(space: Any, message: str) -> None:
+    class Odd(Counter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = space
+
+    gym.register("test/OddSpace-v0", entry_point=lambda **_: Odd())
+    try:
+        with pytest.raises(EnvError, match=message):
+            make_env(settings("test/OddSpace-v0"))
+    finally:
+        del gym.registry["test/OddSpace-v0"]

@@ -114,7 +114,7 @@ def _select(chosen: Parts, whole: View) -> View:
     start = 0
     for part in chosen:
         stop = start + part.stop - part.start
-        moved.append(ObsPart(part.name, start, stop, part.shape, part.is_image))
+        moved.append(ObsPart(part.name, start, stop, part.shape))
         start = stop
     return View(Select(chosen, shape), shape, tuple(moved))
 
