@@ -224,7 +224,7 @@ def test_a_window_opens_and_shows_the_env(name: str, tmp_path: Path) -> None:
         from PIL import ImageGrab
 
         from slm_lab.env.make import EnvSettings
-        from slm_lab.env.vec_env import build_vec_env
+        from slm_lab.env.build import build_vec_env
 
         env = build_vec_env(EnvSettings("{name}", 1), render_mode="human")
         env.reset()
