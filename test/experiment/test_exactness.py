@@ -303,7 +303,8 @@ def train_in_fork(spec: Spec, path: Path) -> int:
     return child
 
 
-@pytest.mark.parametrize("algorithm", only_fast("PPO"))
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_twenty_kills_at_random_moments_change_nothing(algorithm: str, tmp_path: Path) -> None:
     spec = make_spec(algorithm).replace(
         env={"max_frame": 8_000}, meta={"checkpoint_frequency": 100, "rigorous_eval": 0}
