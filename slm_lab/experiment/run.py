@@ -1,5 +1,6 @@
 """Start, continue and replay runs; what the command line and Python both call."""
 
+import math
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -200,6 +201,8 @@ def summarize(result: TrialResult) -> str:
     if result.metrics is None:
         raise SpecError("the run has no row in its table yet; it was stopped before env.max_frame or log_frequency")
     spread = calc_spread(result.session_scores)
+    if all(math.isnan(value) for value in spread.values):
+        return "none yet: no episode has ended; train longer, or set env.max_t"
     if len(spread.values) == 1:
         return f"total_reward_ma {spread.mean:.2f} (1 session)"
     values = ", ".join(f"{value:.2f}" for value in spread.values)

@@ -151,3 +151,9 @@ def test_a_signal_saves_and_stops_and_train_latest_goes_on(number: int, code: in
     done = subprocess.run([*command, "train@latest"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Trial 0 done" in done.stderr
+
+
+def test_a_run_in_which_no_episode_ended_says_so(monkeypatch, capsys) -> None:
+    code = call(monkeypatch, "run", "ppo_pendulum", "train", "-s", "env.max_frame=64", "-s", "meta.max_session=1")
+    assert code == 0
+    assert "Score    none yet: no episode has ended" in capsys.readouterr().out
