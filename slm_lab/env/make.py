@@ -93,6 +93,9 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> gy
         kwargs["max_episode_steps"] = settings.max_t
     if render_mode is not None:
         kwargs["render_mode"] = render_mode
+        if "gymnasium.envs.mujoco" in str(gym.registry[name].entry_point) and "camera_id" not in kwargs:
+            # the default one stays where the robot started; models without this camera keep the default
+            kwargs.setdefault("camera_name", "track")
         # an env of the user's own is known as MuJoCo's by what its module has imported
         prepare(render_mode, "mujoco" in str(gym.registry[name].entry_point) or "mujoco" in sys.modules)
     try:

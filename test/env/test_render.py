@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from slm_lab.env import render
 from slm_lab.env.build import build_vec_env
+from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, make_env
 from slm_lab.env.vec_env import Array
 from slm_lab.lib.errors import EnvError
@@ -211,7 +212,21 @@ def test_hopper_is_drawn_without_a_display(headless: pytest.MonkeyPatch) -> None
     assert frame.shape == (480, 480, 3)
     assert frame.std() > 10
     assert env.render_fps == 125
+    # the camera goes along: the robot is as much to be seen far from its start
+    assert isinstance(env, LocalVecEnv)
+    hopper: Any = env.slots.envs[0].unwrapped
+    far = hopper.data.qpos.copy()
+    far[0] += 20
+    hopper.set_state(far, hopper.data.qvel.copy())
+    shown, still_shown = (count_orange(picture) for picture in (frame, env.render()))
+    assert shown > 500
+    assert still_shown > shown / 2
     env.close()
+
+
+def count_orange(frame: Array) -> int:
+    """Pixels of the robot: much more red than blue."""
+    return int((frame[..., 0].astype(int) - frame[..., 2] > 50).sum())
 
 
 @pytest.mark.skipif(shutil.which("Xvfb") is None, reason="needs Xvfb (apt-get install xvfb)")
