@@ -218,6 +218,20 @@ def test_an_image_agent_continues_exactly(tmp_path: Path) -> None:
     assert_equal(train(spec, tmp_path / "whole"), train(spec, tmp_path / "stopped", stops=(200, 444)))
 
 
+def test_an_evaluation_that_is_cut_short_is_made_up_for(tmp_path: Path) -> None:
+    spec = make_spec("PPO")
+    whole = train(spec, tmp_path / "whole")
+    session = Session(spec, RunFolder(tmp_path / "stopped", spec.name), 0, 0, lambda _: None, lambda: False)
+    # its envs are made when the first evaluation begins
+    session.should_stop = lambda: session.eval_env is not None
+    session.run()
+    assert session.is_eval_due
+    assert session.eval_tracker is not None
+    assert not session.eval_tracker.rows
+    assert_equal(whole, train(spec, tmp_path / "stopped"))
+    assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "stopped", "eval")
+
+
 @pytest.mark.parametrize("algorithm", ["DQN", pytest.param("PPO", marks=pytest.mark.slow)])
 def test_atari_continues_exactly(algorithm: str, tmp_path: Path) -> None:
     """Lost lives, games that end between checkpoints, frames kept once, no seed at most games."""
