@@ -12,7 +12,7 @@ from slm_lab.agent.algorithm.loss import MEAN_LOSSES
 from slm_lab.agent.algorithm.policy import draw_action
 from slm_lab.agent.algorithm.reinforce import calc_policy_loss
 from slm_lab.agent.algorithm.returns import calc_gae, calc_nstep_return, calc_return
-from slm_lab.agent.algorithm.sequence import cut_rollout, join
+from slm_lab.agent.algorithm.sequence import Stretches, join, view_rollout
 from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.net.flat import FlatParams
@@ -66,6 +66,7 @@ class ActorCritic(Algorithm):
                 "critic": FlatOptimizer(FlatParams(self.net.critic.parameters()), spec.net.for_role("critic")),
             }
         self.value_loss = MEAN_LOSSES[spec.net.for_role("critic").loss_spec.name]
+        self.step = context.build_step(self.calc_loss, self.net, *self.optimizers.values())
         self.ret_stats = RunningStats(())
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self._frequency())
 
@@ -133,22 +134,35 @@ class ActorCritic(Algorithm):
         self.ret_stats.update(ret.reshape(-1).astype(np.float64))
         return 1 / max(float(np.sqrt(self.ret_stats.var)), 1.0)
 
-    def _evaluate(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, obs: Tensor | Stretches) -> tuple[Tensor, Tensor]:
         """Distribution parameters (T*N, P) and values (T*N,) of a batch."""
-        if not self.net.state_size:
-            return self.net(rollout.obs.flatten(0, 1))
-        param, value = self.net.unroll(*cut_rollout(rollout, self.net.seq_len))
-        return join(param, *rollout.reward.shape), join(value, *rollout.reward.shape)
+        if isinstance(obs, Tensor):
+            return self.net(obs)
+        param, value = self.net.unroll(obs.obs, obs.carry, obs.reset)
+        return join(param, *obs.shape), join(value, *obs.shape)
 
     def _to_tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(self.context.device).flatten()
 
-    def take_step(self, loss: Tensor) -> Tensor:
-        """Gradient, clip and optimiser of every role; returns the gradient norm, of the actor where there are two."""
-        loss.backward()
-        norms = [optimizer.step() for optimizer in self.optimizers.values()]
-        self.opt_step += 1
-        return norms[0]
+    def calc_loss(
+        self,
+        obs: Tensor | Stretches,
+        action: Tensor,
+        adv: Tensor,
+        ret: Tensor,
+        entropy_coef: float | Tensor,
+        ret_scale: float | Tensor,
+    ) -> tuple[Any, ...]:
+        """Loss of a batch, and what to report of it."""
+        config = self.config
+        assert isinstance(config, ActorCriticSpec)
+        param, value = self._evaluate(obs)
+        log_prob, entropies = self.context.family.log_prob_entropy(param, action)
+        entropy = entropies.mean()
+        policy_loss = calc_policy_loss(log_prob, standardize(adv))
+        val_loss = self.value_loss(value * ret_scale, ret * ret_scale)
+        loss = config.policy_loss_coef * policy_loss + config.val_loss_coef * val_loss - entropy_coef * entropy
+        return loss, {"loss": loss, "policy_loss": policy_loss, "val_loss": val_loss, "entropy": entropy}
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
@@ -158,30 +172,24 @@ class ActorCritic(Algorithm):
         assert isinstance(config, ActorCriticSpec)
         rollout = self.memory.sample()
         adv, ret = self._calc_adv_ret(rollout)
-        scale = self._ret_scale(ret)
+        ret_scale = self._ret_scale(ret)
         for optimizer in self.optimizers.values():
             optimizer.set_frame(frame)
         entropy_coef = calc_schedule(config.entropy_coef_spec, frame)
 
         self.net.train()
-        family = self.context.family
-        param, value = self._evaluate(rollout)
-        log_prob, entropies = family.log_prob_entropy(param, rollout.action.flatten(0, 1))
-        entropy = entropies.mean()
-        policy_loss = calc_policy_loss(log_prob, standardize(self._to_tensor(adv)))
-        val_loss = self.value_loss(value * scale, self._to_tensor(ret) * scale)
-        loss = config.policy_loss_coef * policy_loss + config.val_loss_coef * val_loss - entropy_coef * entropy
-        grad_norm = self.take_step(loss)
+        _, row, grad_norm = self.step(
+            view_rollout(rollout, self.net.seq_len),
+            rollout.action.flatten(0, 1),
+            self._to_tensor(adv),
+            self._to_tensor(ret),
+            entropy_coef,
+            ret_scale,
+        )
         self.net.eval()
-        row = {
-            "loss": loss,
-            "policy_loss": policy_loss,
-            "val_loss": val_loss,
-            "entropy": entropy,
-            "grad_norm": grad_norm,
-        }
+        self.opt_step += 1
         return {
-            **gather_metrics([row], frame),
+            **gather_metrics([{**row, "grad_norm": grad_norm}], frame),
             "entropy_coef": entropy_coef,
             "explained_var": calc_explained_var(rollout.extra["value"].cpu().numpy(), ret),
         }

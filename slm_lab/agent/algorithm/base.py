@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slm_lab.agent.algorithm.policy import ActionFamily
 from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.memory.build import build_replay
 from slm_lab.agent.memory.replay import Replay, Setting
+from slm_lab.agent.net.gradient import CalcLoss, GradientStep
 from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.env.layout import ObsPart
 from slm_lab.lib.errors import DivergenceError
@@ -50,11 +51,17 @@ class Context:
     device: torch.device
     act_generator: torch.Generator
     train_generator: torch.Generator
+    # whether what is computed again and again is compiled
+    is_compiled: bool = False
 
     @property
     def is_gaussian(self) -> bool:
         """Whether the policy has a std."""
         return self.family.name in ("Normal", "TanhNormal")
+
+    def build_step(self, calc_loss: CalcLoss, net: nn.Module, *optimizers: FlatOptimizer) -> GradientStep:
+        """A gradient step on a loss."""
+        return GradientStep(calc_loss, net, optimizers, self.is_compiled)
 
     def build_replay(self, spec: MemorySpec, gamma: float, carry_size: int = 0) -> Replay:
         """A replay of raw observations."""

@@ -16,9 +16,9 @@ class CrossQ(SoftActorCritic):
     def _build_target(self, spec: NetSpec) -> Target | None:
         return None
 
-    def calc_critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def calc_critic_loss(self, batch: Batch, alpha: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():
-            policy = self._soft_policy(batch.next_obs)
+            policy = self._soft_policy(batch.next_obs, noise)
         obs = torch.cat([batch.obs, batch.next_obs])
         # one pass in training mode: normalised apart, s' would be valued by a net that does not exist
         self.critic.train()

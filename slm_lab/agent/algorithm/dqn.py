@@ -80,6 +80,7 @@ class QLearning(Algorithm):
         if self.target is not None:
             self.modules["target_net"] = self.target.module
         self.loss = ELEMENT_LOSSES[spec.net.loss_spec.name]
+        self.step = context.build_step(self._calc_any_loss, self.net, self.optimizer)
         self.burn_in = spec.net.burn_in if isinstance(spec.net, RecurrentNetSpec) else 0
         self.memory = context.build_replay(spec.memory, config.gamma, self.net.state_size)
         if self.net.state_size and not self.memory.can_hold_sequence(self.burn_in + self.net.seq_len):
@@ -124,6 +125,9 @@ class QLearning(Algorithm):
         q = pick_value(self.net(batch.obs), self.family.to_index(batch.action))
         self.net.eval()
         return (batch.weight * self.loss(q, ret)).mean(), (q - ret).detach(), q.detach()
+
+    def _calc_any_loss(self, batch: Batch | SequenceBatch) -> tuple[Tensor, Tensor, Tensor]:
+        return self.calc_loss(batch) if isinstance(batch, Batch) else self.calc_sequence_loss(batch)
 
     def calc_sequence_loss(self, batch: SequenceBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, TD errors and values (L, B) of stretches, after a burn-in that only warms the hidden state.
@@ -179,12 +183,7 @@ class QLearning(Algorithm):
         for _ in range(self.config.training_iter):
             batch = self._sample(frame)
             for _ in range(self.config.training_batch_iter):
-                if isinstance(batch, Batch):
-                    loss, error, q = self.calc_loss(batch)
-                else:
-                    loss, error, q = self.calc_sequence_loss(batch)
-                loss.backward()
-                grad_norm = self.optimizer.step()
+                loss, error, q, grad_norm = self.step(batch)
                 self.opt_step += 1
                 if self.target is not None:
                     self.target.follow()

@@ -38,11 +38,13 @@ class Minibatch(NamedTuple):
     reset: Tensor | None = None
 
 
-def calc_surrogate(log_prob: Tensor, old_log_prob: Tensor, adv: Tensor, clip_eps: float) -> tuple[Tensor, Tensor]:
+def calc_surrogate(
+    log_prob: Tensor, old_log_prob: Tensor, adv: Tensor, clip_eps: float | Tensor
+) -> tuple[Tensor, Tensor]:
     """Clipped surrogate loss (eq. 7, negated) and the log of the ratio r(theta)."""
     log_ratio = (log_prob - old_log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
+    clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)  # type: ignore[arg-type]  # two floats or two tensors
     return -torch.min(ratio * adv, clipped * adv).mean(), log_ratio.detach()
 
 
@@ -58,9 +60,9 @@ def calc_clip_frac(log_ratio: Tensor, clip_eps: float) -> Tensor:
     return ((log_ratio.exp() - 1).abs() > clip_eps).float().mean()
 
 
-def calc_clipped_val_loss(value: Tensor, old_value: Tensor, ret: Tensor, clip_eps: float) -> Tensor:
+def calc_clipped_val_loss(value: Tensor, old_value: Tensor, ret: Tensor, clip_eps: float | Tensor) -> Tensor:
     """Value loss that does not reward moving further than clip_eps from the old value."""
-    near = old_value + (value - old_value).clamp(-clip_eps, clip_eps)
+    near = old_value + (value - old_value).clamp(-clip_eps, clip_eps)  # type: ignore[arg-type]  # as above
     return 0.5 * torch.max((value - ret).square(), (near - ret).square()).mean()
 
 
@@ -124,8 +126,12 @@ class PPO(ActorCritic):
         param, value = self.net.unroll(obs, batch.carry[: obs.shape[1]], reset)
         return param.flatten(0, 1), value.flatten()
 
-    def calc_loss(
-        self, batch: Minibatch, clip_eps: float, entropy_coef: float, ret_scale: float
+    def calc_loss(  # type: ignore[override]  # of a minibatch, where actor-critic takes a whole batch
+        self,
+        batch: Minibatch,
+        clip_eps: float | Tensor,
+        entropy_coef: float | Tensor,
+        ret_scale: float | Tensor,
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Loss of one minibatch (eq. 9, negated), what to report of it, and the log ratios."""
         config, family = self.config, self.context.family
@@ -207,9 +213,9 @@ class PPO(ActorCritic):
         fields_given = [field for field in batch if field is not None]
         shuffled = [field.index_select(0, order).split(self.config.minibatch_size) for field in fields_given]
         for fields in zip(*shuffled, strict=True):
-            loss, aux, log_ratio = self.calc_loss(Minibatch(*fields), clip_eps, entropy_coef, ret_scale)
-            aux["grad_norm"] = self.take_step(loss)
-            rows.append(aux)
+            _, row, log_ratio, grad_norm = self.step(Minibatch(*fields), clip_eps, entropy_coef, ret_scale)
+            self.opt_step += 1
+            rows.append({**row, "grad_norm": grad_norm})
             log_ratios.append(log_ratio)
 
     def _order(self, num_sample: int) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.policy import draw_action
 from slm_lab.agent.algorithm.returns import calc_return
-from slm_lab.agent.algorithm.sequence import cut_rollout, join
-from slm_lab.agent.memory.batch import Rollout, Transition
+from slm_lab.agent.algorithm.sequence import Stretches, join, view_rollout
+from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.model import PolicyNet
@@ -47,6 +47,7 @@ class Reinforce(Algorithm):
         self.net.to(context.device).eval()
         self.modules = {"actor": self.net}
         self.optimizers = {"actor": FlatOptimizer(FlatParams(self.net.parameters()), net)}
+        self.step = context.build_step(self.calc_loss, self.net, *self.optimizers.values())
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self.config.training_frequency)
 
     @torch.inference_mode()
@@ -66,12 +67,21 @@ class Reinforce(Algorithm):
     def observe(self, step: Transition) -> None:
         self.memory.add(step)
 
-    def _evaluate(self, rollout: Rollout) -> Tensor:
+    def _evaluate(self, obs: Tensor | Stretches) -> Tensor:
         """Distribution parameters (T*N, P) of a batch."""
-        if not self.net.state_size:
-            return self.net(rollout.obs.flatten(0, 1))
-        param, _ = self.net.unroll(*cut_rollout(rollout, self.net.seq_len))
-        return join(param, *rollout.reward.shape)
+        if isinstance(obs, Tensor):
+            return self.net(obs)
+        param, _ = self.net.unroll(obs.obs, obs.carry, obs.reset)
+        return join(param, *obs.shape)
+
+    def calc_loss(
+        self, obs: Tensor | Stretches, action: Tensor, adv: Tensor, entropy_coef: float | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss of a batch, its part without the entropy, and the entropy."""
+        param = self._evaluate(obs)
+        entropy = self.context.family.entropy(param).mean()
+        policy_loss = calc_policy_loss(self.context.family.log_prob(param, action), adv)
+        return self.config.policy_loss_coef * policy_loss - entropy_coef * entropy, policy_loss, entropy
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
@@ -88,18 +98,12 @@ class Reinforce(Algorithm):
             self.config.gamma,
         )
         adv = scale_return(torch.from_numpy(ret).to(self.context.device).flatten(), self.config.center_return)
-        optimizer = self.optimizers["actor"]
-        optimizer.set_frame(frame)
+        self.optimizers["actor"].set_frame(frame)
         entropy_coef = calc_schedule(self.config.entropy_coef_spec, frame)
 
         self.net.train()
-        family = self.context.family
-        param = self._evaluate(rollout)
-        entropy = family.entropy(param).mean()
-        policy_loss = calc_policy_loss(family.log_prob(param, rollout.action.flatten(0, 1)), adv)
-        loss = self.config.policy_loss_coef * policy_loss - entropy_coef * entropy
-        loss.backward()
-        grad_norm = optimizer.step()
+        obs = view_rollout(rollout, self.net.seq_len)
+        loss, policy_loss, entropy, grad_norm = self.step(obs, rollout.action.flatten(0, 1), adv, entropy_coef)
         self.net.eval()
         self.opt_step += 1
         row = {

@@ -74,13 +74,16 @@ class Alpha(nn.Module):
         rest = max(0.0, 1 - frame / config.alpha_anneal_frames) if config.alpha_anneal_frames else 1.0
         return torch.tensor(config.fixed_alpha * rest, device=self.log_alpha.device)
 
-    def update(self, entropy: Tensor, target_entropy: float) -> None:
-        """Raise alpha where the entropy is below its target, lower it where it is above."""
+    def calc_loss(self, entropy: Tensor, target_entropy: float | Tensor) -> Tensor | float:
+        """Raises alpha where the entropy is below its target, lowers it where it is above."""
         if self.optimizer is None:
-            return
-        (self.log_alpha * (entropy.detach() - target_entropy)).sum().backward()
-        self.optimizer.step()
-        with torch.no_grad():
+            return 0.0
+        return (self.log_alpha * (entropy.detach() - target_entropy)).sum()
+
+    @torch.no_grad()
+    def clamp(self) -> None:
+        """Keep it within its bounds."""
+        if self.optimizer is not None:
             self.log_alpha.clamp_(self.config.log_alpha_min, self.config.log_alpha_max)
 
 
@@ -126,7 +129,12 @@ class SoftActorCritic(Algorithm):
         self.memory = context.build_replay(spec.memory, config.gamma)
         self.replays = {"memory": self.memory}
         self.train_due = Due(config.training_frequency)
-        self.mean_entropy: float | None = None
+        self.critic_step = context.build_step(self.calc_critic_loss, self.critic, self.optimizers["critic"])
+        followers = [optimizer for role, optimizer in self.optimizers.items() if role != "critic"]
+        both = nn.ModuleList([self.actor, self.alpha])
+        self.policy_step = context.build_step(self.calc_follower_loss, both, *followers)
+        # running mean of the entropy of a discrete policy; no number before the first
+        self.mean_entropy = torch.full((), math.nan, device=context.device)
         self.policy_row: dict[str, Tensor] = {}
 
     def _critic_spec(self, spec: AgentSpec) -> NetSpec:
@@ -155,13 +163,20 @@ class SoftActorCritic(Algorithm):
 
     # --- learning
 
-    def _soft_policy(self, obs: Tensor) -> Soft:
-        param = self.actor(obs)
+    def _draw_noise(self, num: int) -> Tensor | None:
+        """Standard normal numbers that make actions of the policy's parameters; none for discrete actions."""
         family = self.context.family
         if not isinstance(family, TanhNormal):
+            return None
+        noise = torch.empty(num, *family.action_shape, device=self.context.device)
+        return noise.normal_(generator=self.context.train_generator)
+
+    def _soft_policy(self, obs: Tensor, noise: Tensor | None) -> Soft:
+        param = self.actor(obs)
+        if noise is None:
             return Soft(None, param.log_softmax(-1))
-        noise = torch.empty(len(obs), *family.action_shape, device=param.device)
-        return Soft(*family.draw(param, noise.normal_(generator=self.context.train_generator)))
+        assert isinstance(self.context.family, TanhNormal)
+        return Soft(*self.context.family.draw(param, noise))
 
     def _values(self, net: nn.Module, obs: Tensor, action: Tensor | None) -> Tensor:
         return net(obs) if action is None else net(obs, action)
@@ -185,11 +200,11 @@ class SoftActorCritic(Algorithm):
         index = self.context.family.to_index(action)
         return pick_value(q, index.expand(2, -1))
 
-    def calc_critic_loss(self, batch: Batch, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def calc_critic_loss(self, batch: Batch, alpha: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Loss of both critics (eq. 5), TD errors and values (B,)."""
         assert self.target is not None
         with torch.no_grad():
-            policy = self._soft_policy(batch.next_obs)
+            policy = self._soft_policy(batch.next_obs, noise)
             next_q = self._values(self.target.module, batch.next_obs, policy.action)
             ret = calc_q_target(batch.reward, batch.discount, calc_soft_value(next_q, policy, alpha))
         self.critic.train()
@@ -209,40 +224,44 @@ class SoftActorCritic(Algorithm):
         loss = 0.5 * (weight * self.loss(q, ret.expand_as(q))).mean(-1).sum()
         return loss, error, low
 
-    def calc_policy_loss(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    def calc_policy_loss(self, obs: Tensor, alpha: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """-E V(s) under the policy as it is now (eq. 7), and its entropy."""
         self.actor.train()
-        policy = self._soft_policy(obs)
+        policy = self._soft_policy(obs, noise)
         self.actor.eval()
         q = self._values(self.critic, obs, policy.action)
         entropy = calc_entropy(policy)
         return -calc_soft_value(q, policy, alpha).mean() + self._entropy_penalty(entropy), entropy
+
+    def calc_follower_loss(
+        self, obs: Tensor, alpha: Tensor, noise: Tensor | None, target_entropy: float | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses of the policy and of alpha, which share no weight, in one; the policy's alone, and its entropy."""
+        policy_loss, entropy = self.calc_policy_loss(obs, alpha, noise)
+        return policy_loss + self.alpha.calc_loss(entropy, target_entropy), policy_loss.detach(), entropy.detach()
 
     def _entropy_penalty(self, entropy: Tensor) -> Tensor | float:
         """Half the squared change of a discrete policy's entropy against its running mean."""
         coef = self.config.entropy_penalty_coef
         if not coef or not self.is_discrete:
             return 0.0
-        if self.mean_entropy is None:
-            self.mean_entropy = float(entropy.detach())
-        penalty = coef * 0.5 * (self.mean_entropy - entropy).square()
-        self.mean_entropy = ENTROPY_DECAY * self.mean_entropy + (1 - ENTROPY_DECAY) * float(entropy.detach())
-        return penalty
+        return coef * 0.5 * (self._known_mean_entropy(entropy.detach()) - entropy).square()
+
+    def _known_mean_entropy(self, entropy: Tensor) -> Tensor:
+        """The running mean, or the entropy itself before there is one."""
+        return torch.where(self.mean_entropy.isnan(), entropy, self.mean_entropy)
 
     def _update_critic(self, batch: Batch, alpha: Tensor) -> dict[str, Tensor]:
-        loss, error, q = self.calc_critic_loss(batch, alpha)
-        loss.backward()
-        grad_norm = self.optimizers["critic"].step()
+        loss, error, q, grad_norm = self.critic_step(batch, alpha, self._draw_noise(len(batch.reward)))
         self.memory.update_priority(batch.slot, error)
         return {"loss": loss, "q": q.mean(), "td_error": error.abs().mean(), "grad_norm": grad_norm}
 
     def _update_policy(self, batch: Batch, alpha: Tensor, frame: int) -> dict[str, Tensor]:
-        loss, entropy = self.calc_policy_loss(batch.obs, alpha)
-        # the critics only pass the gradient on
-        loss.backward(inputs=self.actor_flat.parameters)
-        self.optimizers["actor"].step()
-        self.alpha.update(entropy, self._target_entropy(frame))
-        return {"policy_loss": loss.detach(), "entropy": entropy.detach()}
+        noise = self._draw_noise(len(batch.reward))
+        _, policy_loss, entropy, _ = self.policy_step(batch.obs, alpha, noise, self._target_entropy(frame))
+        self.alpha.clamp()
+        self.mean_entropy.copy_(torch.lerp(entropy, self._known_mean_entropy(entropy), ENTROPY_DECAY))
+        return {"policy_loss": policy_loss, "entropy": entropy}
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
@@ -274,9 +293,13 @@ class SoftActorCritic(Algorithm):
             self.target.skip_to(self.frame)
 
     def memory_state(self) -> dict[str, Any]:
-        return {"replay": self.memory.state_dict(), "mean_entropy": self.mean_entropy, "policy_row": self.policy_row}
+        return {
+            "replay": self.memory.state_dict(),
+            "mean_entropy": float(self.mean_entropy),
+            "policy_row": self.policy_row,
+        }
 
     def load_memory_state(self, state: dict[str, Any]) -> None:
         self.memory.load_state_dict(state["replay"])
-        self.mean_entropy = state["mean_entropy"]
+        self.mean_entropy.fill_(state["mean_entropy"])
         self.policy_row = {name: value.to(self.context.device) for name, value in state["policy_row"].items()}

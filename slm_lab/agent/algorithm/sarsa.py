@@ -41,6 +41,7 @@ class SARSA(Algorithm):
         self.optimizer = FlatOptimizer(FlatParams(self.net.parameters()), spec.net)
         self.optimizers = {"net": self.optimizer}
         self.loss = MEAN_LOSSES[spec.net.loss_spec.name]
+        self.step = context.build_step(self.calc_loss, self.net, self.optimizer)
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, config.training_frequency)
         # the last step of each env waits here until the action after it is known
         self.pending: Transition | None = None
@@ -79,6 +80,11 @@ class SARSA(Algorithm):
         next_action[cut] = self._draw(q[cut], self.context.train_generator)
         return pick_value(q, self.family.to_index(next_action)).view(rollout.reward.shape)
 
+    def calc_loss(self, obs: Tensor, action: Tensor, ret: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss of a batch, TD errors and values (B,)."""
+        q = pick_value(self.net(obs), self.family.to_index(action))
+        return self.loss(q, ret), (q - ret).detach(), q.detach()
+
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
         if not self.memory.is_ready:
@@ -88,13 +94,10 @@ class SARSA(Algorithm):
         ret = calc_q_target(rollout.reward, discount, self._next_value(rollout)).flatten()
         self.optimizer.set_frame(frame)
         self.net.train()
-        q = pick_value(self.net(rollout.obs.flatten(0, 1)), self.family.to_index(rollout.action.flatten(0, 1)))
-        loss = self.loss(q, ret)
-        loss.backward()
-        grad_norm = self.optimizer.step()
+        loss, error, q, grad_norm = self.step(rollout.obs.flatten(0, 1), rollout.action.flatten(0, 1), ret)
         self.net.eval()
         self.opt_step += 1
-        row = {"loss": loss, "q": q.mean(), "td_error": (q - ret).abs().mean(), "grad_norm": grad_norm}
+        row = {"loss": loss, "q": q.mean(), "td_error": error.abs().mean(), "grad_norm": grad_norm}
         return {**gather_metrics([row], frame), "explore_var": calc_schedule(self.explore_var_spec, frame)}
 
     def memory_state(self) -> dict[str, Any]:

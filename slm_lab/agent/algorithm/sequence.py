@@ -23,6 +23,8 @@ class Stretches(NamedTuple):
     obs: Tensor
     carry: Tensor
     reset: Tensor
+    # of the rollout they were cut from: steps and envs
+    shape: tuple[int, int]
 
 
 def cut(field: Tensor, seq_len: int) -> Tensor:
@@ -50,7 +52,13 @@ def calc_reset(done: Tensor) -> Tensor:
 def cut_rollout(rollout: Rollout, seq_len: int) -> Stretches:
     """The stretches of a rollout; gradients stop at their first row."""
     carry = rollout.extra["carry"][::seq_len].flatten(0, 1)
-    return Stretches(cut(rollout.obs, seq_len), carry, cut(calc_reset(rollout.done), seq_len))
+    num_step, num_envs = rollout.reward.shape
+    return Stretches(cut(rollout.obs, seq_len), carry, cut(calc_reset(rollout.done), seq_len), (num_step, num_envs))
+
+
+def view_rollout(rollout: Rollout, seq_len: int) -> Tensor | Stretches:
+    """The observations as nets take them: row by row (T*N, ...), or as stretches where a length is given."""
+    return cut_rollout(rollout, seq_len) if seq_len else rollout.obs.flatten(0, 1)
 
 
 def rows_of_stretches(order: Tensor, num_envs: int, seq_len: int, minibatch_size: int) -> Tensor:

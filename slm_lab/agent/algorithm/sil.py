@@ -10,7 +10,7 @@ from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.returns import calc_return
-from slm_lab.agent.memory.batch import Rollout, Transition
+from slm_lab.agent.memory.batch import Batch, Rollout, Transition
 from slm_lab.agent.memory.build import build_replay
 from slm_lab.agent.memory.replay import Setting
 from slm_lab.agent.memory.rollout import OnPolicyReplay
@@ -51,6 +51,7 @@ class SelfImitation:
             context.train_generator,
         )
         self.memory = build_replay(config.sil_memory, setting)
+        self.step = context.build_step(self.calc_loss, agent.net, *agent.optimizers.values())
 
     def observe(self, step: Transition) -> None:
         """Follow the episodes; those that ended enter the memory."""
@@ -75,6 +76,15 @@ class SelfImitation:
         for obs, action, one in zip(rollout.obs, rollout.action, ret, strict=True):
             self.memory.add(Transition(obs, action, one, ended, ongoing, obs, {}))
 
+    def calc_loss(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Loss of past steps, its two parts, and how much better each turned out than it is valued (B,)."""
+        param, value = self.agent.net(batch.obs)
+        log_prob = self.context.family.log_prob(param, batch.action)
+        policy_loss, val_loss, gain = calc_sil_losses(log_prob, value, batch.reward, batch.weight)
+        config = self.config
+        loss = config.sil_policy_loss_coef * policy_loss + config.sil_val_loss_coef * val_loss
+        return loss, policy_loss, val_loss, gain
+
     def update(self, frame: int) -> Metrics:
         """Imitate batches of past steps; nothing to report before the first episode has ended."""
         config, agent = self.config, self.agent
@@ -85,11 +95,9 @@ class SelfImitation:
             batch = self.memory.sample(frame)
             for _ in range(config.training_batch_iter):
                 agent.net.train()
-                param, value = agent.net(batch.obs)
+                _, policy_loss, val_loss, gain, _ = self.step(batch)
                 agent.net.eval()
-                log_prob = self.context.family.log_prob(param, batch.action)
-                policy_loss, val_loss, gain = calc_sil_losses(log_prob, value, batch.reward, batch.weight)
-                agent.take_step(config.sil_policy_loss_coef * policy_loss + config.sil_val_loss_coef * val_loss)
+                agent.opt_step += 1
                 rows.append({"sil_policy_loss": policy_loss, "sil_val_loss": val_loss, "sil_gain": gain.mean()})
             self.memory.update_priority(batch.slot, gain)
         return gather_metrics(rows, frame)

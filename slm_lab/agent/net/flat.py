@@ -16,17 +16,21 @@ class FlatParams:
         # a shared parameter appears once
         self.parameters = list(dict.fromkeys(parameters))
         first = self.parameters[0]
-        size = sum(parameter.numel() for parameter in self.parameters)
-        self.data = torch.empty(size, dtype=first.dtype, device=first.device)
+        self.shapes = [parameter.shape for parameter in self.parameters]
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.data = torch.empty(sum(self.sizes), dtype=first.dtype, device=first.device)
         self.grad = torch.zeros_like(self.data)
-        offset = 0
-        for parameter in self.parameters:
-            end = offset + parameter.numel()
-            view = self.data[offset:end].view(parameter.shape)
-            view.copy_(parameter.detach())
-            parameter.data = view
-            parameter.grad = self.grad[offset:end].view(parameter.shape)
-            offset = end
+        views = zip(
+            self.parameters, self.view_as_parameters(self.data), self.view_as_parameters(self.grad), strict=True
+        )
+        for parameter, data, grad in views:
+            data.copy_(parameter.detach())
+            parameter.data = data
+            parameter.grad = grad
+
+    def view_as_parameters(self, flat: Tensor) -> list[Tensor]:
+        """A flat tensor as views in the parameters' shapes."""
+        return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]
 
     def zero_grad(self) -> None:
         """Forget the gradient."""

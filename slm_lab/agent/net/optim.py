@@ -132,6 +132,48 @@ class FlatOptimizer:
                 moments["momentum_buffer"].copy_(buffers[0])
             self.count += 1
 
+    def apply(self, grad: Tensor) -> Tensor:
+        """What `step` does, in formulas that a compiler can fuse; returns the norm of the gradient before clipping.
+
+        torch's own functions read numbers off tensors or call finished kernels.
+        """
+        spec, moments, lr, data = self.spec, self.moments, self.lr_tensor, self.flat.data
+        norm = grad.norm()
+        if self.max_norm is not None:
+            grad = grad / (norm / self.max_norm).clamp(min=1.0)
+        is_first = self.count == 0
+        self.count += 1
+        if isinstance(spec, AdamWSpec):
+            data.mul_(1 - lr * spec.weight_decay)
+        elif spec.weight_decay:
+            grad = grad + spec.weight_decay * data
+        if isinstance(spec, AdamSpec):
+            beta1, beta2 = spec.betas
+            mean, square = moments["exp_avg"], moments["exp_avg_sq"]
+            mean.lerp_(grad, 1 - beta1)
+            square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            if spec.amsgrad:
+                square = moments["max_exp_avg_sq"].copy_(torch.maximum(moments["max_exp_avg_sq"], square))
+            root = (square / (1 - beta2**self.count)).sqrt() + spec.eps
+            data.sub_(lr / (1 - beta1**self.count) * mean / root)
+        elif isinstance(spec, RMSpropSpec):
+            square = moments["square_avg"].mul_(spec.alpha).addcmul_(grad, grad, value=1 - spec.alpha)
+            if spec.centered:
+                square = square - moments["grad_avg"].lerp_(grad, 1 - spec.alpha).square()
+            change = grad / (square.sqrt() + spec.eps)
+            if spec.momentum:
+                change = moments["momentum_buffer"].mul_(spec.momentum).add_(change)
+            data.sub_(lr * change)
+        elif isinstance(spec, SGDSpec):
+            if spec.momentum:
+                buffer = moments["momentum_buffer"]
+                # torch starts momentum with the first gradient itself, undamped
+                later = spec.momentum * buffer + (1 - spec.dampening) * grad
+                buffer.copy_(torch.where(is_first, grad, later))
+                grad = grad + spec.momentum * buffer if spec.nesterov else buffer
+            data.sub_(lr * grad)
+        return norm
+
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on beside the parameters."""
         return {

@@ -53,11 +53,10 @@ def test_critic_loss_is_of_one_joint_pass(lab, kind: str, critic: str) -> None:
     batch = draw(lab, agent, env)
     algorithm = agent.algorithm
     twin, alpha, rows = copy.deepcopy(algorithm.critic), torch.tensor(0.3), torch.arange(8)
-    state = agent.context.train_generator.get_state()
-    loss, error, low = algorithm.calc_critic_loss(batch, alpha)
+    noise = algorithm._draw_noise(8)
+    loss, error, low = algorithm.calc_critic_loss(batch, alpha, noise)
 
-    agent.context.train_generator.set_state(state)
-    policy = algorithm._soft_policy(batch.next_obs)
+    policy = algorithm._soft_policy(batch.next_obs, noise)
     twin.train()
     obs = torch.cat([batch.obs, batch.next_obs])
     values = []
@@ -91,9 +90,11 @@ def test_values_depend_on_the_other_half(lab, kind: str, critic: str) -> None:
     batch = draw(lab, agent, env)
     start = copy.deepcopy(agent.algorithm.critic.state_dict())
 
+    noise = agent.algorithm._draw_noise(8)
+
     def values(one: Batch) -> Tensor:
         agent.algorithm.critic.load_state_dict(start)
-        return agent.algorithm.calc_critic_loss(one, torch.tensor(0.0))[2]
+        return agent.algorithm.calc_critic_loss(one, torch.tensor(0.0), noise)[2]
 
     first, far = values(batch), values(batch._replace(next_obs=batch.next_obs * 5 + 3))
     assert float((first - far).abs().max()) > 1e-2
@@ -104,7 +105,7 @@ def test_statistics_are_of_both_halves(lab, critic: str) -> None:
     agent, env = build(lab, "discrete", CRITICS[critic])
     batch = draw(lab, agent, env)
     critics = agent.algorithm.critic.critics
-    agent.algorithm.calc_critic_loss(batch, torch.tensor(0.3))
+    agent.algorithm.calc_critic_loss(batch, torch.tensor(0.3), None)
     for net in critics:
         linear = next(layer for layer in net.modules() if isinstance(layer, nn.Linear))
         (norm,) = norms(net)

@@ -308,7 +308,7 @@ def test_every_sample_is_used_once_per_epoch_in_a_fresh_order(lab, monkeypatch: 
         seen.extend(batch.ret.tolist())
         return calc_loss(batch, *rest)
 
-    monkeypatch.setattr(agent.algorithm, "calc_loss", spy)
+    monkeypatch.setattr(agent.algorithm.step, "calc_loss", spy)
     agent.update(160)
     assert len(seen) == 3 * 160
     epochs = [seen[start : start + 160] for start in (0, 160, 320)]

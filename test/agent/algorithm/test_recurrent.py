@@ -133,7 +133,8 @@ def test_stored_states_are_those_of_each_episode_alone(lab, which: str) -> None:
 def evaluate(agent: Agent, rollout: Rollout) -> tuple[Tensor, ...]:
     """What training computes of the samples: parameters, and values where there is a critic."""
     with torch.inference_mode():
-        out = agent.algorithm._evaluate(rollout)  # type: ignore[attr-defined]
+        algorithm: Any = agent.algorithm
+        out = algorithm._evaluate(sequence.view_rollout(rollout, algorithm.net.seq_len))
     return out if isinstance(out, tuple) else (out,)
 
 
@@ -170,7 +171,7 @@ def test_ppo_starts_each_update_at_ratio_one(lab, name: str, monkeypatch: pytest
             # nothing is learned, so every minibatch must look the same
             return loss * 0, aux, log_ratio
 
-        monkeypatch.setattr(algorithm, "calc_loss", spy)
+        monkeypatch.setattr(algorithm.step, "calc_loss", spy)
         lab.collect(agent, env, 16)
         agent.update(128)
         assert len(seen) == 4 * 128 // 32

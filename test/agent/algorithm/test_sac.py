@@ -137,11 +137,18 @@ def alpha_of(**keys: Any) -> Alpha:
     return Alpha(config, MLPNetSpec(**SGD), torch.device("cpu"))
 
 
+def update_alpha(alpha: Alpha, entropy: Tensor, target_entropy: float) -> None:
+    assert alpha.optimizer is not None
+    alpha.calc_loss(entropy, target_entropy).backward()
+    alpha.optimizer.step()
+    alpha.clamp()
+
+
 def test_alpha_starts_at_one_and_moves_the_right_way() -> None:
     for entropy, expected in ((0.2, 0.1 * 0.3), (0.8, -0.1 * 0.3)):
         alpha = alpha_of()
         assert alpha.value(0).item() == 1.0
-        alpha.update(torch.tensor(entropy), 0.5)
+        update_alpha(alpha, torch.tensor(entropy), 0.5)
         # log alpha falls by lr times (entropy - target): too little entropy raises it
         assert alpha.log_alpha.item() == pytest.approx(expected, rel=1e-5)
         assert alpha.value(10**6).item() == pytest.approx(math.exp(expected), rel=1e-5)
@@ -149,25 +156,26 @@ def test_alpha_starts_at_one_and_moves_the_right_way() -> None:
 
 def test_alpha_is_clamped() -> None:
     alpha = alpha_of(log_alpha_min=-0.5, log_alpha_max=0.25)
-    alpha.update(torch.tensor(-100.0), 0.0)
+    update_alpha(alpha, torch.tensor(-100.0), 0.0)
     assert alpha.log_alpha.item() == 0.25
     for _ in range(2):
-        alpha.update(torch.tensor(100.0), 0.0)
+        update_alpha(alpha, torch.tensor(100.0), 0.0)
     assert alpha.log_alpha.item() == -0.5
     # and comes back
-    alpha.update(torch.tensor(-1.0), 0.0)
+    update_alpha(alpha, torch.tensor(-1.0), 0.0)
     assert alpha.log_alpha.item() == pytest.approx(-0.4)
 
 
 def test_alpha_has_a_rate_of_its_own() -> None:
     alpha = alpha_of(alpha_lr=0.5)
-    alpha.update(torch.tensor(0.0), 1.0)
+    update_alpha(alpha, torch.tensor(0.0), 1.0)
     assert alpha.log_alpha.item() == pytest.approx(0.5)
 
 
 def test_fixed_alpha_stays_or_falls_to_zero() -> None:
     fixed = alpha_of(fixed_alpha=0.4)
-    fixed.update(torch.tensor(100.0), 0.0)
+    assert fixed.optimizer is None
+    assert fixed.calc_loss(torch.tensor(100.0), 0.0) == 0
     assert [fixed.value(frame).item() for frame in (0, 10**9)] == pytest.approx([0.4, 0.4])
     annealed = alpha_of(fixed_alpha=0.4, alpha_anneal_frames=100)
     values = [annealed.value(frame).item() for frame in (0, 25, 50, 100, 200)]
@@ -468,15 +476,15 @@ def test_observations_are_kept_raw_and_normalised_when_drawn(lab, monkeypatch: p
     policy_obs: list[Tensor] = []
     calc_critic_loss, calc_policy_loss = algorithm.calc_critic_loss, algorithm.calc_policy_loss
 
-    def spy_critic(batch: Batch, alpha: Tensor) -> Any:
+    def spy_critic(batch: Batch, *rest: Any) -> Any:
         seen.append(batch)
-        return calc_critic_loss(batch, alpha)
+        return calc_critic_loss(batch, *rest)
 
-    def spy_policy(obs: Tensor, alpha: Tensor) -> Any:
+    def spy_policy(obs: Tensor, *rest: Any) -> Any:
         policy_obs.append(obs)
-        return calc_policy_loss(obs, alpha)
+        return calc_policy_loss(obs, *rest)
 
-    monkeypatch.setattr(algorithm, "calc_critic_loss", spy_critic)
+    monkeypatch.setattr(algorithm.critic_step, "calc_loss", spy_critic)
     monkeypatch.setattr(algorithm, "calc_policy_loss", spy_policy)
     drawn = Drawn(agent, monkeypatch)
     obs, raw = env.reset(), []
@@ -501,6 +509,7 @@ def test_entropy_penalty_by_hand(lab) -> None:
     agent, _ = build(lab, "discrete", entropy_penalty_coef=0.5)
     algorithm = agent.algorithm
     assert float(algorithm._entropy_penalty(torch.tensor(0.6))) == 0
+    algorithm.mean_entropy.fill_(0.6)
     entropy = torch.tensor(0.2, requires_grad=True)
     penalty = algorithm._entropy_penalty(entropy)
     penalty.backward()
@@ -508,7 +517,18 @@ def test_entropy_penalty_by_hand(lab) -> None:
     assert penalty.item() == pytest.approx(0.04)
     assert entropy.grad is not None
     assert entropy.grad.item() == pytest.approx(-0.2)
-    assert algorithm.mean_entropy == pytest.approx(0.99 * 0.6 + 0.01 * 0.2)
+
+
+def test_mean_entropy_starts_at_the_first_and_follows_slowly(lab) -> None:
+    agent, env = build(lab, "discrete", entropy_penalty_coef=0.5)
+    algorithm = agent.algorithm
+    lab.collect(agent, env, 8)
+    batch = agent.context.encode_batch(algorithm.memory.sample(32))
+    entropies = [float(algorithm._update_policy(batch, torch.tensor(1.0), 32)["entropy"]) for _ in range(3)]
+    first, second, third = entropies
+    assert first != second
+    mean = 0.99 * (0.99 * first + 0.01 * second) + 0.01 * third
+    assert float(algorithm.mean_entropy) == pytest.approx(mean, rel=1e-6)
 
 
 def test_entropy_penalty_is_for_discrete_actions(lab) -> None:
@@ -558,5 +578,5 @@ def test_weight_decay_leaves_alpha_alone() -> None:
         alpha.log_alpha.fill_(-3.0)
     for _ in range(50):
         # the entropy is where it should be
-        alpha.update(torch.tensor(1.0), 1.0)
+        update_alpha(alpha, torch.tensor(1.0), 1.0)
     assert float(alpha.log_alpha.detach()) == -3.0
