@@ -60,6 +60,7 @@ class Agent:
             device=device,
             act_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _ACT)),
             train_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _TRAIN)),
+            is_compiled=spec.meta.compile is True,
         )
         self.context = context
         self.algorithm = algorithm(spec.agent, context)

@@ -18,6 +18,7 @@ from slm_lab.env.render import RenderMode, check_display
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.checkpoint import load_state
+from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.folder import RunFolder, open_run_folder
 from slm_lab.experiment.trial import Trial, TrialResult
@@ -49,8 +50,11 @@ class Options:
     video: Path | None = None
 
 
-def check_runnable(spec: Spec, render: bool = False) -> list[str]:
-    """Build env and agent once, so that a mistake is told before anything is written; what to know beforehand."""
+def prepare(spec: Spec, render: bool = False) -> tuple[Spec, list[str]]:
+    """Build env and agent once, so that a mistake is told before anything is written.
+
+    Returns the spec with what is decided now and not anew by a continued run, and what to know beforehand.
+    """
     if render:
         check_display()
     torch.set_num_threads(spec.meta.num_threads)
@@ -59,7 +63,8 @@ def check_runnable(spec: Spec, render: bool = False) -> list[str]:
         agent = build_agent(spec, env, 0)
     finally:
         env.close()
-    notes = []
+    spec, note = resolve_compile(spec, agent)
+    notes = [note]
     algorithm = spec.agent.algorithm
     if isinstance(algorithm, OffPolicySpec):
         utd = algorithm.calc_utd(spec.env.num_envs)
@@ -75,13 +80,13 @@ def check_runnable(spec: Spec, render: bool = False) -> list[str]:
             f"{replay.spec.name} of {replay.spec.max_size:,} transitions: up to {replay.num_bytes / 1e6:,.1f} MB of "
             "memory per session, and as much on disk"
         )
-    return notes
+    return spec, notes
 
 
 def start(spec: Spec, options: Options) -> TrialResult:
     """Train a spec in a new run folder."""
     import_modules(options.imports)
-    notes = check_runnable(spec, options.render)
+    spec, notes = prepare(spec, options.render)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     write_yaml(folder.spec_file, dump_spec(spec))
     write_yaml(folder.trial_spec_file(0), dump_spec(spec))
@@ -105,7 +110,7 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
     # a name may have been extended by its env
     if name is not None and saved.name != name and not saved.name.startswith(f"{name}_"):
         raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{name}'; leave the spec out")
-    notes = check_runnable(saved, options.render)
+    saved, notes = prepare(saved, options.render)
     remove_orphans(folder.path)
     return _train(saved, folder, options, [f"Continuing {folder.path}", *notes])
 
@@ -133,6 +138,7 @@ def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
 
 def to_play(spec: Spec) -> Spec:
     """A copy whose agent keeps no past: playing needs none, and it may be larger than this machine."""
+    spec = spec.replace(meta={"compile": False})
     memory = spec.agent.memory
     if not isinstance(memory, ReplaySpec) or isinstance(spec.agent.net, RecurrentNetSpec):
         return spec

@@ -42,6 +42,10 @@ class AlgorithmSpec(Model):
     )
     gamma: Fraction = Field(0.99, description="Discount factor.")
 
+    def calc_utd(self, num_envs: int) -> float:
+        """Gradient steps per frame, the update-to-data ratio; 0 where nothing is learned or it is not known."""
+        return 0.0
+
 
 class RandomSpec(AlgorithmSpec):
     """Uniformly random actions; learns nothing."""
@@ -59,6 +63,9 @@ class ReinforceSpec(AlgorithmSpec):
     center_return: Bool = Field(True, description="Subtract the batch mean from the returns.")
     policy_loss_coef: NonNegativeFloat = Field(1.0, description="Weight of the policy loss.")
     entropy_coef_spec: Schedule = Field(0.0, description="Weight of the entropy bonus.")
+
+    def calc_utd(self, num_envs: int) -> float:
+        return 1 / (num_envs * self.training_frequency)
 
 
 class ActorCriticSpec(AlgorithmSpec):
@@ -88,6 +95,9 @@ class ActorCriticSpec(AlgorithmSpec):
             data = {**data, "training_frequency": data["num_step_returns"]}
         return data
 
+    def calc_utd(self, num_envs: int) -> float:
+        return 1 / (num_envs * self.training_frequency)
+
 
 class PPOSpec(AlgorithmSpec):
     """Proximal policy optimisation with a clipped surrogate objective."""
@@ -111,6 +121,9 @@ class PPOSpec(AlgorithmSpec):
     symlog: Bool = Field(False, description="Compare symlog of values and targets in the value loss.")
     target_kl: Float | None = Field(None, gt=0, description="Stop the epochs of a batch above this KL; null: never.")
 
+    def calc_utd(self, num_envs: int) -> float:
+        return self.training_epoch / self.minibatch_size
+
 
 class SarsaSpec(AlgorithmSpec):
     """SARSA: on-policy values of the actions that were really taken next."""
@@ -124,6 +137,9 @@ class SarsaSpec(AlgorithmSpec):
     training_frequency: PositiveInt = Field(
         32, description="Train every so many episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay)."
     )
+
+    def calc_utd(self, num_envs: int) -> float:
+        return 1 / (num_envs * self.training_frequency)
 
 
 class OffPolicySpec(AlgorithmSpec):
@@ -141,7 +157,6 @@ class OffPolicySpec(AlgorithmSpec):
         return self.training_iter
 
     def calc_utd(self, num_envs: int) -> float:
-        """Gradient steps per frame, the update-to-data ratio."""
         return self.num_grad_step / max(num_envs, self.training_frequency)
 
 
@@ -248,14 +263,25 @@ class SelfImitationSpec(Model):
         PrioritizedReplaySpec(batch_size=512), description="Where past steps and their returns are kept."
     )
 
+    @property
+    def num_imitation(self) -> int:
+        """Gradient steps of imitation per training."""
+        return self.training_iter * self.training_batch_iter
+
 
 class SILSpec(SelfImitationSpec, ActorCriticSpec):
     """Actor-critic with self-imitation of its own good steps."""
 
     name: Literal["SIL"] = "SIL"  # type: ignore[assignment]
 
+    def calc_utd(self, num_envs: int) -> float:
+        return ActorCriticSpec.calc_utd(self, num_envs) * (1 + self.num_imitation)
+
 
 class PPOSILSpec(SelfImitationSpec, PPOSpec):
     """PPO with self-imitation of its own good steps."""
 
     name: Literal["PPOSIL"] = "PPOSIL"  # type: ignore[assignment]
+
+    def calc_utd(self, num_envs: int) -> float:
+        return PPOSpec.calc_utd(self, num_envs) + self.num_imitation / (num_envs * self.time_horizon)

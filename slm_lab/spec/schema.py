@@ -156,6 +156,11 @@ class MetaSpec(Model):
         None, description="Frames between videos of the deterministic policy, in session 0; null: none."
     )
     device: Str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
+    compile: Literal["auto"] | Bool = Field(
+        "auto",
+        description="Compile the updates: faster, after half a minute at the first start; auto where the run is long "
+        "enough. What auto chose is saved with the run.",
+    )
     num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one rarely pays.")
     tensorboard: Bool = Field(False, description="Also write TensorBoard events into log/.")
     distributed: Literal[False] = Field(False, description="Kept for older specs; only false is known.")

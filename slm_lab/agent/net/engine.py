@@ -1,9 +1,7 @@
-"""Where functions are compiled, and whether they can be."""
+"""Where functions are compiled."""
 
 import fcntl
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,16 +13,6 @@ from torch import Tensor
 
 # every shape costs seconds; a function that meets more of them than this should not be compiled
 MAX_SHAPES = 8
-
-
-def find_obstacle(device: torch.device) -> str | None:
-    """Why nothing can be compiled on this machine, or None."""
-    if device.type == "cuda":
-        return None
-    names = [os.environ["CXX"]] if "CXX" in os.environ else ["clang++"] if sys.platform == "darwin" else ["g++", "gcc"]
-    if any(shutil.which(name) for name in names):
-        return None
-    return f"no C++ compiler ({' or '.join(names)}) is installed"
 
 
 class CompiledFunction:

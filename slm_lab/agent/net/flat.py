@@ -1,6 +1,7 @@
 """All parameters of a role in one contiguous tensor, so that clipping and optimising are one operation each."""
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,11 @@ class FlatParams:
 
     def view_as_parameters(self, flat: Tensor) -> list[Tensor]:
         """A flat tensor as views in the parameters' shapes."""
-        return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]
+        # apart rather than by one split, whose results torch does not let be written to
+        ends = list(accumulate(self.sizes))
+        return [
+            flat[end - size : end].view(shape) for end, size, shape in zip(ends, self.sizes, self.shapes, strict=True)
+        ]
 
     def zero_grad(self) -> None:
         """Forget the gradient."""

@@ -32,14 +32,25 @@ class GradientStep:
         self._graph: Callable[..., Any] | None = None
         if is_compiled:
             self._root = _Root(calc_loss, net)
-            names = {parameter: name for name, parameter in self._root.named_parameters()}
-            self._names = [[names[parameter] for parameter in one.flat.parameters] for one in self.optimizers]
-            self._buffers = dict(self._root.named_buffers())
+            # each module once, under its first name: one that is shared must not be written to and restored twice
+            modules = [(f"{path}.", module) for path, module in self._root.named_modules() if path]
+            names = [
+                (path + name, one) for path, module in modules for name, one in module.named_parameters(recurse=False)
+            ]
+            self._names = [
+                [[name for name, one in names if one is parameter] for parameter in optimizer.flat.parameters]
+                for optimizer in self.optimizers
+            ]
+            self._buffers = {
+                path + name: one for path, module in modules for name, one in module.named_buffers(recurse=False)
+            }
             self._graph = CompiledFunction(self._step, self._device)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         if self._graph is not None:
-            out: tuple[Any, ...] = self._graph(*(to_tensor(arg, self._device) for arg in args))
+            # the graph takes its gradient within; autograd need not follow what goes in and out
+            with torch.no_grad():
+                out: tuple[Any, ...] = self._graph(*(to_tensor(arg, self._device) for arg in args))
             return out
         loss, *rest = self.calc_loss(*args)
         # nets that the loss passes through on the way have no gradient of their own
@@ -56,9 +67,10 @@ class GradientStep:
 
     def _pure_loss(self, data: tuple[Tensor, ...], buffers: dict[str, Tensor], args: Any) -> tuple[Tensor, Any]:
         values = dict(buffers)
-        for flat, names, optimizer in zip(data, self._names, self.optimizers, strict=True):
-            values.update(zip(names, optimizer.flat.view_as_parameters(flat), strict=True))
-        out = functional_call(self._root, values, args)
+        for flat, aliases, optimizer in zip(data, self._names, self.optimizers, strict=True):
+            for names, view in zip(aliases, optimizer.flat.view_as_parameters(flat), strict=True):
+                values.update(dict.fromkeys(names, view))
+        out = functional_call(self._root, values, args, tie_weights=False)
         return out[0], out
 
 

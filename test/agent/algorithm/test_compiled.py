@@ -1,0 +1,144 @@
+"""Compiled updates do what plain ones do."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from slm_lab.agent.agent import reset_rows
+from slm_lab.agent.net.engine import MAX_SHAPES, CompiledFunction
+from slm_lab.agent.registry import ALGORITHMS
+
+NUM_UPDATE = 50
+START: dict[str, Any] = {"training_start_step": 60}
+REPLAY: dict[str, Any] = {"name": "Replay", "batch_size": 32, "max_size": 200}
+PRIORITIZED = {**REPLAY, "name": "PrioritizedReplay"}
+SIL_MEMORY = {"name": "PrioritizedReplay", "batch_size": 32}
+PPO: dict[str, Any] = {"name": "PPO", "time_horizon": 32, "minibatch_size": 64, "training_epoch": 2}
+SCHEDULE = {"start_val": 0.01, "end_val": 0.0, "end_step": 1000}
+CLIP = {"start_val": 0.3, "end_val": 0.2, "end_step": 1000}
+CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "max_t": 20}
+PENDULUM: dict[str, Any] = {"env": "Pendulum-v1", "normalize_obs": True, "normalize_reward": True}
+IMAGE: dict[str, Any] = {"env": "probe/Image-v0"}
+# A weight whose true gradient is 0, such as a bias in front of batch norm or of a dead unit, has a gradient of rounding
+# errors alone, which Adam scales up to steps of full length: its way is chance, in either engine.
+SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 1e-3, "momentum": 0.5}}
+# small steps: rounding errors grow with the weights' way
+ADAM: dict[str, Any] = {"optim_spec": {"name": "Adam", "lr": 1e-4, "eps": 1e-5}}
+CONV: dict[str, Any] = {
+    "type": "ConvNet",
+    "conv_hid_layers": [[4, 3, 2]],
+    "fc_hid_layers": [16],
+    "hid_layers_activation": "relu",
+    **SGD,
+}
+DISCRETE_SAC = {
+    "name": "SoftActorCritic",
+    **START,
+    "training_iter": 2,
+    "symlog": True,
+    "entropy_penalty_coef": 0.5,
+    "entropy_anneal": {"end_ratio": 0.1, "frames": 200},
+}
+RMSPROP = {"name": "RMSprop", "lr": 1e-4, "eps": 1e-5}
+# algorithm, memory, nets of vectors in their env; the same algorithm is compared with convolutions on images
+VECTOR_CASES: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
+    "reinforce": ({"name": "Reinforce", "training_frequency": 16, "entropy_coef_spec": SCHEDULE}, None, CARTPOLE),
+    "a2c": (
+        {"name": "ActorCritic", "num_step_returns": 8, "val_loss_coef": 0.5, "normalize_v_targets": True},
+        None,
+        {**CARTPOLE, "net": {"shared": True, "clip_grad_val": 0.5, "optim_spec": RMSPROP}},
+    ),
+    "ppo": (
+        {**PPO, "symlog": True, "clip_vloss": True, "entropy_coef_spec": SCHEDULE, "clip_eps_spec": CLIP},
+        None,
+        {
+            **PENDULUM,
+            "net": {"log_std_init": -0.5, **ADAM, "lr_scheduler_spec": {"name": "LinearToZero", "frame": 9000}},
+        },
+    ),
+    "ppo_sil": ({**PPO, "name": "PPOSIL", "training_iter": 2, "sil_memory": SIL_MEMORY}, None, CARTPOLE),
+    "sil": (
+        {"name": "SIL", "training_frequency": 24, "lam": 0.95, "sil_memory": SIL_MEMORY},
+        None,
+        {**CARTPOLE, "net": {"shared": True, **ADAM}},
+    ),
+    "sarsa": ({"name": "SARSA", "training_frequency": 8}, None, {**CARTPOLE, "net": {"clip_grad_val": 0.5}}),
+    "vanilla_dqn": ({"name": "VanillaDQN", **START, "training_batch_iter": 2}, REPLAY, CARTPOLE),
+    "dqn": ({"name": "DQN", **START}, REPLAY, {**CARTPOLE, "net": {"update_frequency": 8}}),
+    "double_dqn": (
+        {"name": "DoubleDQN", **START, "training_iter": 2},
+        {**PRIORITIZED, "num_step_returns": 3},
+        {**CARTPOLE, "net": {"type": "DuelingMLPNet", "hid_layers": [16], "polyak_coef": 0.1, "clip_grad_val": 1.0}},
+    ),
+    "sac": (
+        {"name": "SoftActorCritic", **START, "policy_delay": 2},
+        REPLAY,
+        {**PENDULUM, "net": {"polyak_coef": 0.05}},
+    ),
+    "sac_discrete": (DISCRETE_SAC, PRIORITIZED, CARTPOLE),
+    "crossq": (
+        {"name": "CrossQ", **START, "training_iter": 2},
+        REPLAY,
+        {**PENDULUM, "net": {"critic_hid_layers": [32], "critic_batch_norm": True, **SGD}},
+    ),
+}
+CASES: dict[str, dict[str, Any]] = {}
+for name, (algorithm, memory, rest) in VECTOR_CASES.items():
+    both = {"algorithm": algorithm, "memory": memory or "OnPolicyBatchReplay"}
+    CASES[f"{name}-mlp"] = {**both, **rest, "net": {**ADAM, **rest.get("net", {})}}
+    dueling = {"type": "DuelingConvNet"} if "DuelingMLPNet" in str(rest) else {}
+    norm = {"batch_norm": True, "conv_hid_layers": [[4, 3, 2], [4, 3, 1]]} if name == "crossq" else {}
+    CASES[f"{name}-conv"] = {**both, **IMAGE, "net": {**CONV, **dueling, **norm}}
+# the smallest graph stands for all of them; the others take a minute each where nothing is on disk yet
+QUICK = ("double_dqn-mlp",)
+
+
+def run_pair(lab, case: dict[str, Any]) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """Metrics of updates from the same steps: whatever differs is of the updates, not of other actions taken."""
+    spec = lab.spec(**case)
+    (plain, env), (compiled, other) = (lab.build(spec.replace(meta={"compile": wish})) for wish in (False, True))
+    other.close()
+    obs, carry, frame = env.reset(), plain.init_carry(env.num_envs), 0
+    rows: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
+    while len(rows[0]) < NUM_UPDATE:
+        act = plain.act(obs, carry, explore=True)
+        step = env.step(act.action.numpy())
+        frame += env.num_envs
+        for agent, metrics in zip((plain, compiled), rows, strict=True):
+            agent.observe(obs, act, step)
+            row = agent.update(frame)
+            if row is not None:
+                metrics.append(row)
+        obs, carry = step.obs, reset_rows(act.carry, step.done)
+    env.close()
+    return rows
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_compiled_losses_equal_plain_ones(lab, name: str) -> None:
+    plain, compiled = run_pair(lab, CASES[name])
+    assert len(plain) == len(compiled) == NUM_UPDATE
+    losses = [key for key in plain[0] if "loss" in key]
+    assert losses
+    for update, (one, two) in enumerate(zip(plain, compiled, strict=True)):
+        for key in losses:
+            assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-5), (update, key)
+    # and they are not equal because nothing was learned
+    assert plain[0]["grad_norm"] > 0
+    assert plain[0] != plain[-1]
+
+
+def test_every_algorithm_is_compared_with_both_kinds_of_nets() -> None:
+    for kind in ("mlp", "conv"):
+        compared = {case["algorithm"]["name"] for name, case in CASES.items() if name.endswith(kind)}
+        assert compared == set(ALGORITHMS) - {"Random"}
+
+
+def test_a_function_of_many_shapes_is_refused() -> None:
+    function = CompiledFunction(lambda x: x + 1, torch.device("cpu"))
+    function.graphs = {(torch.Size([size]),): torch.zeros_like for size in range(MAX_SHAPES)}
+    with pytest.raises(RuntimeError, match="more than 8 shapes"):
+        function(torch.zeros(100))
