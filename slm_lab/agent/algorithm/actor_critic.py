@@ -66,7 +66,7 @@ class ActorCritic(Algorithm):
                 "critic": FlatOptimizer(FlatParams(self.net.critic.parameters()), spec.net.for_role("critic")),
             }
         self.value_loss = MEAN_LOSSES[spec.net.for_role("critic").loss_spec.name]
-        self.step = context.build_step(self.calc_loss, self.net, *self.optimizers.values())
+        self.step = context.build_step(self.calc_loss, self.net, self.optimizers.values())
         self.ret_stats = RunningStats(())
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self._frequency())
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from slm_lab.agent.algorithm.policy import ActionFamily
 from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.memory.build import build_replay
 from slm_lab.agent.memory.replay import Replay, Setting
+from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.gradient import CalcLoss, GradientStep
 from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.env.layout import ObsPart
@@ -59,9 +60,15 @@ class Context:
         """Whether the policy has a std."""
         return self.family.name in ("Normal", "TanhNormal")
 
-    def build_step(self, calc_loss: CalcLoss, net: nn.Module, *optimizers: FlatOptimizer) -> GradientStep:
-        """A gradient step on a loss."""
-        return GradientStep(calc_loss, net, optimizers, self.is_compiled)
+    def build_step(
+        self,
+        calc_loss: CalcLoss,
+        net: nn.Module,
+        optimizers: Iterable[FlatOptimizer],
+        frozen: Mapping[nn.Module, FlatParams] | None = None,
+    ) -> GradientStep:
+        """A gradient step on a loss of a net, and of nets that it goes through without teaching them."""
+        return GradientStep(calc_loss, net, list(optimizers), frozen, self.is_compiled)
 
     def build_replay(self, spec: MemorySpec, gamma: float, carry_size: int = 0) -> Replay:
         """A replay of raw observations."""

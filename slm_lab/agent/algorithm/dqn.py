@@ -80,7 +80,8 @@ class QLearning(Algorithm):
         if self.target is not None:
             self.modules["target_net"] = self.target.module
         self.loss = ELEMENT_LOSSES[spec.net.loss_spec.name]
-        self.step = context.build_step(self._calc_any_loss, self.net, self.optimizer)
+        frozen = {} if self.target is None else {self.target.module: self.target.flat}
+        self.step = context.build_step(self._calc_any_loss, self.net, [self.optimizer], frozen)
         self.burn_in = spec.net.burn_in if isinstance(spec.net, RecurrentNetSpec) else 0
         self.memory = context.build_replay(spec.memory, config.gamma, self.net.state_size)
         if self.net.state_size and not self.memory.can_hold_sequence(self.burn_in + self.net.seq_len):

@@ -47,7 +47,7 @@ class Reinforce(Algorithm):
         self.net.to(context.device).eval()
         self.modules = {"actor": self.net}
         self.optimizers = {"actor": FlatOptimizer(FlatParams(self.net.parameters()), net)}
-        self.step = context.build_step(self.calc_loss, self.net, *self.optimizers.values())
+        self.step = context.build_step(self.calc_loss, self.net, self.optimizers.values())
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self.config.training_frequency)
 
     @torch.inference_mode()

@@ -129,12 +129,18 @@ class SoftActorCritic(Algorithm):
         self.memory = context.build_replay(spec.memory, config.gamma)
         self.replays = {"memory": self.memory}
         self.train_due = Due(config.training_frequency)
-        self.critic_step = context.build_step(self.calc_critic_loss, self.critic, self.optimizers["critic"])
-        followers = [optimizer for role, optimizer in self.optimizers.items() if role != "critic"]
-        both = nn.ModuleList([self.actor, self.alpha])
-        self.policy_step = context.build_step(self.calc_follower_loss, both, *followers)
-        # running mean of the entropy of a discrete policy; no number before the first
-        self.mean_entropy = torch.full((), math.nan, device=context.device)
+        frozen: dict[nn.Module, FlatParams] = {self.actor: self.actor_flat}
+        if self.target is not None:
+            frozen[self.target.module] = self.target.flat
+        self.critic_step = context.build_step(self.calc_critic_loss, self.critic, [self.optimizers["critic"]], frozen)
+        self.policy_step = context.build_step(
+            self.calc_follower_loss,
+            nn.ModuleList([self.actor, self.alpha]),
+            [optimizer for role, optimizer in self.optimizers.items() if role != "critic"],
+            {self.critic: self.critic_flat},
+        )
+        # running mean of the entropy of a policy that is held near it; NaN before the first
+        self.mean_entropy = torch.full((), math.nan, device=context.device) if config.entropy_penalty_coef else None
         self.policy_row: dict[str, Tensor] = {}
 
     def _critic_spec(self, spec: AgentSpec) -> NetSpec:
@@ -224,32 +230,35 @@ class SoftActorCritic(Algorithm):
         loss = 0.5 * (weight * self.loss(q, ret.expand_as(q))).mean(-1).sum()
         return loss, error, low
 
-    def calc_policy_loss(self, obs: Tensor, alpha: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def calc_policy_loss(
+        self, obs: Tensor, alpha: Tensor, noise: Tensor | None, mean_entropy: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """-E V(s) under the policy as it is now (eq. 7), and its entropy."""
         self.actor.train()
         policy = self._soft_policy(obs, noise)
         self.actor.eval()
         q = self._values(self.critic, obs, policy.action)
         entropy = calc_entropy(policy)
-        return -calc_soft_value(q, policy, alpha).mean() + self._entropy_penalty(entropy), entropy
+        return -calc_soft_value(q, policy, alpha).mean() + self._entropy_penalty(entropy, mean_entropy), entropy
 
     def calc_follower_loss(
-        self, obs: Tensor, alpha: Tensor, noise: Tensor | None, target_entropy: float | Tensor
+        self,
+        obs: Tensor,
+        alpha: Tensor,
+        noise: Tensor | None,
+        target_entropy: float | Tensor,
+        mean_entropy: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Losses of the policy and of alpha, which share no weight, in one; the policy's alone, and its entropy."""
-        policy_loss, entropy = self.calc_policy_loss(obs, alpha, noise)
+        policy_loss, entropy = self.calc_policy_loss(obs, alpha, noise, mean_entropy)
         return policy_loss + self.alpha.calc_loss(entropy, target_entropy), policy_loss.detach(), entropy.detach()
 
-    def _entropy_penalty(self, entropy: Tensor) -> Tensor | float:
-        """Half the squared change of a discrete policy's entropy against its running mean."""
-        coef = self.config.entropy_penalty_coef
-        if not coef or not self.is_discrete:
+    def _entropy_penalty(self, entropy: Tensor, mean: Tensor | None) -> Tensor | float:
+        """Half the squared change of a discrete policy's entropy against its running mean, once there is one."""
+        if mean is None:
             return 0.0
-        return coef * 0.5 * (self._known_mean_entropy(entropy.detach()) - entropy).square()
-
-    def _known_mean_entropy(self, entropy: Tensor) -> Tensor:
-        """The running mean, or the entropy itself before there is one."""
-        return torch.where(self.mean_entropy.isnan(), entropy, self.mean_entropy)
+        mean = torch.where(mean.isnan(), entropy.detach(), mean)
+        return self.config.entropy_penalty_coef * 0.5 * (mean - entropy).square()
 
     def _update_critic(self, batch: Batch, alpha: Tensor) -> dict[str, Tensor]:
         loss, error, q, grad_norm = self.critic_step(batch, alpha, self._draw_noise(len(batch.reward)))
@@ -257,10 +266,11 @@ class SoftActorCritic(Algorithm):
         return {"loss": loss, "q": q.mean(), "td_error": error.abs().mean(), "grad_norm": grad_norm}
 
     def _update_policy(self, batch: Batch, alpha: Tensor, frame: int) -> dict[str, Tensor]:
-        noise = self._draw_noise(len(batch.reward))
-        _, policy_loss, entropy, _ = self.policy_step(batch.obs, alpha, noise, self._target_entropy(frame))
+        noise, mean = self._draw_noise(len(batch.reward)), self.mean_entropy
+        _, policy_loss, entropy, _ = self.policy_step(batch.obs, alpha, noise, self._target_entropy(frame), mean)
         self.alpha.clamp()
-        self.mean_entropy.copy_(torch.lerp(entropy, self._known_mean_entropy(entropy), ENTROPY_DECAY))
+        if mean is not None:
+            mean.copy_(torch.where(mean.isnan(), entropy, torch.lerp(entropy, mean, ENTROPY_DECAY)))
         return {"policy_loss": policy_loss, "entropy": entropy}
 
     def update(self, frame: int) -> Metrics | None:
@@ -295,11 +305,12 @@ class SoftActorCritic(Algorithm):
     def memory_state(self) -> dict[str, Any]:
         return {
             "replay": self.memory.state_dict(),
-            "mean_entropy": float(self.mean_entropy),
+            "mean_entropy": self.mean_entropy,
             "policy_row": self.policy_row,
         }
 
     def load_memory_state(self, state: dict[str, Any]) -> None:
         self.memory.load_state_dict(state["replay"])
-        self.mean_entropy.fill_(state["mean_entropy"])
+        if self.mean_entropy is not None:
+            self.mean_entropy.copy_(state["mean_entropy"])
         self.policy_row = {name: value.to(self.context.device) for name, value in state["policy_row"].items()}

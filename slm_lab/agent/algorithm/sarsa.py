@@ -41,7 +41,7 @@ class SARSA(Algorithm):
         self.optimizer = FlatOptimizer(FlatParams(self.net.parameters()), spec.net)
         self.optimizers = {"net": self.optimizer}
         self.loss = MEAN_LOSSES[spec.net.loss_spec.name]
-        self.step = context.build_step(self.calc_loss, self.net, self.optimizer)
+        self.step = context.build_step(self.calc_loss, self.net, [self.optimizer])
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, config.training_frequency)
         # the last step of each env waits here until the action after it is known
         self.pending: Transition | None = None

@@ -51,7 +51,7 @@ class SelfImitation:
             context.train_generator,
         )
         self.memory = build_replay(config.sil_memory, setting)
-        self.step = context.build_step(self.calc_loss, agent.net, *agent.optimizers.values())
+        self.step = context.build_step(self.calc_loss, agent.net, agent.optimizers.values())
 
     def observe(self, step: Transition) -> None:
         """Follow the episodes; those that ended enter the memory."""

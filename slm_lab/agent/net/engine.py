@@ -1,8 +1,9 @@
 """Where functions are compiled."""
 
 import fcntl
+import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
@@ -10,48 +11,58 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 # every shape costs seconds; a function that meets more of them than this should not be compiled
 MAX_SHAPES = 8
 
 
 class CompiledFunction:
-    """A function of fixed shapes as one graph; without a graph break, and without a check of anything but shapes.
+    """`function(state, args)` as one graph per set of shapes; called with the arguments alone.
 
-    Dynamo would check at every call that no object it has seen was replaced: half the time of a small update. Nets,
-    optimisers and settings stay the same objects from start to end here, so shapes are all that may differ.
+    It is run once on tensors without values to see what it does, and never again: what it reads must be in the state,
+    which stays the same tensors and may be written to, or in the arguments, which are tensors or tuples of them. So
+    there is nothing to check at a call but shapes. (torch.compile checks at every call that no object it has seen was
+    replaced, which takes as long as a small update does.)
     """
 
-    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+    def __init__(self, function: Callable[[Any, Any], Any], state: Any) -> None:
         self.function = function
-        self.is_cuda = device.type == "cuda"
-        self.graphs: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
+        self.state = state
+        self.leaves, self._layout = pytree.tree_flatten(state)
+        self.graphs: dict[tuple[torch.Size, ...], Callable[[list[Tensor]], Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        key = tuple(tensor.shape for tensor in _tensors(args))
+        inputs = list(_tensors(args))
+        key = tuple(tensor.shape for tensor in inputs)
         graph = self.graphs.get(key)
-        if graph is not None:
-            return graph(*args)
-        if len(self.graphs) == MAX_SHAPES:
-            raise RuntimeError(f"{self.function} met more than {MAX_SHAPES} shapes; it must not be compiled: {key}")
-        graph = self.graphs[key] = self._compile()
-        with _one_at_a_time():
-            return graph(*args)
+        if graph is None:
+            if len(self.graphs) == MAX_SHAPES:
+                raise RuntimeError(f"{self.function} must not be compiled: it met more than {MAX_SHAPES} shapes")
+            with _one_at_a_time():
+                graph = self.graphs[key] = self._compile(args, inputs)
+        return graph(inputs)
 
-    def _compile(self) -> Callable[..., Any]:
-        return torch.compile(  # type: ignore[call-overload]  # torch's overloads lack isolate_recompiles
-            self.function,
-            fullgraph=True,
-            dynamic=False,
-            # without checks two functions of the same code could not be told apart
-            isolate_recompiles=True,
-            options={
-                "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
-                # dropout draws the numbers that plain calls would draw
-                "fallback_random": True,
-                "triton.cudagraphs": self.is_cuda,
-            },
-        )
+    def _compile(self, args: tuple[Any, ...], inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+        # the compiler takes seconds to import, and most runs do without
+        compiler = importlib.import_module("slm_lab.agent.net.graph")
+        num_state = len(self.leaves)
+        layout: list[Any] = []
+
+        def flat_function(*tensors: Tensor) -> list[Any]:
+            state = pytree.tree_unflatten(tensors[:num_state], self._layout)
+            out, out_layout = pytree.tree_flatten(self.function(state, _refill(args, iter(tensors[num_state:]))))
+            layout[:] = [out_layout]
+            return out
+
+        compiled = compiler.compile_graph(flat_function, [*self.leaves, *inputs])
+        (out_layout,) = layout
+        leaves = self.leaves
+
+        def call(inputs: Sequence[Tensor]) -> Any:
+            return pytree.tree_unflatten(compiled(*leaves, *inputs), out_layout)
+
+        return call
 
 
 def _tensors(args: tuple[Any, ...]) -> Iterator[Tensor]:
@@ -60,6 +71,16 @@ def _tensors(args: tuple[Any, ...]) -> Iterator[Tensor]:
             yield arg
         elif isinstance(arg, tuple):
             yield from _tensors(arg)
+
+
+def _refill(arg: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same arguments with other tensors in their places."""
+    if isinstance(arg, Tensor):
+        return next(tensors)
+    if not isinstance(arg, tuple):
+        return arg
+    items = [_refill(item, tensors) for item in arg]
+    return type(arg)(*items) if hasattr(arg, "_fields") else tuple(items)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """One gradient step: a loss, its gradient, clipping and the optimisers, as plain calls or as one compiled graph."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from slm_lab.agent.net.engine import CompiledFunction
+from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.optim import FlatOptimizer
 
 CalcLoss = Callable[..., tuple[Any, ...]]
@@ -17,34 +18,35 @@ CalcLoss = Callable[..., tuple[Any, ...]]
 class GradientStep:
     """Changes the weights of a net once: `step(*args)` gives what `calc_loss(*args)` gives, and the gradient's norm.
 
-    `calc_loss` returns the loss and anything made of tensors after it. To be compiled it must be closed: what it draws
-    comes in as an argument, no number leaves the device within it, and shapes do not change. Numbers among the
+    `calc_loss` returns the loss and anything made of tensors after it. To be compiled it must be closed: every tensor
+    it reads is an argument or belongs to `net` or one of the `frozen` nets, which learn nothing from it; what it draws
+    comes in as an argument; no number leaves the device within it, and shapes do not change. Numbers among the
     arguments reach a compiled loss as tensors, so that a schedule compiles nothing anew.
     """
 
     def __init__(
-        self, calc_loss: CalcLoss, net: nn.Module, optimizers: Sequence[FlatOptimizer], is_compiled: bool
+        self,
+        calc_loss: CalcLoss,
+        net: nn.Module,
+        optimizers: Sequence[FlatOptimizer],
+        frozen: Mapping[nn.Module, FlatParams] | None = None,
+        is_compiled: bool = False,
     ) -> None:
         self.calc_loss = calc_loss
         self.optimizers = list(optimizers)
         self._parameters = [parameter for optimizer in self.optimizers for parameter in optimizer.flat.parameters]
         self._device = self._parameters[0].device
-        self._graph: Callable[..., Any] | None = None
+        self._graph: CompiledFunction | None = None
         if is_compiled:
-            self._root = _Root(calc_loss, net)
-            # each module once, under its first name: one that is shared must not be written to and restored twice
-            modules = [(f"{path}.", module) for path, module in self._root.named_modules() if path]
-            names = [
-                (path + name, one) for path, module in modules for name, one in module.named_parameters(recurse=False)
-            ]
-            self._names = [
-                [[name for name, one in names if one is parameter] for parameter in optimizer.flat.parameters]
-                for optimizer in self.optimizers
-            ]
-            self._buffers = {
-                path + name: one for path, module in modules for name, one in module.named_buffers(recurse=False)
+            frozen = frozen or {}
+            self._root = _Root(calc_loss, [net, *frozen])
+            self._frozen = list(frozen.values())
+            state = {
+                "optimizers": [optimizer.tensors() for optimizer in self.optimizers],
+                "frozen": [flat.data for flat in self._frozen],
+                "buffers": self._root.own_buffers(),
             }
-            self._graph = CompiledFunction(self._step, self._device)
+            self._graph = CompiledFunction(self._step, state)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         if self._graph is not None:
@@ -58,32 +60,55 @@ class GradientStep:
         norms = [optimizer.step() for optimizer in self.optimizers]
         return loss, *rest, norms[0]
 
-    def _step(self, *args: Any) -> tuple[Any, ...]:
-        """The same as a function of flat parameters, for the compiler to see whole."""
-        data = tuple(optimizer.flat.data for optimizer in self.optimizers)
-        grads, (_, out) = grad_and_value(self._pure_loss, has_aux=True)(data, self._buffers, args)
-        norms = [optimizer.apply(grad) for optimizer, grad in zip(self.optimizers, grads, strict=True)]
-        return *out, norms[0]
+    def _step(self, state: dict[str, Any], args: Any) -> tuple[Any, ...]:
+        """The same as a function of all it reads."""
 
-    def _pure_loss(self, data: tuple[Tensor, ...], buffers: dict[str, Tensor], args: Any) -> tuple[Tensor, Any]:
-        values = dict(buffers)
-        for flat, aliases, optimizer in zip(data, self._names, self.optimizers, strict=True):
-            for names, view in zip(aliases, optimizer.flat.view_as_parameters(flat), strict=True):
-                values.update(dict.fromkeys(names, view))
-        out = functional_call(self._root, values, args, tie_weights=False)
-        return out[0], out
+        def calc(data: list[Tensor], buffers: dict[str, Tensor], args: Any) -> tuple[Tensor, Any]:
+            flats = [optimizer.flat for optimizer in self.optimizers] + self._frozen
+            values = dict(buffers)
+            for flat, tensor in zip(flats, [*data, *state["frozen"]], strict=True):
+                for parameter, view in zip(flat.parameters, flat.view_as_parameters(tensor), strict=True):
+                    values.update(dict.fromkeys(self._root.names(parameter), view))
+            out = functional_call(self._root, values, args, tie_weights=False)
+            return out[0], out
+
+        data = [tensors["data"] for tensors in state["optimizers"]]
+        grads, (_, out) = grad_and_value(calc, has_aux=True)(data, state["buffers"], args)
+        pairs = zip(self.optimizers, grads, state["optimizers"], strict=True)
+        norms = [optimizer.apply(grad, **tensors) for optimizer, grad, tensors in pairs]
+        return *out, norms[0]
 
 
 class _Root(nn.Module):
-    """A loss as the forward pass of the net it is of, whose weights can then be passed in."""
+    """A loss as the forward pass of the nets it goes through, whose weights can then be passed in."""
 
-    def __init__(self, calc_loss: CalcLoss, net: nn.Module) -> None:
+    def __init__(self, calc_loss: CalcLoss, nets: list[nn.Module]) -> None:
         super().__init__()
         self.calc_loss = calc_loss
-        self.net = net
+        self.nets = nn.ModuleList(nets)
 
     def forward(self, *args: Any) -> tuple[Any, ...]:
         return self.calc_loss(*args)
+
+    def names(self, parameter: nn.Parameter) -> list[str]:
+        """Names of a parameter, one for each module that holds it.
+
+        A module that is part of two others counts once: it must not be written to and restored twice.
+        """
+        return [
+            f"{path}.{name}"
+            for path, module in self.named_modules()
+            for name, one in module.named_parameters(recurse=False)
+            if one is parameter
+        ]
+
+    def own_buffers(self) -> dict[str, Tensor]:
+        """Buffers by name, such as the statistics of norm layers."""
+        return {
+            f"{path}.{name}": buffer
+            for path, module in self.named_modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        }
 
 
 def to_tensor(value: Any, device: torch.device) -> Any:

@@ -132,17 +132,21 @@ class FlatOptimizer:
                 moments["momentum_buffer"].copy_(buffers[0])
             self.count += 1
 
-    def apply(self, grad: Tensor) -> Tensor:
-        """What `step` does, in formulas that a compiler can fuse; returns the norm of the gradient before clipping.
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a step reads and writes beside the gradient."""
+        return {"data": self.flat.data, "lr": self.lr_tensor, "count": self.count, **self.moments}
+
+    def apply(self, grad: Tensor, data: Tensor, lr: Tensor, count: Tensor, **moments: Tensor) -> Tensor:
+        """What `step` does, on given tensors and in formulas that a compiler can fuse; returns the gradient's norm.
 
         torch's own functions read numbers off tensors or call finished kernels.
         """
-        spec, moments, lr, data = self.spec, self.moments, self.lr_tensor, self.flat.data
+        spec = self.spec
         norm = grad.norm()
         if self.max_norm is not None:
             grad = grad / (norm / self.max_norm).clamp(min=1.0)
-        is_first = self.count == 0
-        self.count += 1
+        is_first = count == 0
+        count.add_(1)
         if isinstance(spec, AdamWSpec):
             data.mul_(1 - lr * spec.weight_decay)
         elif spec.weight_decay:
@@ -154,8 +158,8 @@ class FlatOptimizer:
             square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
             if spec.amsgrad:
                 square = moments["max_exp_avg_sq"].copy_(torch.maximum(moments["max_exp_avg_sq"], square))
-            root = (square / (1 - beta2**self.count)).sqrt() + spec.eps
-            data.sub_(lr / (1 - beta1**self.count) * mean / root)
+            root = (square / (1 - beta2**count)).sqrt() + spec.eps
+            data.sub_(lr / (1 - beta1**count) * mean / root)
         elif isinstance(spec, RMSpropSpec):
             square = moments["square_avg"].mul_(spec.alpha).addcmul_(grad, grad, value=1 - spec.alpha)
             if spec.centered:

@@ -508,10 +508,9 @@ def test_observations_are_kept_raw_and_normalised_when_drawn(lab, monkeypatch: p
 def test_entropy_penalty_by_hand(lab) -> None:
     agent, _ = build(lab, "discrete", entropy_penalty_coef=0.5)
     algorithm = agent.algorithm
-    assert float(algorithm._entropy_penalty(torch.tensor(0.6))) == 0
-    algorithm.mean_entropy.fill_(0.6)
+    assert float(algorithm._entropy_penalty(torch.tensor(0.6), algorithm.mean_entropy)) == 0
     entropy = torch.tensor(0.2, requires_grad=True)
-    penalty = algorithm._entropy_penalty(entropy)
+    penalty = algorithm._entropy_penalty(entropy, torch.tensor(0.6))
     penalty.backward()
     # .5 * .5 * .4^2, falling as the entropy comes back to its mean
     assert penalty.item() == pytest.approx(0.04)
