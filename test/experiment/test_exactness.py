@@ -177,6 +177,30 @@ def test_stopped_runs_end_bit_for_bit_like_whole_ones(algorithm: str, net: str, 
     assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "stopped", "eval")
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "net"),
+    [
+        pytest.param(*case, marks=[] if case[0] == "DQN" else pytest.mark.slow)
+        for case in [
+            ("DQN", "MLPNet"),
+            ("PPO", "shared"),
+            ("PPO", "TorchArcNet"),
+            ("SoftActorCritic", "MLPNet"),
+            ("CrossQ", "MLPNet"),
+            ("SIL", "MLPNet"),
+        ]
+    ],
+)
+def test_compiled_runs_repeat_and_continue_exactly(algorithm: str, net: str, tmp_path: Path) -> None:
+    spec = make_spec(algorithm, net, {"max_frame": 800}).replace(meta={"compile": True})
+    whole = train(spec, tmp_path / "whole")
+    assert_equal(whole, train(spec, tmp_path / "stopped", stops=(4, 500)))
+    assert rows(tmp_path / "whole") == rows(tmp_path / "stopped")
+    # and it was not the plain engine all along
+    train(spec.replace(meta={"compile": False}), tmp_path / "plain")
+    assert rows(tmp_path / "plain") != rows(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("algorithm", ["PPO", "SoftActorCritic"])
 def test_nets_on_named_parts_continue_exactly(algorithm: str, tmp_path: Path) -> None:
     """A Tuple of three choices: its parts are called 0, 1 and 2."""

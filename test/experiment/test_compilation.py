@@ -1,0 +1,112 @@
+"""Whether updates are compiled is decided once, said, and kept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slm_lab.env.build import build_vec_env
+from slm_lab.env.make import build_settings
+from slm_lab.experiment.compilation import resolve_compile
+from slm_lab.experiment.control import build_agent
+from slm_lab.experiment.folder import open_run_folder
+from slm_lab.experiment.run import Options, prepare, start, to_play
+from slm_lab.lib.errors import SpecError
+from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.schema import Spec
+
+PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 4}
+MLP: dict[str, Any] = {"type": "MLPNet", "hid_layers": [8]}
+
+
+def build_spec(
+    wish: Any = "auto",
+    max_frame: int = 100_000,
+    algorithm: dict[str, Any] = PPO,
+    net: dict[str, Any] = MLP,
+    memory: str = "OnPolicyBatchReplay",
+    max_session: int = 4,
+) -> Spec:
+    raw = {
+        "name": "compile",
+        "agent": {"algorithm": algorithm, "memory": {"name": memory}, "net": net},
+        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": max_frame},
+        "meta": {"compile": wish, "max_session": max_session, "device": "cpu"},
+    }
+    return parse_spec(raw)[0]
+
+
+def resolve(spec: Spec) -> tuple[bool, str]:
+    env = build_vec_env(build_settings(spec.env, (0,), 1))
+    resolved, note = resolve_compile(spec, build_agent(spec.replace(meta={"compile": False}), env, 0))
+    env.close()
+    assert isinstance(resolved.meta.compile, bool)
+    return resolved.meta.compile, note
+
+
+def test_auto_compiles_what_is_long_enough_over_all_sessions() -> None:
+    # an update per 8 frames: 4 sessions of 75,000 frames are 37,500 updates
+    assert resolve(build_spec(max_frame=80_000)) == (
+        True,
+        "Updates are compiled: about 40,000 gradient steps in all, which is worth the half minute it takes; later "
+        "starts find it on disk",
+    )
+    is_compiled, note = resolve(build_spec(max_frame=70_000))
+    assert not is_compiled
+    assert note == "Updates are not compiled: about 35,000 gradient steps in all, compiling pays from 37,500 on"
+    assert not resolve(build_spec(max_frame=80_000, max_session=1))[0]
+
+
+@pytest.mark.parametrize("wish", [True, False])
+def test_a_wish_is_followed(wish: bool) -> None:
+    assert resolve(build_spec(wish, max_frame=100))[0] is wish
+    assert resolve(build_spec(wish, max_frame=10**9))[0] is wish
+
+
+OBSTACLES: dict[str, tuple[dict[str, Any], str]] = {
+    "recurrent": ({"net": {"type": "RecurrentNet", "seq_len": 8}}, "recurrent nets cannot be compiled"),
+    "optimiser": (
+        {"net": {**MLP, "optim_spec": {"name": "RAdam", "lr": 1e-3}}},
+        "the optimiser RAdam cannot be compiled",
+    ),
+    "episodes": (
+        {"algorithm": {"name": "Reinforce"}, "memory": "OnPolicyReplay"},
+        "batches of OnPolicyReplay differ in size",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_what_cannot_be_compiled_is_refused_on_demand_and_plain_on_auto(name: str) -> None:
+    keys, words = OBSTACLES[name]
+    with pytest.raises(SpecError, match=f"meta.compile: {words}.*; use auto or false"):
+        resolve(build_spec(True, **keys))
+    is_compiled, note = resolve(build_spec("auto", max_frame=10**9, **keys))
+    assert not is_compiled
+    assert words in note
+    assert not resolve(build_spec(False, **keys))[0]
+
+
+@pytest.mark.parametrize("wish", [True, "auto"])
+def test_without_a_compiler_updates_are_plain(wish: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert resolve(build_spec(wish, max_frame=10**9)) == (
+        False,
+        "Updates are not compiled: there is no C++ compiler (no-such-compiler) on this machine",
+    )
+
+
+def test_the_choice_is_saved_with_the_run(tmp_path: Path) -> None:
+    result = start(build_spec("auto", max_frame=256, max_session=1), Options(tmp_path, "ERROR"))
+    _, saved = open_run_folder(str(result.folder), tmp_path)
+    assert saved.meta.compile is False
+
+
+def test_playing_compiles_nothing() -> None:
+    assert to_play(build_spec(True)).meta.compile is False
+
+
+def test_the_choice_is_told_before_the_run() -> None:
+    spec, notes = prepare(build_spec("auto", max_frame=10**7))
+    assert spec.meta.compile is True
+    assert notes[0].startswith("Updates are compiled: about 5,000,000 gradient steps")
