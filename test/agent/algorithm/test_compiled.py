@@ -1,6 +1,6 @@
 """Compiled updates do what plain ones do."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -138,7 +138,38 @@ def test_every_algorithm_is_compared_with_both_kinds_of_nets() -> None:
 
 
 def test_a_function_of_many_shapes_is_refused() -> None:
-    function = CompiledFunction(lambda x: x + 1, torch.device("cpu"))
-    function.graphs = {(torch.Size([size]),): torch.zeros_like for size in range(MAX_SHAPES)}
+    function = CompiledFunction(lambda state, args: args[0] + 1, [])
+    function.graphs = {(torch.Size([size]),): torch.stack for size in range(MAX_SHAPES)}
     with pytest.raises(RuntimeError, match="more than 8 shapes"):
         function(torch.zeros(100))
+
+
+def test_a_tensor_from_elsewhere_is_refused() -> None:
+    """It would be taken as it is now, and never again."""
+    elsewhere = torch.ones(3)
+    function = CompiledFunction(lambda state, args: args[0] + elsewhere, [])
+    with pytest.raises(Exception, match="convert all Tensors to FakeTensors"):
+        function(torch.zeros(3))
+
+
+def test_state_is_written_and_arguments_keep_their_form() -> None:
+    class Pair(NamedTuple):
+        one: torch.Tensor
+        two: torch.Tensor | None
+
+    def add(state: dict[str, torch.Tensor], args: tuple[Pair, torch.Tensor]) -> dict[str, torch.Tensor]:
+        pair, scale = args
+        assert pair.two is None
+        state["sum"].add_(pair.one * scale)
+        return {"sum": state["sum"].clone(), "scaled": pair.one * scale}
+
+    state = {"sum": torch.zeros(2)}
+    function = CompiledFunction(add, state)
+    for factor in (1.0, 2.0):
+        out = function(Pair(torch.tensor([1.0, 2.0]), None), torch.tensor(factor))
+        assert out["scaled"].tolist() == [factor, 2 * factor]
+    assert out["sum"].tolist() == state["sum"].tolist() == [3.0, 6.0]
+    # another shape is another graph on the same state
+    function(Pair(torch.tensor([1.0]), None), torch.tensor(1.0))
+    assert state["sum"].tolist() == [4.0, 7.0]
+    assert len(function.graphs) == 2
