@@ -58,7 +58,7 @@ def run(
     video: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the episodes of enjoy mode as FILE.mp4 or FILE.gif.")
     ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Show the time split by phase at the end.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Show the time split by phase for each session.")] = False,
     imports: Annotated[
         list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own modules first.")
     ] = None,
@@ -123,8 +123,7 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         out.write(f"\nScore    {summarize(result)}\n")
     out.write(f"Files    {result.folder}\n")
     out.write(f"Curve    {result.curve}\n")
-    if profile:
-        out.write(_profile(result))
+    out.write(_time_split(result, profile))
     out.write(f"Replay   slm-lab run enjoy@{result.folder}\n")
     if result.failures:
         out.write(
@@ -133,10 +132,19 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
     sys.exit(result.exit_code)
 
 
-def _profile(result: TrialResult) -> str:
+def _time_split(result: TrialResult, per_session: bool) -> str:
+    """How the time was spent, largest share first: over all sessions, or for each."""
+    parts = {f"session {session.session}": session.phases for session in result.results}
+    if not per_session:
+        names = dict.fromkeys(name for phases in parts.values() for name in phases)
+        parts = {"": {name: sum(phases.get(name, 0.0) for phases in parts.values()) for name in names}}
     lines = []
-    for session in result.results:
-        total = sum(session.phases.values())
-        shares = ", ".join(f"{name} {value / total:.1%}" for name, value in session.phases.items())
-        lines.append(f"Time     session {session.session}: {format_seconds(total)}: {shares}\n")
+    for label, phases in parts.items():
+        total = sum(phases.values())
+        if not total:
+            continue
+        shares = ", ".join(
+            f"{name} {value / total:.1%}" for name, value in sorted(phases.items(), key=lambda item: -item[1])
+        )
+        lines.append(f"Time     {f'{label}: ' if label else ''}{format_seconds(total)}: {shares}\n")
     return "".join(lines)

@@ -1,6 +1,7 @@
 """The run command on real folders: modes, older forms, messages, exit codes, signals."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_train_prints_score_files_and_next_commands(
     (folder,) = Path("data").iterdir()
     assert f"slm-lab run enjoy@data/{folder.name}" in out
     assert "Score    total_reward_ma" in out
-    assert "update" in out
+    assert re.search(r"Time     session 0: .*update \d+\.\d%", out)
     assert "Session 0 done" in log
     assert "Trial 0 done" in log
     assert "trial_metrics: frame:1.50e+03 | total_reward_ma:" in log
@@ -63,7 +64,9 @@ def test_train_prints_score_files_and_next_commands(
     out, log = capsys.readouterr()
     assert "over 2 episodes" in out
     assert call(monkeypatch, "run", f"enjoy@{folder}/*_t0_spec.yaml", "--episodes", "1") == 0
+    capsys.readouterr()
     assert call(monkeypatch, "run", "train@latest") == 0
+    assert re.search(r"Time     \d.*: .*\d%", capsys.readouterr().out)
 
 
 def test_older_forms_without_run_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
