@@ -117,6 +117,11 @@ def build_scaling(results: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def describe_repeats(result: Mapping[str, Any]) -> str:
+    """How often and how long a row was measured; empty for what is not measured by the second."""
+    return f"{len(result['runs']['lab'])} x {result['seconds']:g} s, " if "runs" in result else ""
+
+
 def describe_conditions(results: Mapping[str, Any]) -> str:
     """On what, when and with which versions it was measured."""
     if not results:
@@ -126,7 +131,7 @@ def describe_conditions(results: Mapping[str, Any]) -> str:
         versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items())
         machine = f"{result['machine']['processor']}, {result['machine']['cores']} cores"
         key = (machine, str(result["commit"])[:10], f"{versions}; torch build {result['torch_build']}")
-        seen.setdefault(key, []).append(f"{name} ({result['measured_at']})")
+        seen.setdefault(key, []).append(f"{name} ({describe_repeats(result)}{result['measured_at']})")
     return "\n".join(
         f"- {', '.join(names)}: {machine}; commit {commit}; {versions}."
         for (machine, commit, versions), names in seen.items()

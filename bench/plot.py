@@ -36,8 +36,9 @@ def plot_rows(rows: Sequence[tuple[str, Mapping[str, Summary]]], path: Path) -> 
             axes.plot(100 * item.fps / summary["limit"].fps, height, marker, color=color, label=label, markersize=7)
             seen.add(contender)
     axes.set_yticks(range(len(rows)), [name for name, _ in reversed(rows)])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xscale("log")
-    axes.set_xlim(right=110)
+    axes.set_xlim(right=max(110, axes.get_xlim()[1]))
     ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if tick >= axes.get_xlim()[0]]
     axes.set_xticks(ticks, [f"{tick} %" for tick in ticks])
     axes.set_xticks([], minor=True)

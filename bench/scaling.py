@@ -101,9 +101,9 @@ def measure_scaling(name: str, repeat: int, seconds: float, quick: bool, core: i
                 point["values"].setdefault(curve, []).append(value)
             values = "  ".join(f"{curve} {value:,.0f}" for curve, value in measured.items())
             print(f"  {point['x']:>9,} {values}", flush=True)
-    write_json(
-        (QUICK_RESULTS if quick else RESULTS) / f"scaling_{name}.json",
-        {"scaling": name, "title": scaling.title, "label": scaling.label, "unit": scaling.unit, "quick": quick}
-        | facts
-        | {"points": points},
-    )
+        write_json(
+            (QUICK_RESULTS if quick else RESULTS) / f"scaling_{name}.json",
+            {"scaling": name, "title": scaling.title, "label": scaling.label, "unit": scaling.unit, "quick": quick}
+            | facts
+            | {"points": points},
+        )
