@@ -1,0 +1,1 @@
+"""How fast the lab is, measured beside its peers: `uv run --project bench python -m bench`."""
