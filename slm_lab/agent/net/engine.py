@@ -3,7 +3,7 @@
 import fcntl
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 # every shape costs seconds; a function that meets more of them than this should not be compiled
 MAX_SHAPES = 8
@@ -21,20 +20,20 @@ class CompiledFunction:
     """`function(state, args)` as one graph per set of shapes; called with the arguments alone.
 
     It is run once on tensors without values to see what it does, and never again: what it reads must be in the state,
-    which stays the same tensors and may be written to, or in the arguments, which are tensors or tuples of them. So
-    there is nothing to check at a call but shapes. (torch.compile checks at every call that no object it has seen was
-    replaced, which takes as long as a small update does.)
+    which stays the same tensors and may be written to, or in the arguments. So there is nothing to check at a call but
+    shapes. (torch.compile checks at every call that no object it has seen was replaced, which takes as long as a small
+    update does.)
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], state: Any) -> None:
         self.function = function
         self.state = state
-        self.leaves, self._layout = pytree.tree_flatten(state)
+        self.tensors = list(tensors_of(state))
         self.graphs: dict[tuple[torch.Size, ...], Callable[[list[Tensor]], Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        inputs = list(_tensors(args))
-        key = tuple(tensor.shape for tensor in inputs)
+        inputs = list(tensors_of(args))
+        key = tuple([tensor.shape for tensor in inputs])
         graph = self.graphs.get(key)
         if graph is None:
             if len(self.graphs) == MAX_SHAPES:
@@ -44,43 +43,44 @@ class CompiledFunction:
         return graph(inputs)
 
     def _compile(self, args: tuple[Any, ...], inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+        form: list[Any] = []
+
+        def flat_function(*flat: Tensor) -> list[Tensor]:
+            tensors = iter(flat)
+            out = self.function(with_tensors(self.state, tensors), with_tensors(args, tensors))
+            form[:] = [out]
+            return list(tensors_of(out))
+
         # the compiler takes seconds to import, and most runs do without
         compiler = importlib.import_module("slm_lab.agent.net.graph")
-        num_state = len(self.leaves)
-        layout: list[Any] = []
-
-        def flat_function(*tensors: Tensor) -> list[Any]:
-            state = pytree.tree_unflatten(tensors[:num_state], self._layout)
-            out, out_layout = pytree.tree_flatten(self.function(state, _refill(args, iter(tensors[num_state:]))))
-            layout[:] = [out_layout]
-            return out
-
-        compiled = compiler.compile_graph(flat_function, [*self.leaves, *inputs])
-        (out_layout,) = layout
-        leaves = self.leaves
-
-        def call(inputs: Sequence[Tensor]) -> Any:
-            return pytree.tree_unflatten(compiled(*leaves, *inputs), out_layout)
-
-        return call
+        state = self.tensors
+        compiled = compiler.compile_graph(flat_function, [*state, *inputs])
+        (out,) = form
+        return lambda inputs: with_tensors(out, iter(compiled(*state, *inputs)))
 
 
-def _tensors(args: tuple[Any, ...]) -> Iterator[Tensor]:
-    for arg in args:
-        if isinstance(arg, Tensor):
-            yield arg
-        elif isinstance(arg, tuple):
-            yield from _tensors(arg)
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors in tuples, lists and dicts, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
 
 
-def _refill(arg: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same arguments with other tensors in their places."""
-    if isinstance(arg, Tensor):
+def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same tuples, lists and dicts with other tensors in their places."""
+    if isinstance(value, Tensor):
         return next(tensors)
-    if not isinstance(arg, tuple):
-        return arg
-    items = [_refill(item, tensors) for item in arg]
-    return type(arg)(*items) if hasattr(arg, "_fields") else tuple(items)
+    if isinstance(value, dict):
+        return {key: with_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [with_tensors(item, tensors) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
 
 
 @contextmanager
