@@ -1,6 +1,7 @@
 """Which backend steps a session's envs: as the spec says, or as measured."""
 
 import importlib
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -8,6 +9,7 @@ import gymnasium as gym
 from loguru import logger
 
 from slm_lab.env.ale import AleVecEnv
+from slm_lab.env.array import ArrayVecEnv, has_array_form
 from slm_lab.env.atari import AtariOptions
 from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, is_atari, is_playground, make_env
@@ -19,6 +21,13 @@ from slm_lab.lib.errors import EnvError, WorkerError
 # A round trip to worker processes costs about this much, so what takes less is not worth measuring.
 _MESSAGE_SECONDS = 0.0002
 _MEASURE_SECONDS = 0.1
+# Arrays are tried with at most so many envs, since making more takes time; what is faster here is so with more.
+_MAX_ARRAY_TRIAL = 64
+_NO_WORKERS = {
+    "ale": "steps with threads of its own",
+    "array": "steps all envs at once",
+    "envpool": "steps with threads of its own",
+}
 
 
 def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render_mode: RenderMode | None = None) -> VecEnv:
@@ -28,26 +37,35 @@ def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render_mod
         return _build_playground(settings, num_workers, render_mode)
     if backend == "ale" and not is_atari(settings.name):
         raise EnvError(f"env.backend: ale is for ALE/ games, not for '{settings.name}'; use auto")
-    if backend == "ale" and num_workers:
-        raise EnvError("env.num_workers: ale steps with threads of its own; use null or 0")
+    if num_workers and backend in _NO_WORKERS:
+        raise EnvError(f"env.num_workers: {backend} {_NO_WORKERS[backend]}; use null or 0")
     if is_atari(settings.name) and backend in ("auto", "ale") and render_mode is None and not num_workers:
         if not AtariOptions.parse(settings.kwargs, settings.max_t).needs_emulator:
             return AleVecEnv(settings)
         if backend == "ale":
             raise EnvError("env.kwargs: the ale backend has no mode and difficulty; use env.backend gymnasium")
-    if backend == "envpool":
-        if num_workers:
-            raise EnvError("env.num_workers: envpool steps with threads of its own; use null or 0")
+    if backend in ("array", "envpool"):
         if render_mode is None:
-            return _import_pool().EnvPoolVecEnv(settings)
-        logger.info("Env backend gymnasium, not envpool, for an env that is drawn")
+            return ArrayVecEnv(settings) if backend == "array" else _import_pool().EnvPoolVecEnv(settings)
+        logger.info(f"Env backend gymnasium, not {backend}, for an env that is drawn")
+    if render_mode is not None:
         return LocalVecEnv(settings, render_mode)
-    if num_workers is None and render_mode is None:
+    if num_workers is None:
+        return _build_fastest(settings)
+    return WorkerVecEnv(settings, num_workers) if num_workers else LocalVecEnv(settings)
+
+
+def _build_fastest(settings: EnvSettings) -> VecEnv:
+    num_workers = 0
+    if settings.backend == "auto" and has_array_form(settings):
+        is_array, reason = choose_array(settings)
+        if is_array:
+            logger.info(f"Env backend array: {reason}")
+            return ArrayVecEnv(settings)
+    else:
         num_workers, reason = choose_workers(settings)
-        logger.info(f"Env backend gymnasium, {f'{num_workers} workers' if num_workers else 'in process'}: {reason}")
-    if num_workers and render_mode is None:
-        return WorkerVecEnv(settings, num_workers)
-    return LocalVecEnv(settings, render_mode)
+    logger.info(f"Env backend gymnasium, {f'{num_workers} workers' if num_workers else 'in process'}: {reason}")
+    return WorkerVecEnv(settings, num_workers) if num_workers else LocalVecEnv(settings)
 
 
 def _import_pool() -> Any:
@@ -119,8 +137,19 @@ def choose_workers(settings: EnvSettings) -> tuple[int, str]:
     return (count if remote < 0.9 * local else 0), reason
 
 
-def _measure(env: VecEnv) -> float:
+def choose_array(settings: EnvSettings) -> tuple[bool, str]:
+    """Whether envs that can be stepped as arrays are faster so than one after the other, and why."""
+    if settings.num_envs == 1:
+        return False, "one env"
+    few = replace(settings, num_envs=min(settings.num_envs, _MAX_ARRAY_TRIAL))
+    seconds = _MEASURE_SECONDS / 2
+    local, array = _measure(LocalVecEnv(few), seconds), _measure(ArrayVecEnv(few), seconds)
+    reason = f"a step of {few.num_envs} envs takes {local * 1e3:.3f} ms one by one, {array * 1e3:.3f} ms as arrays"
+    return array < local, reason
+
+
+def _measure(env: VecEnv, seconds: float = _MEASURE_SECONDS) -> float:
     try:
-        return env.measure(_MEASURE_SECONDS)
+        return env.measure(seconds)
     finally:
         env.close()

@@ -36,6 +36,8 @@ def check_combination(spec: Spec) -> list[str]:
         problems.append(f"env.num_workers: {env.num_workers} workers for num_envs {env.num_envs}; use at most num_envs")
     if env.num_workers and env.backend == "envpool":
         problems.append("env.num_workers: envpool steps with threads of its own; use null or 0")
+    if env.num_workers and env.backend == "array":
+        problems.append("env.num_workers: array steps all envs at once; use null or 0")
     if isinstance(algorithm, PPOSpec):
         problems += _ppo_problems(algorithm, env.num_envs, memory.name)
     if isinstance(algorithm, ActorCriticSpec):

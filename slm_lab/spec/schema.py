@@ -79,10 +79,11 @@ class EnvSpec(Model):
 
     name: Str = Field(min_length=1, description="Registered id, or `package.module:EnvId` for an env of your own.")
     num_envs: PositiveInt = Field(1, description="Copies of the env stepped together.")
-    backend: Literal["auto", "gymnasium", "ale", "envpool"] = Field(
+    backend: Literal["auto", "gymnasium", "ale", "array", "envpool"] = Field(
         "auto",
-        description="What steps the envs: ale is the C++ env of Atari games; auto takes it for ALE/ names. envpool is "
-        "faster for some MuJoCo and classic envs, but a stopped run does not continue exactly.",
+        description="What steps the envs: ale is the C++ env of Atari games; auto takes it for ALE/ names. array steps "
+        "all CartPoles at once; auto takes it where it is measured to be faster. envpool is faster for some MuJoCo "
+        "and classic envs, but a stopped run does not continue exactly.",
     )
     num_workers: NonNegativeInt | None = Field(
         None,

@@ -1,0 +1,102 @@
+"""CartPole stepped as arrays by gymnasium's vector env; the same numbers as its single env gives."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+
+from slm_lab.env.make import EnvSettings, describe, make_env, resolve_name
+from slm_lab.env.vec_env import Array, Step, VecEnv
+from slm_lab.lib.errors import EnvError
+
+# those that a test compares with the single env, bit by bit
+ENV_IDS = ("CartPole-v0", "CartPole-v1")
+# `env.kwargs` that mean the same to both
+OPTIONS = frozenset({"sutton_barto_reward"})
+
+
+def has_array_form(settings: EnvSettings) -> bool:
+    """Whether `ArrayVecEnv` takes an env with its options."""
+    return _is_known(settings) and set(settings.kwargs) <= OPTIONS
+
+
+def _is_known(settings: EnvSettings) -> bool:
+    env_id = resolve_name(settings.name)
+    # a user may have registered an env of their own by this name
+    own = f"{CartPoleVectorEnv.__module__}:{CartPoleVectorEnv.__name__}"
+    return env_id in ENV_IDS and gym.registry[env_id].vector_entry_point == own
+
+
+class ArrayVecEnv(VecEnv):
+    """All envs of a session, as columns of one state (D, N).
+
+    Left alone, the native env restarts an ended one at its next step, whose action it ignores: a fake row, from a
+    generator that all share. So ended envs are started here, within the step, where a single env starts from its seed.
+    """
+
+    def __init__(self, settings: EnvSettings) -> None:
+        if not _is_known(settings):
+            raise EnvError(f"env.backend: array is for {' and '.join(ENV_IDS)}, not for '{settings.name}'; use auto")
+        refused = sorted(set(settings.kwargs) - OPTIONS)
+        if refused:
+            raise EnvError(
+                f"env.kwargs: the array backend does not take {', '.join(refused)}; use env.backend gymnasium"
+            )
+        # never stepped, only started
+        self.single: Any = make_env(settings)
+        assert self.single.spec is not None
+        limit: Any = self.single.spec.max_episode_steps
+        self.native: Any = CartPoleVectorEnv(settings.num_envs, max_episode_steps=limit, **settings.kwargs)
+        # makes the arrays; what is in them is overwritten
+        self.native.reset()
+        super().__init__(settings, describe(self.single))
+
+    def _start(self, indices: Array, episode: Array) -> None:
+        """Start the given episodes of some envs from their seeds."""
+        for index in indices.tolist():
+            self.single.reset(seed=self.episode_seed(index, int(episode[index])))
+            self.native.state[:, index] = self.single.unwrapped.state
+        self.native.steps[indices] = 0
+        self.native.prev_done[indices] = False
+
+    def _observe(self) -> Array:
+        # rows in order, as every backend has them: a net may round otherwise where its input lies otherwise in memory
+        return np.ascontiguousarray(self.native.state.T, self.obs_space.dtype)
+
+    def _reset(self) -> Array:
+        self._start(np.arange(self.num_envs), self.episode)
+        return self._observe()
+
+    def _step(self, action: Array) -> Step:
+        _, reward, terminated, truncated, _ = self.native.step(action)
+        obs = next_obs = self._observe()
+        ended = terminated | truncated
+        if ended.any():
+            self._start(np.flatnonzero(ended), self.episode + 1)
+            obs = self._observe()
+        # 0 is added because the native env's reward may be -0
+        return Step(obs, next_obs, reward.astype(np.float64) + 0.0, terminated, truncated, ended)
+
+    def _replay(self, action: list[Array]) -> Array:
+        self._start(np.arange(self.num_envs), self.origin)
+        start = self.native.state.copy()
+        lengths = np.array([len(part) for part in action])
+        longest = int(lengths.max())
+        # each env begins so late that all come to their last action together
+        log = np.zeros((longest, self.num_envs), self.action_space.dtype)
+        for index, part in enumerate(action):
+            log[longest - len(part) :, index] = part
+        for t, now in enumerate(log):
+            _, _, terminated, truncated, _ = self.native.step(now)
+            waiting = lengths < longest - t
+            self.native.state[:, waiting] = start[:, waiting]
+            self.native.steps[waiting] = 0
+            # only in an episode longer than the log, which cannot be rebuilt
+            ended = (terminated | truncated) & ~waiting
+            self._start(np.flatnonzero(ended), self.origin)
+        return self._observe()
+
+    def close(self) -> None:
+        self.single.close()
+        self.native.close()
