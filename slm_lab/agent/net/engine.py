@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slm_lab.lib.io import cache_folder
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 # every shape costs seconds; a function that meets more of them than this should not be compiled
 MAX_SHAPES = 8
 
@@ -86,7 +89,21 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Sessions that start together compile one after the other; all but the first find the result on disk."""
-    with (Path(gettempdir()) / f"slm_lab_compile_{os.getuid()}.lock").open("w") as file:
+    folder = _prepare_cache()
+    with (folder / "slm_lab.lock").open("w") as file:
         # freed by the system when the process ends, however it ends
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _prepare_cache() -> Path:
+    """Where machine code is kept: in the lab's own cache, since torch's is a temporary folder."""
+    folder = Path(os.environ.get(CACHE_VARIABLE) or cache_folder() / "inductor")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        # no home to write to
+        folder = Path(gettempdir()) / f"slm_lab_inductor_{os.getuid()}"
+        folder.mkdir(exist_ok=True)
+    os.environ[CACHE_VARIABLE] = str(folder)
+    return folder
