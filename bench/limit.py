@@ -216,7 +216,7 @@ def measure(job: Job) -> Measured:
     """Seconds of products and of env steps for the frames that took as long."""
     torch.set_num_threads(1)
     spec = build_spec(ROW_BY_NAME[job.row], job.quick, job.overrides)
-    env = build_vec_env(build_settings(spec.env, (0,)))
+    env = build_vec_env(build_settings(spec.env, (0,)), spec.env.num_workers)
     products, steps_per_frame = calc_products(spec, env.facts)
     start, cpu_start = time.perf_counter(), time.process_time()
     step_seconds, num_step = time_step([build_call(product) for product in products], job.seconds / 2)

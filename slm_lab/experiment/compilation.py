@@ -1,9 +1,13 @@
 """Whether a run's updates are compiled: as the spec says, or where it pays."""
 
+import importlib.util
 import os
 import shutil
 import sys
+import sysconfig
+from pathlib import Path
 
+import torch
 from torch import nn
 
 from slm_lab.agent.agent import Agent
@@ -27,6 +31,8 @@ def resolve_compile(spec: Spec, agent: Agent) -> tuple[Spec, str]:
         raise SpecError(f"meta.compile: {obstacle}; use auto or false")
     if wish is not False and obstacle is None:
         obstacle = _find_machine_obstacle(agent)
+    if wish == "auto" and obstacle is None:
+        obstacle = _find_foreign_code(agent)
     if wish is not False and obstacle is not None:
         is_compiled, reason = False, obstacle
     elif wish == "auto":
@@ -59,8 +65,23 @@ def _find_spec_obstacle(spec: Spec, agent: Agent) -> str | None:
 def _find_machine_obstacle(agent: Agent) -> str | None:
     """What on this machine is missing."""
     if agent.device.type == "cuda":
-        return None
-    names = [os.environ["CXX"]] if "CXX" in os.environ else ["clang++"] if sys.platform == "darwin" else ["g++"]
-    if any(shutil.which(name) for name in names):
-        return None
-    return f"there is no C++ compiler ({names[0]}) on this machine"
+        if importlib.util.find_spec("triton") is None:
+            return "triton, which compiles for GPUs, is not installed"
+        return "this GPU is too old for triton" if torch.cuda.get_device_capability(agent.device) < (7, 0) else None
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(name) is None:
+        return f"there is no C++ compiler ({name}) on this machine"
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        return "the headers of Python (python3-dev) are not installed"
+    return None
+
+
+def _find_foreign_code(agent: Agent) -> str | None:
+    """What the lab cannot vouch for: numbers that change in plain Python would be compiled as they are at first."""
+    algorithm = agent.algorithm
+    layers = [layer for module in algorithm.modules.values() for layer in module.modules()]
+    for part in (algorithm, *layers):
+        kind = type(part)
+        if kind.__module__.split(".")[0] not in ("slm_lab", "torch"):
+            return f"{kind.__name__} is your own code; set meta.compile: true if all that its loss reads are tensors"
+    return None

@@ -36,7 +36,7 @@ CHECKPOINT_SECONDS = 10.0
 MAX_VIDEO_STEP = 1000
 # a session whose parent was killed needs a moment to save and end
 LOCK_SECONDS = 20.0
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,8 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
     if name is not None and saved.name != name and not saved.name.startswith(f"{name}_"):
         raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{name}'; leave the spec out")
     saved, notes = prepare(saved, options.render)
+    # what is decided anew, such as updates that cannot be compiled here, holds for every session
+    write_yaml(folder.trial_spec_file(0), dump_spec(saved))
     remove_orphans(folder.path)
     return _train(saved, folder, options, [f"Continuing {folder.path}", *notes])
 

@@ -72,12 +72,13 @@ def machine_facts() -> dict[str, str | int]:
     """What the run happened on, without names of hosts or users."""
     return {
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": num_cores(),
     }
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """The model of the processor."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

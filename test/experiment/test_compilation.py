@@ -1,16 +1,19 @@
 """Whether updates are compiled is decided once, said, and kept."""
 
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slm_lab.agent.algorithm import ppo
+from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import build_agent
 from slm_lab.experiment.folder import open_run_folder
-from slm_lab.experiment.run import Options, prepare, start, to_play
+from slm_lab.experiment.run import Options, prepare, resume, start, to_play
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
@@ -94,6 +97,37 @@ def test_without_a_compiler_updates_are_plain(wish: Any, monkeypatch: pytest.Mon
         False,
         "Updates are not compiled: there is no C++ compiler (no-such-compiler) on this machine",
     )
+
+
+class OwnPPO(ppo.PPO):
+    """Might read anything in its loss."""
+
+
+def test_auto_leaves_code_of_others_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS, "PPO", OwnPPO)
+    is_compiled, note = resolve(build_spec("auto", max_frame=10**9))
+    assert not is_compiled
+    assert "OwnPPO is your own code; set meta.compile: true if all that its loss reads are tensors" in note
+    assert resolve(build_spec(True))[0]
+
+
+def test_without_headers_updates_are_plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert "the headers of Python (python3-dev) are not installed" in resolve(build_spec(max_frame=10**9))[1]
+
+
+def test_a_machine_without_a_compiler_continues_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = build_spec(False, max_frame=512, max_session=2)
+    result = start(spec, Options(tmp_path, "ERROR"))
+    folder, _ = open_run_folder(str(result.folder), tmp_path)
+    # as if it had been compiled, and had more to do
+    for path in (folder.spec_file, folder.trial_spec_file(0)):
+        text = path.read_text().replace("compile: false", "compile: true").replace("max_frame: 512", "max_frame: 1024")
+        path.write_text(text)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    continued = resume(str(result.folder), Options(tmp_path, "ERROR"))
+    assert continued.exit_code == 0
+    assert [session.frame for session in continued.results] == [1024, 1024]
 
 
 def test_the_choice_is_saved_with_the_run(tmp_path: Path) -> None:

@@ -1,46 +1,50 @@
 """Where functions are compiled."""
 
 import fcntl
+import hashlib
 import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slm_lab.lib.io import cache_folder
+from slm_lab.lib.runtime import processor_name
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-# every shape costs seconds; a function that meets more of them than this should not be compiled
-MAX_SHAPES = 8
+# each takes seconds; a function that meets more forms of arguments than this should not be compiled
+MAX_GRAPHS = 8
+EMPTY = torch.empty(0)
 
 
 class CompiledFunction:
-    """`function(state, args)` as one graph per set of shapes; called with the arguments alone.
+    """`function(state, args)` as one graph for each form of the arguments; called with the arguments alone.
 
     It is run once on tensors without values to see what it does, and never again: what it reads must be in the state,
     which stays the same tensors and may be written to, or in the arguments. So there is nothing to check at a call but
-    shapes. (torch.compile checks at every call that no object it has seen was replaced, which takes as long as a small
-    update does.)
+    the arguments' shapes. (torch.compile checks at every call that no object it has seen was replaced, which takes as
+    long as a small update does.)
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], state: Any) -> None:
         self.function = function
         self.state = state
         self.tensors = list(tensors_of(state))
-        self.graphs: dict[tuple[torch.Size, ...], Callable[[list[Tensor]], Any]] = {}
+        self.graphs: dict[tuple[Any, ...], Callable[[list[Tensor]], Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
         inputs = list(tensors_of(args))
-        key = tuple([tensor.shape for tensor in inputs])
+        key = tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs])
         graph = self.graphs.get(key)
         if graph is None:
-            if len(self.graphs) == MAX_SHAPES:
-                raise RuntimeError(f"{self.function} must not be compiled: it met more than {MAX_SHAPES} shapes")
+            if len(self.graphs) == MAX_GRAPHS:
+                raise RuntimeError(f"{self.function} must not be compiled: it met more than {MAX_GRAPHS} shapes")
             with _one_at_a_time():
                 graph = self.graphs[key] = self._compile(args, inputs)
         return graph(inputs)
@@ -51,15 +55,15 @@ class CompiledFunction:
         def flat_function(*flat: Tensor) -> list[Tensor]:
             tensors = iter(flat)
             out = self.function(with_tensors(self.state, tensors), with_tensors(args, tensors))
-            form[:] = [out]
-            return list(tensors_of(out))
+            results = list(tensors_of(out))
+            form[:] = [with_tensors(out, iter([EMPTY] * len(results)))]
+            return results
 
         # the compiler takes seconds to import, and most runs do without
         compiler = importlib.import_module("slm_lab.agent.net.graph")
-        state = self.tensors
-        compiled = compiler.compile_graph(flat_function, [*state, *inputs])
+        compiled = compiler.compile_graph(flat_function, self.tensors, inputs)
         (out,) = form
-        return lambda inputs: with_tensors(out, iter(compiled(*state, *inputs)))
+        return lambda inputs: with_tensors(out, iter(compiled(*inputs)))
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
@@ -75,7 +79,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same tuples, lists and dicts with other tensors in their places."""
+    """The same tuples, lists and dicts with other tensors in their places, and None for arrays."""
     if isinstance(value, Tensor):
         return next(tensors)
     if isinstance(value, dict):
@@ -83,27 +87,35 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(value, (tuple, list)):
         items = [with_tensors(item, tensors) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
+    if value is None or isinstance(value, np.ndarray):
+        return None
+    raise TypeError(f"{value!r} would be taken as it is now, and never again; hand it over as a tensor")
 
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Sessions that start together compile one after the other; all but the first find the result on disk."""
-    folder = _prepare_cache()
-    with (folder / "slm_lab.lock").open("w") as file:
+    with _open_lock() as file:
         # freed by the system when the process ends, however it ends
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _prepare_cache() -> Path:
-    """Where machine code is kept: in the lab's own cache, since torch's is a temporary folder."""
-    folder = Path(os.environ.get(CACHE_VARIABLE) or cache_folder() / "inductor")
+def _open_lock() -> IO[str]:
+    """The lock of the folder where machine code is kept, which is made where it is missing.
+
+    Torch's own is a temporary folder. The lab's has one for each processor, since a home may be shared by several.
+    """
+    kind = hashlib.sha256(processor_name().encode()).hexdigest()[:8]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        return _open_lock_in(Path(os.environ.get(CACHE_VARIABLE) or cache_folder() / "inductor" / kind))
     except OSError:
-        # no home to write to
-        folder = Path(gettempdir()) / f"slm_lab_inductor_{os.getuid()}"
-        folder.mkdir(exist_ok=True)
+        # nothing to write to at home
+        return _open_lock_in(Path(gettempdir()) / f"slm_lab_inductor_{os.getuid()}")
+
+
+def _open_lock_in(folder: Path) -> IO[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / "slm_lab.lock").open("w")
     os.environ[CACHE_VARIABLE] = str(folder)
-    return folder
+    return file

@@ -52,7 +52,7 @@ class GradientStep:
         if self._graph is not None:
             # the graph takes its gradient within; autograd need not follow what goes in and out
             with torch.no_grad():
-                out: tuple[Any, ...] = self._graph(*(to_tensor(arg, self._device) for arg in args))
+                out: tuple[Any, ...] = self._graph(*numbers_to_tensors(args, self._device))
             return out
         loss, *rest = self.calc_loss(*args)
         # nets that the loss passes through on the way have no gradient of their own
@@ -111,9 +111,9 @@ class _Root(nn.Module):
         }
 
 
-def to_tensor(value: Any, device: torch.device) -> Any:
-    """A number as a tensor; anything else as it is."""
-    return _number(value, device) if isinstance(value, float) else value
+def numbers_to_tensors(args: tuple[Any, ...], device: torch.device) -> list[Any]:
+    """Numbers among arguments as tensors; anything else as it is."""
+    return [_number(arg, device) if isinstance(arg, float) else arg for arg in args]
 
 
 @lru_cache(maxsize=64)

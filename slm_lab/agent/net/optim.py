@@ -176,6 +176,8 @@ class FlatOptimizer:
                 buffer.copy_(torch.where(is_first, grad, later))
                 grad = grad + spec.momentum * buffer if spec.nesterov else buffer
             data.sub_(lr * grad)
+        else:
+            raise TypeError(f"{spec.name} has no formula here; it cannot be compiled")
         return norm
 
     def state_dict(self) -> dict[str, Any]:

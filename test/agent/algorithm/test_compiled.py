@@ -1,12 +1,13 @@
 """Compiled updates do what plain ones do."""
 
+import importlib
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from slm_lab.agent.agent import reset_rows
-from slm_lab.agent.net.engine import MAX_SHAPES, CompiledFunction
+from slm_lab.agent.net.engine import MAX_GRAPHS, CompiledFunction
 from slm_lab.agent.registry import ALGORITHMS
 
 NUM_UPDATE = 50
@@ -119,6 +120,18 @@ def run_pair(lab, case: dict[str, Any]) -> tuple[list[dict[str, float]], list[di
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_compiled_losses_equal_plain_ones(lab, name: str) -> None:
+    compare(lab, name)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.endswith("mlp")])
+def test_traced_losses_equal_plain_ones(lab, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph as it is compiled, run without machine code."""
+    compiler = importlib.import_module("slm_lab.agent.net.graph")
+    monkeypatch.setattr(compiler, "compile_inductor", lambda graph, inputs, options: graph)
+    compare(lab, name)
+
+
+def compare(lab, name: str) -> None:
     plain, compiled = run_pair(lab, CASES[name])
     assert len(plain) == len(compiled) == NUM_UPDATE
     losses = [key for key in plain[0] if "loss" in key]
@@ -139,9 +152,15 @@ def test_every_algorithm_is_compared_with_both_kinds_of_nets() -> None:
 
 def test_a_function_of_many_shapes_is_refused() -> None:
     function = CompiledFunction(lambda state, args: args[0] + 1, [])
-    function.graphs = {(torch.Size([size]),): torch.stack for size in range(MAX_SHAPES)}
+    function.graphs = {(size,): torch.stack for size in range(MAX_GRAPHS)}
     with pytest.raises(RuntimeError, match="more than 8 shapes"):
         function(torch.zeros(100))
+
+
+def test_a_number_that_is_no_tensor_is_refused() -> None:
+    function = CompiledFunction(lambda state, args: args[0][0] * args[0][1], [])
+    with pytest.raises(TypeError, match=r"2\.0 would be taken as it is now, and never again"):
+        function((torch.zeros(3), 2.0))
 
 
 def test_a_tensor_from_elsewhere_is_refused() -> None:
@@ -169,7 +188,11 @@ def test_state_is_written_and_arguments_keep_their_form() -> None:
         out = function(Pair(torch.tensor([1.0, 2.0]), None), torch.tensor(factor))
         assert out["scaled"].tolist() == [factor, 2 * factor]
     assert out["sum"].tolist() == state["sum"].tolist() == [3.0, 6.0]
-    # another shape is another graph on the same state
+    # another shape, type or order in memory is another graph on the same state
     function(Pair(torch.tensor([1.0]), None), torch.tensor(1.0))
     assert state["sum"].tolist() == [4.0, 7.0]
-    assert len(function.graphs) == 2
+    function(Pair(torch.tensor([1, 2]), None), torch.tensor(1.0))
+    assert state["sum"].tolist() == [5.0, 9.0]
+    function(Pair(torch.tensor([[1.0, 3.0], [2.0, 4.0]])[:, 0], None), torch.tensor(1.0))
+    assert state["sum"].tolist() == [6.0, 11.0]
+    assert len(function.graphs) == 4
