@@ -32,7 +32,7 @@ def resolve_compile(spec: Spec, agent: Agent) -> tuple[Spec, str]:
     if wish is not False and obstacle is None:
         obstacle = _find_machine_obstacle(agent)
     if wish == "auto" and obstacle is None:
-        obstacle = _find_foreign_code(agent)
+        obstacle = _find_foreign_code(agent) or _find_slow_layer(agent)
     if wish is not False and obstacle is not None:
         is_compiled, reason = False, obstacle
     elif wish == "auto":
@@ -74,6 +74,13 @@ def _find_machine_obstacle(agent: Agent) -> str | None:
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         return "the headers of Python (python3-dev) are not installed"
     return None
+
+
+def _find_slow_layer(agent: Agent) -> str | None:
+    """What is slower compiled: convolutions on a CPU, measured with PPO on Pong (148 against 182 frames per second)."""
+    modules = agent.algorithm.modules.values()
+    has_conv = any(isinstance(layer, nn.modules.conv._ConvNd) for module in modules for layer in module.modules())
+    return "convolutions are faster as they are on a CPU" if has_conv and agent.device.type == "cpu" else None
 
 
 def _find_foreign_code(agent: Agent) -> str | None:

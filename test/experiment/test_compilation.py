@@ -111,6 +111,16 @@ def test_auto_leaves_code_of_others_plain(monkeypatch: pytest.MonkeyPatch) -> No
     assert resolve(build_spec(True))[0]
 
 
+def test_auto_leaves_convolutions_plain() -> None:
+    conv = {"type": "ConvNet", "conv_hid_layers": [[4, 3, 2]], "fc_hid_layers": [8]}
+    spec = build_spec("auto", max_frame=10**9, net=conv)
+    spec = spec.replace(env={"name": "probe/Image-v0"})
+    is_compiled, note = resolve(spec)
+    assert not is_compiled
+    assert "convolutions are faster as they are on a CPU" in note
+    assert resolve(spec.replace(meta={"compile": True}))[0]
+
+
 def test_without_headers_updates_are_plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     assert "the headers of Python (python3-dev) are not installed" in resolve(build_spec(max_frame=10**9))[1]
