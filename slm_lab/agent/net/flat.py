@@ -21,21 +21,16 @@ class FlatParams:
         self.sizes = [parameter.numel() for parameter in self.parameters]
         self.data = torch.empty(sum(self.sizes), dtype=first.dtype, device=first.device)
         self.grad = torch.zeros_like(self.data)
-        views = zip(
-            self.parameters, self.view_as_parameters(self.data), self.view_as_parameters(self.grad), strict=True
-        )
-        for parameter, data, grad in views:
-            data.copy_(parameter.detach())
-            parameter.data = data
-            parameter.grad = grad
-
-    def view_as_parameters(self, flat: Tensor) -> list[Tensor]:
-        """A flat tensor as views in the parameters' shapes."""
-        # apart rather than by one split, whose results torch does not let be written to
         ends = list(accumulate(self.sizes))
-        return [
-            flat[end - size : end].view(shape) for end, size, shape in zip(ends, self.sizes, self.shapes, strict=True)
-        ]
+        for parameter, size, end in zip(self.parameters, self.sizes, ends, strict=True):
+            view = self.data[end - size : end].view(parameter.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            parameter.grad = self.grad[end - size : end].view(parameter.shape)
+
+    def unflatten(self, flat: Tensor) -> list[Tensor]:
+        """A flat tensor in the parameters' shapes; its gradient is one concatenation, where slices would add up."""
+        return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]
 
     def zero_grad(self) -> None:
         """Forget the gradient."""

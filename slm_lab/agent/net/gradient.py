@@ -67,7 +67,7 @@ class GradientStep:
             flats = [optimizer.flat for optimizer in self.optimizers] + self._frozen
             values = dict(buffers)
             for flat, tensor in zip(flats, [*data, *state["frozen"]], strict=True):
-                for parameter, view in zip(flat.parameters, flat.view_as_parameters(tensor), strict=True):
+                for parameter, view in zip(flat.parameters, flat.unflatten(tensor), strict=True):
                     values.update(dict.fromkeys(self._root.names(parameter), view))
             out = functional_call(self._root, values, args, tie_weights=False)
             return out[0], out
