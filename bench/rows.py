@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slm_lab.spec.loading import load_spec
-from slm_lab.spec.schema import MetaSpec, Spec
+from slm_lab.spec.schema import Spec
 
 # the meter ends a run, never the spec
 MAX_FRAME = 10**9
@@ -29,7 +29,6 @@ class Row:
 ONE_OPTIMIZER = "one optimiser and one gradient norm for both nets, where the lab has one for each"
 VALUES_AGAIN = "values of the batch are computed again before the update"
 TIANSHOU_PPO = f"{ONE_OPTIMIZER}; {VALUES_AGAIN}, and so are log probabilities"
-MANY_ENVS = {"agent.algorithm.time_horizon": 32}
 
 ROWS = (
     Row(
@@ -100,27 +99,21 @@ ROWS = (
             "sbx": "as sb3; actor and critic pass through the CNN one after the other; values are not clipped",
         },
     ),
-    Row(
-        "ppo_cartpole_256",
-        "PPO CartPole with 256 envs, horizon 32, minibatch 128, 15 epochs",
-        "ppo_cartpole",
-        {"env.num_envs": 256, **MANY_ENVS},
-        quick={"agent.algorithm.time_horizon": 8},
-        peers={"sb3": ONE_OPTIMIZER, "sbx": "", "tianshou": TIANSHOU_PPO},
-    ),
-    Row(
-        "ppo_cartpole_1024",
-        "PPO CartPole with 1024 envs, horizon 32, minibatch 128, 15 epochs",
-        "ppo_cartpole",
-        {"env.num_envs": 1024, **MANY_ENVS},
-        quick={"agent.algorithm.time_horizon": 2},
-        peers={"sb3": ONE_OPTIMIZER, "sbx": "", "tianshou": TIANSHOU_PPO},
+    *(
+        Row(
+            f"ppo_cartpole_{num_envs}",
+            f"PPO CartPole with {num_envs} envs, horizon 32, minibatch 128, 15 epochs",
+            "ppo_cartpole",
+            {"env.num_envs": num_envs, "agent.algorithm.time_horizon": 32},
+            quick={"agent.algorithm.time_horizon": 2048 // num_envs},
+            peers={"sb3": ONE_OPTIMIZER, "sbx": "", "tianshou": TIANSHOU_PPO},
+        )
+        for num_envs in (256, 1024)
     ),
 )
 ROW_BY_NAME = {row.name: row for row in ROWS}
-CAN_COMPILE = "compile" in MetaSpec.model_fields
-# the lab as it is meant to be run, and without its compiled updates
-LAB_VARIANTS = ("lab", "lab-eager") if CAN_COMPILE else ("lab",)
+# with compiled updates, and without
+LAB_VARIANTS = ("lab", "lab-eager")
 
 
 def build_spec(row: Row, quick: bool = False, overrides: Mapping[str, Any] | None = None, variant: str = "lab") -> Spec:
@@ -132,7 +125,6 @@ def build_spec(row: Row, quick: bool = False, overrides: Mapping[str, Any] | Non
         **row.overrides,
         **(row.quick if quick else {}),
         **(overrides or {}),
+        "meta.compile": variant != "lab-eager",
     }
-    if CAN_COMPILE:
-        settings["meta.compile"] = variant != "lab-eager"
     return load_spec(row.spec, row.spec, settings).spec

@@ -16,36 +16,39 @@ from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec
 from slm_lab.spec.schema import Spec
 
-# What compiling costs the first session of a trial, and what each gradient step then takes less. Both are of a machine
-# of 2026 and small nets; docs/SPEED.md has figures.
+# What compiling costs the first session of a trial, and what each gradient step then takes less; of PPO CartPole, whose
+# nets are small.
 COMPILE_SECONDS = 30.0
 SAVED_SECONDS = 0.0008
+AS_ASKED = "as meta.compile says"
 
 
 def resolve_compile(spec: Spec, agent: Agent) -> tuple[Spec, str]:
     """A copy that says whether updates are compiled, and why in one line."""
+    is_compiled, reason = _decide(spec, agent)
+    note = f"Updates are {'compiled' if is_compiled else 'not compiled'}: {reason}"
+    return spec.replace(meta={"compile": is_compiled}), note
+
+
+def _decide(spec: Spec, agent: Agent) -> tuple[bool, str]:
     wish = spec.meta.compile
-    is_compiled, reason = wish is True, "as meta.compile says"
+    if wish is False:
+        return False, AS_ASKED
     obstacle = _find_spec_obstacle(spec, agent)
     if wish is True and obstacle is not None:
         raise SpecError(f"meta.compile: {obstacle}; use auto or false")
-    if wish is not False and obstacle is None:
-        obstacle = _find_machine_obstacle(agent)
-    if wish == "auto" and obstacle is None:
-        obstacle = _find_foreign_code(agent) or _find_slow_layer(agent)
-    if wish is not False and obstacle is not None:
-        is_compiled, reason = False, obstacle
-    elif wish == "auto":
-        num_step = spec.env.max_frame * spec.agent.algorithm.calc_utd(spec.env.num_envs) * spec.meta.max_session
-        saved = num_step * SAVED_SECONDS
-        is_compiled = saved > COMPILE_SECONDS
-        reason = f"about {num_step:,.0f} gradient steps in all, "
-        if is_compiled:
-            reason += "which is worth the half minute it takes; later starts find it on disk"
-        else:
-            reason += f"compiling pays from {COMPILE_SECONDS / SAVED_SECONDS:,.0f} on"
-    note = f"Updates are {'compiled' if is_compiled else 'not compiled'}: {reason}"
-    return spec.replace(meta={"compile": is_compiled}), note
+    obstacle = obstacle or _find_machine_obstacle(agent)
+    if wish == "auto":
+        obstacle = obstacle or _find_foreign_code(agent) or _find_slow_layer(agent)
+    if obstacle is not None:
+        return False, obstacle
+    if wish is True:
+        return True, AS_ASKED
+    num_step = spec.env.max_frame * spec.agent.algorithm.calc_utd(spec.env.num_envs) * spec.meta.max_session
+    count = f"about {num_step:,.0f} gradient steps in all"
+    if num_step * SAVED_SECONDS > COMPILE_SECONDS:
+        return True, f"{count}, which is worth the half minute it takes; later starts find it on disk"
+    return False, f"{count}, compiling pays from {COMPILE_SECONDS / SAVED_SECONDS:,.0f} on"
 
 
 def _find_spec_obstacle(spec: Spec, agent: Agent) -> str | None:

@@ -1,6 +1,5 @@
 """Envs stepped as arrays give every bit that they give one after the other, and are taken where they are faster."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
-from loguru import logger
 
 from slm_lab.env.array import ArrayVecEnv
 from slm_lab.env.build import build_vec_env, choose_array
@@ -24,14 +22,6 @@ from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    sink = logger.add(lambda message: lines.append(str(message)), level="INFO")
-    yield lines
-    logger.remove(sink)
 
 
 def settings(num_envs: int = 2, name: str = "CartPole-v1", **options: Any) -> EnvSettings:

@@ -6,7 +6,6 @@ It is optional, so most of these tests are skipped without it. To run them:
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import gymnasium as gym
 import mujoco
 import numpy as np
 import pytest
-from loguru import logger
 
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.local import LocalVecEnv
@@ -62,14 +60,6 @@ def pool() -> Any:
     """The module under test, where its package is installed."""
     pytest.importorskip("envpool", reason="needs the group envpool: uv sync --group envpool")
     return importlib.import_module("slm_lab.env.pool")
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    sink = logger.add(lambda message: lines.append(str(message)), level="INFO")
-    yield lines
-    logger.remove(sink)
 
 
 def settings(name: str = "CartPole-v1", num_envs: int = 2, **options: Any) -> EnvSettings:
