@@ -158,8 +158,8 @@ class FlatOptimizer:
             square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
             if spec.amsgrad:
                 square = moments["max_exp_avg_sq"].copy_(torch.maximum(moments["max_exp_avg_sq"], square))
-            root = (square / (1 - beta2**count)).sqrt() + spec.eps
-            data.sub_(lr / (1 - beta1**count) * mean / root)
+            root = (square / _bias(beta2, count)).sqrt() + spec.eps
+            data.sub_(lr / _bias(beta1, count) * mean / root)
         elif isinstance(spec, RMSpropSpec):
             square = moments["square_avg"].mul_(spec.alpha).addcmul_(grad, grad, value=1 - spec.alpha)
             if spec.centered:
@@ -198,6 +198,12 @@ class FlatOptimizer:
         self.lr_tensor.fill_(self.lr.value)
         if self.other is not None:
             self.other.load_state_dict(state["other"])
+
+
+def _bias(beta: float, count: Tensor) -> Tensor:
+    """1 - beta^count, by which a moment of Adam is too small."""
+    power = (count * math.log(beta)).exp() if beta else torch.zeros_like(count)
+    return 1 - power
 
 
 def _moments(spec: Any) -> list[str]:
