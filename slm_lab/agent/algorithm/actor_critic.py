@@ -9,7 +9,7 @@ from torch.nn.functional import layer_norm
 
 from slm_lab.agent.algorithm.base import Act, Algorithm, Array, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.loss import MEAN_LOSSES
-from slm_lab.agent.algorithm.policy import draw_action
+from slm_lab.agent.algorithm.policy import ActionPolicy
 from slm_lab.agent.algorithm.reinforce import calc_policy_loss
 from slm_lab.agent.algorithm.returns import calc_gae, calc_nstep_return, calc_return
 from slm_lab.agent.algorithm.sequence import Stretches, join, view_rollout
@@ -67,6 +67,8 @@ class ActorCritic(Algorithm):
             }
         self.value_loss = MEAN_LOSSES[spec.net.for_role("critic").loss_spec.name]
         self.step = context.build_step(self.calc_loss, self.net, self.optimizers.values())
+        self.policy = ActionPolicy(context.family, self.config.action_policy)
+        self.explore = context.build_function(self._explore, self.net)
         self.ret_stats = RunningStats(())
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self._frequency())
 
@@ -83,20 +85,20 @@ class ActorCritic(Algorithm):
         if not explore:
             param, next_carry = self.net.step_actor(obs, carry)
             return Act(self.context.family.mode(param), next_carry, {})
+        explore_var = calc_schedule(self.config.explore_var_spec or 0.0, self.frame)
+        chance = self.policy.chance(len(obs), explore_var, self.context.act_generator)
+        action, next_carry, extra = self.explore(obs, carry, chance)
+        return Act(action, next_carry, extra if carry is None else {**extra, "carry": carry})
+
+    def _explore(
+        self, obs: Tensor, carry: Carry, chance: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Carry, dict[str, Tensor]]:
+        """Actions, the hidden state to go on with, and what training will need of the policy as it is now."""
         param, value, next_carry = self.net.step(obs, carry)
-        extra = {"value": value}
-        if carry is not None:
-            extra["carry"] = carry
-        return Act(self._draw(param), next_carry, extra)
+        return self.policy.choose(param, chance), next_carry, {"value": value}
 
     def init_carry(self, num_envs: int) -> Carry:
         return self.net.init_carry(num_envs)
-
-    def _draw(self, param: Tensor) -> Tensor:
-        explore_var = calc_schedule(self.config.explore_var_spec or 0.0, self.frame)
-        return draw_action(
-            self.context.family, param, self.config.action_policy, explore_var, self.context.act_generator
-        )
 
     def observe(self, step: Transition) -> None:
         self.memory.add(step)

@@ -15,6 +15,7 @@ from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.memory.build import build_replay
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.agent.net.flat import FlatParams
+from slm_lab.agent.net.functional import NetFunction
 from slm_lab.agent.net.gradient import CalcLoss, GradientStep
 from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.env.layout import ObsPart
@@ -69,6 +70,10 @@ class Context:
     ) -> GradientStep:
         """A gradient step on a loss of a net, and of nets that it goes through without teaching them."""
         return GradientStep(calc_loss, net, list(optimizers), frozen, self.is_compiled)
+
+    def build_function(self, function: Callable[..., Any], *nets: nn.Module) -> NetFunction:
+        """A function of nets that teaches them nothing."""
+        return NetFunction(function, nets, self.is_compiled)
 
     def build_replay(self, spec: MemorySpec, gamma: float, carry_size: int = 0) -> Replay:
         """A replay of raw observations."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
-from slm_lab.agent.algorithm.policy import Categorical, draw_action
+from slm_lab.agent.algorithm.policy import ActionPolicy, Categorical
 from slm_lab.agent.memory.batch import Batch, SequenceBatch, Transition
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.optim import FlatOptimizer
@@ -82,6 +82,8 @@ class QLearning(Algorithm):
         self.loss = ELEMENT_LOSSES[spec.net.loss_spec.name]
         frozen = {} if self.target is None else {self.target.module: self.target.flat}
         self.step = context.build_step(self._calc_any_loss, self.net, [self.optimizer], frozen)
+        self.policy = ActionPolicy(self.family, config.action_policy)
+        self.explore = context.build_function(self._explore, self.net)
         self.burn_in = spec.net.burn_in if isinstance(spec.net, RecurrentNetSpec) else 0
         self.memory = context.build_replay(spec.memory, config.gamma, self.net.state_size)
         if self.net.state_size and not self.memory.can_hold_sequence(self.burn_in + self.net.seq_len):
@@ -104,12 +106,18 @@ class QLearning(Algorithm):
 
     @torch.inference_mode()
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
-        q, next_carry = self.net.step(obs, carry)
         if not explore:
+            q, next_carry = self.net.step(obs, carry)
             return Act(self.family.mode(q), next_carry, {})
         explore_var = calc_schedule(self.explore_var_spec, self.frame)
-        action = draw_action(self.family, q, self.config.action_policy, explore_var, self.context.act_generator)
+        chance = self.policy.chance(len(obs), explore_var, self.context.act_generator)
+        action, next_carry = self.explore(obs, carry, chance)
         return Act(action, next_carry, {} if carry is None else {"carry": carry})
+
+    def _explore(self, obs: Tensor, carry: Carry, chance: tuple[Tensor, ...]) -> tuple[Tensor, Carry]:
+        """Actions, and the hidden state to go on with."""
+        q, next_carry = self.net.step(obs, carry)
+        return self.policy.choose(q, chance), next_carry
 
     def observe(self, step: Transition) -> None:
         self.memory.add(step)

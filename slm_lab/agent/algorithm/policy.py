@@ -6,6 +6,7 @@ because this runs at every step.
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -38,8 +39,16 @@ class ActionFamily(ABC):
     action_dtype: torch.dtype
 
     @abstractmethod
+    def noise(self, num: int, generator: torch.Generator) -> Tensor:
+        """The chance in the actions of so many rows."""
+
+    @abstractmethod
+    def choose(self, param: Tensor, noise: Tensor) -> Tensor:
+        """The action that chance makes of each row."""
+
     def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
         """Draw an action for each row."""
+        return self.choose(param, self.noise(len(param), generator))
 
     @abstractmethod
     def mode(self, param: Tensor) -> Tensor:
@@ -61,15 +70,18 @@ class ActionFamily(ABC):
         """Both at once, where they share work."""
         return self.log_prob(param, action), self.entropy(param)
 
-    def temper(self, param: Tensor, tau: float) -> Tensor:
+    def temper(self, param: Tensor, tau: Tensor) -> Tensor:
         """The parameters at temperature `tau`."""
         raise NotImplementedError(f"{self.name} has no temperature")
 
 
-def _gumbel_argmax(log_prob: Tensor, generator: torch.Generator) -> Tensor:
+def _exponential(num: int, num_choice: int, generator: torch.Generator) -> Tensor:
+    return torch.empty(num, num_choice, device=generator.device).exponential_(generator=generator)
+
+
+def _gumbel_argmax(log_prob: Tensor, noise: Tensor) -> Tensor:
     """Sample from log probabilities; one exponential draw per choice."""
-    noise = torch.empty_like(log_prob).exponential_(generator=generator)
-    return (log_prob - noise.log_()).argmax(-1)
+    return (log_prob - noise.log()).argmax(-1)
 
 
 class Categorical(ActionFamily):
@@ -82,8 +94,11 @@ class Categorical(ActionFamily):
         self.action_shape = ()
         self.action_dtype = torch.int64
 
-    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
-        return _gumbel_argmax(param, generator)
+    def noise(self, num: int, generator: torch.Generator) -> Tensor:
+        return _exponential(num, self.param_size, generator)
+
+    def choose(self, param: Tensor, noise: Tensor) -> Tensor:
+        return _gumbel_argmax(param, noise)
 
     def mode(self, param: Tensor) -> Tensor:
         return param.argmax(-1)
@@ -103,7 +118,7 @@ class Categorical(ActionFamily):
         entropy = -(log_prob.exp() * log_prob).sum(-1)
         return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
 
-    def temper(self, param: Tensor, tau: float) -> Tensor:
+    def temper(self, param: Tensor, tau: Tensor) -> Tensor:
         return param / tau
 
     def to_index(self, action: Tensor) -> Tensor:
@@ -134,8 +149,8 @@ class JointCategorical(Categorical):
         parts = [index // stride % count for stride, count in zip(self.strides, self.num_choices, strict=True)]
         return torch.stack(parts, -1)
 
-    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
-        return self.from_index(super().sample(param, generator))
+    def choose(self, param: Tensor, noise: Tensor) -> Tensor:
+        return self.from_index(super().choose(param, noise))
 
     def mode(self, param: Tensor) -> Tensor:
         return self.from_index(super().mode(param))
@@ -164,8 +179,12 @@ class MultiCategorical(ActionFamily):
     def _split(self, param: Tensor) -> tuple[Tensor, ...]:
         return param.split(self.num_choices, -1)
 
-    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.stack([_gumbel_argmax(logits, generator) for logits in self._split(param)], -1)
+    def noise(self, num: int, generator: torch.Generator) -> Tensor:
+        return torch.cat([_exponential(num, count, generator) for count in self.num_choices], -1)
+
+    def choose(self, param: Tensor, noise: Tensor) -> Tensor:
+        pairs = zip(self._split(param), self._split(noise), strict=True)
+        return torch.stack([_gumbel_argmax(logits, part) for logits, part in pairs], -1)
 
     def mode(self, param: Tensor) -> Tensor:
         return torch.stack([logits.argmax(-1) for logits in self._split(param)], -1)
@@ -190,7 +209,7 @@ class MultiCategorical(ActionFamily):
             total = total - (log_prob.exp() * log_prob).sum(-1)
         return total
 
-    def temper(self, param: Tensor, tau: float) -> Tensor:
+    def temper(self, param: Tensor, tau: Tensor) -> Tensor:
         return param / tau
 
 
@@ -204,9 +223,11 @@ class Bernoulli(ActionFamily):
         self.action_shape = (num_switch,)
         self.action_dtype = torch.int64
 
-    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
-        draw = torch.empty_like(param).uniform_(generator=generator)
-        return (draw < param.sigmoid()).long()
+    def noise(self, num: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(num, self.param_size, generator=generator, device=generator.device)
+
+    def choose(self, param: Tensor, noise: Tensor) -> Tensor:
+        return (noise < param.sigmoid()).long()
 
     def mode(self, param: Tensor) -> Tensor:
         return (param > 0).long()
@@ -221,7 +242,7 @@ class Bernoulli(ActionFamily):
         prob = param.sigmoid()
         return -(prob * logsigmoid(param) + (1 - prob) * logsigmoid(-param)).sum(-1)
 
-    def temper(self, param: Tensor, tau: float) -> Tensor:
+    def temper(self, param: Tensor, tau: Tensor) -> Tensor:
         return param / tau
 
 
@@ -242,9 +263,12 @@ class Normal(ActionFamily):
         mean, log_std = param.chunk(2, -1)
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
-    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
+    def noise(self, num: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(num, *self.action_shape, generator=generator, device=generator.device)
+
+    def choose(self, param: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = self.split(param)
-        return mean + log_std.exp() * torch.empty_like(mean).normal_(generator=generator)
+        return mean + log_std.exp() * noise
 
     def mode(self, param: Tensor) -> Tensor:
         return self.split(param)[0]
@@ -266,8 +290,8 @@ class TanhNormal(Normal):
 
     name = "TanhNormal"
 
-    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
-        return super().sample(param, generator).tanh()
+    def choose(self, param: Tensor, noise: Tensor) -> Tensor:
+        return super().choose(param, noise).tanh()
 
     def mode(self, param: Tensor) -> Tensor:
         return super().mode(param).tanh()
@@ -343,17 +367,42 @@ def _build_joint(space: spaces.MultiDiscrete | spaces.MultiBinary) -> JointCateg
     return JointCategorical(counts)
 
 
+@dataclass(frozen=True)
+class ActionPolicy:
+    """A way to draw actions while training, in two halves: chance, and what the net's output makes of it."""
+
+    family: ActionFamily
+    how: str
+
+    def chance(self, num: int, explore_var: float, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """All that is drawn for the actions of N envs; every env draws for itself."""
+        family, device = self.family, generator.device
+        if self.how == "default":
+            return (family.noise(num, generator),)
+        if self.how == "random":
+            return (family.random(num, generator),)
+        if self.how == "boltzmann":
+            return family.noise(num, generator), torch.tensor(max(explore_var, 1e-8), device=device)
+        explores = torch.rand(num, generator=generator, device=device) < explore_var
+        return explores.view(num, *[1] * len(family.action_shape)), family.random(num, generator)
+
+    def choose(self, param: Tensor, chance: tuple[Tensor, ...]) -> Tensor:
+        """Actions for the parameters of N envs; draws nothing."""
+        family = self.family
+        if self.how == "default":
+            return family.choose(param, chance[0])
+        if self.how == "random":
+            return chance[0]
+        if self.how == "boltzmann":
+            noise, tau = chance
+            return family.choose(family.temper(param, tau), noise)
+        explores, action = chance
+        return torch.where(explores, action, family.mode(param))
+
+
 def draw_action(
     family: ActionFamily, param: Tensor, how: str, explore_var: float, generator: torch.Generator
 ) -> Tensor:
-    """Draw actions for N envs by an action policy; every env draws for itself."""
-    if how == "default":
-        return family.sample(param, generator)
-    num = len(param)
-    if how == "random":
-        return family.random(num, generator)
-    if how == "boltzmann":
-        return family.sample(family.temper(param, max(explore_var, 1e-8)), generator)
-    explores = torch.rand(num, generator=generator, device=param.device) < explore_var
-    explores = explores.view(num, *[1] * len(family.action_shape))
-    return torch.where(explores, family.random(num, generator), family.mode(param))
+    """Draw actions for N envs by an action policy."""
+    policy = ActionPolicy(family, how)
+    return policy.choose(param, policy.chance(len(param), explore_var, generator))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic, calc_explained_var, standardize
-from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.base import Array, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.loss import symlog
 from slm_lab.agent.algorithm.returns import calc_gae
 from slm_lab.agent.algorithm.sequence import calc_reset, rows_of_stretches
@@ -84,17 +84,13 @@ class PPO(ActorCritic):
     def _frequency(self) -> int:
         return self.config.time_horizon
 
-    @torch.inference_mode()
-    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
-        if not explore:
-            return super().act(obs, carry, explore)
+    def _explore(
+        self, obs: Tensor, carry: Carry, chance: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Carry, dict[str, Tensor]]:
         param, value, next_carry = self.net.step(obs, carry)
-        action = self._draw(param)
+        action = self.policy.choose(param, chance)
         # pi_old is this very policy: stored now, never recomputed
-        extra = {"value": value, "log_prob": self.context.family.log_prob(param, action)}
-        if carry is not None:
-            extra["carry"] = carry
-        return Act(action, next_carry, extra)
+        return action, next_carry, {"value": value, "log_prob": self.context.family.log_prob(param, action)}
 
     def _calc_adv_ret(self, rollout: Rollout) -> tuple[Array, Array]:
         value = rollout.extra["value"].cpu().numpy()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
-from slm_lab.agent.algorithm.policy import draw_action
+from slm_lab.agent.algorithm.policy import ActionPolicy
 from slm_lab.agent.algorithm.returns import calc_return
 from slm_lab.agent.algorithm.sequence import Stretches, join, view_rollout
 from slm_lab.agent.memory.batch import Transition
@@ -48,18 +48,24 @@ class Reinforce(Algorithm):
         self.modules = {"actor": self.net}
         self.optimizers = {"actor": FlatOptimizer(FlatParams(self.net.parameters()), net)}
         self.step = context.build_step(self.calc_loss, self.net, self.optimizers.values())
+        self.policy = ActionPolicy(context.family, self.config.action_policy)
+        self.explore = context.build_function(self._explore, self.net)
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self.config.training_frequency)
 
     @torch.inference_mode()
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
-        param, next_carry = self.net.step(obs, carry)
         if not explore:
+            param, next_carry = self.net.step(obs, carry)
             return Act(self.context.family.mode(param), next_carry, {})
         explore_var = calc_schedule(self.config.explore_var_spec or 0.0, self.frame)
-        action = draw_action(
-            self.context.family, param, self.config.action_policy, explore_var, self.context.act_generator
-        )
+        chance = self.policy.chance(len(obs), explore_var, self.context.act_generator)
+        action, next_carry = self.explore(obs, carry, chance)
         return Act(action, next_carry, {} if carry is None else {"carry": carry})
+
+    def _explore(self, obs: Tensor, carry: Carry, chance: tuple[Tensor, ...]) -> tuple[Tensor, Carry]:
+        """Actions, and the hidden state to go on with."""
+        param, next_carry = self.net.step(obs, carry)
+        return self.policy.choose(param, chance), next_carry
 
     def init_carry(self, num_envs: int) -> Carry:
         return self.net.init_carry(num_envs)

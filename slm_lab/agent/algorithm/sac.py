@@ -139,6 +139,7 @@ class SoftActorCritic(Algorithm):
             [optimizer for role, optimizer in self.optimizers.items() if role != "critic"],
             {self.critic: self.critic_flat},
         )
+        self.explore = context.build_function(self._explore, self.actor)
         # running mean of the entropy of a policy that is held near it; NaN before the first
         self.mean_entropy = torch.full((), math.nan, device=context.device) if config.entropy_penalty_coef else None
         self.policy_row: dict[str, Tensor] = {}
@@ -161,8 +162,12 @@ class SoftActorCritic(Algorithm):
         family, generator = self.context.family, self.context.act_generator
         if explore and self.frame < self.config.training_start_step:
             return Act(family.random(len(obs), generator), carry, {})
-        param = self.actor(obs)
-        return Act(family.sample(param, generator) if explore else family.mode(param), carry, {})
+        if explore:
+            return Act(self.explore(obs, family.noise(len(obs), generator)), carry, {})
+        return Act(family.mode(self.actor(obs)), carry, {})
+
+    def _explore(self, obs: Tensor, noise: Tensor) -> Tensor:
+        return self.context.family.choose(self.actor(obs), noise)
 
     def observe(self, step: Transition) -> None:
         self.memory.add(step)

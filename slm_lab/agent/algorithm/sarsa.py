@@ -8,7 +8,7 @@ from torch import Tensor
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.dqn import calc_q_target, pick_value, require_choices
 from slm_lab.agent.algorithm.loss import MEAN_LOSSES
-from slm_lab.agent.algorithm.policy import draw_action
+from slm_lab.agent.algorithm.policy import ActionPolicy
 from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy
 from slm_lab.agent.net.flat import FlatParams
@@ -42,19 +42,23 @@ class SARSA(Algorithm):
         self.optimizers = {"net": self.optimizer}
         self.loss = MEAN_LOSSES[spec.net.loss_spec.name]
         self.step = context.build_step(self.calc_loss, self.net, [self.optimizer])
+        self.policy = ActionPolicy(self.family, config.action_policy)
+        self.explore = context.build_function(self._explore, self.net)
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, config.training_frequency)
         # the last step of each env waits here until the action after it is known
         self.pending: Transition | None = None
 
-    def _draw(self, q: Tensor, generator: torch.Generator) -> Tensor:
-        explore_var = calc_schedule(self.explore_var_spec, self.frame)
-        return draw_action(self.family, q, self.config.action_policy, explore_var, generator)
+    def _chance(self, num: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        return self.policy.chance(num, calc_schedule(self.explore_var_spec, self.frame), generator)
 
     @torch.inference_mode()
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
-        q = self.net(obs)
-        action = self._draw(q, self.context.act_generator) if explore else self.family.mode(q)
-        return Act(action, carry, {})
+        if not explore:
+            return Act(self.family.mode(self.net(obs)), carry, {})
+        return Act(self.explore(obs, self._chance(len(obs), self.context.act_generator)), carry, {})
+
+    def _explore(self, obs: Tensor, chance: tuple[Tensor, ...]) -> Tensor:
+        return self.policy.choose(self.net(obs), chance)
 
     def observe(self, step: Transition) -> None:
         if self.pending is not None:
@@ -77,7 +81,7 @@ class SARSA(Algorithm):
         next_action = rollout.extra["next_action"].flatten(0, 1).clone()
         # where the clock cut an episode no action followed: one is drawn as the policy would have
         cut = rollout.truncated.flatten()
-        next_action[cut] = self._draw(q[cut], self.context.train_generator)
+        next_action[cut] = self.policy.choose(q[cut], self._chance(len(q[cut]), self.context.train_generator))
         return pick_value(q, self.family.to_index(next_action)).view(rollout.reward.shape)
 
     def calc_loss(self, obs: Tensor, action: Tensor, ret: Tensor) -> tuple[Tensor, Tensor, Tensor]:

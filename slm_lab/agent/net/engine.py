@@ -63,7 +63,7 @@ class CompiledFunction:
         compiler = importlib.import_module("slm_lab.agent.net.graph")
         compiled = compiler.compile_graph(flat_function, self.tensors, inputs)
         (out,) = form
-        return lambda inputs: with_tensors(out, iter(compiled(*inputs)))
+        return lambda inputs: with_tensors(out, iter(compiled([*self.tensors, *inputs])))
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -10,6 +10,7 @@ from torch.func import functional_call, grad_and_value
 
 from slm_lab.agent.net.engine import CompiledFunction
 from slm_lab.agent.net.flat import FlatParams
+from slm_lab.agent.net.functional import Root
 from slm_lab.agent.net.optim import FlatOptimizer
 
 CalcLoss = Callable[..., tuple[Any, ...]]
@@ -39,7 +40,7 @@ class GradientStep:
         self._graph: CompiledFunction | None = None
         if is_compiled:
             frozen = frozen or {}
-            self._root = _Root(calc_loss, [net, *frozen])
+            self._root = Root(calc_loss, [net, *frozen])
             self._frozen = list(frozen.values())
             state = {
                 "optimizers": [optimizer.tensors() for optimizer in self.optimizers],
@@ -77,38 +78,6 @@ class GradientStep:
         pairs = zip(self.optimizers, grads, state["optimizers"], strict=True)
         norms = [optimizer.apply(grad, **tensors) for optimizer, grad, tensors in pairs]
         return *out, norms[0]
-
-
-class _Root(nn.Module):
-    """A loss as the forward pass of the nets it goes through, whose weights can then be passed in."""
-
-    def __init__(self, calc_loss: CalcLoss, nets: list[nn.Module]) -> None:
-        super().__init__()
-        self.calc_loss = calc_loss
-        self.nets = nn.ModuleList(nets)
-
-    def forward(self, *args: Any) -> tuple[Any, ...]:
-        return self.calc_loss(*args)
-
-    def names(self, parameter: nn.Parameter) -> list[str]:
-        """Names of a parameter, one for each module that holds it.
-
-        A module that is part of two others counts once: it must not be written to and restored twice.
-        """
-        return [
-            f"{path}.{name}"
-            for path, module in self.named_modules()
-            for name, one in module.named_parameters(recurse=False)
-            if one is parameter
-        ]
-
-    def own_buffers(self) -> dict[str, Tensor]:
-        """Buffers by name, such as the statistics of norm layers."""
-        return {
-            f"{path}.{name}": buffer
-            for path, module in self.named_modules()
-            for name, buffer in module.named_buffers(recurse=False)
-        }
 
 
 def numbers_to_tensors(args: tuple[Any, ...], device: torch.device) -> list[Any]:

@@ -1,24 +1,33 @@
-"""A function of tensors as machine code. The compiler takes seconds to import, so only `engine.py` loads this."""
+"""A function of tensors as machine code. The compiler takes seconds to import, so only `engine.py` loads this.
+
+`torch.compile` comes to the same machine code by way of layers that check and unwrap at every call; here they have
+nothing to do, and would take longer than acting with a small net.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor import compile as compile_inductor
+from torch._guards import TracingContext, tracing
+from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
+from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+Call = Callable[[list[Tensor]], Sequence[Any]]
 
 
-def compile_graph(
-    function: Callable[..., list[Any]], state: Sequence[Tensor], inputs: Sequence[Tensor]
-) -> Callable[..., Sequence[Any]]:
-    """`function(*state, *inputs)` for inputs of these shapes, as machine code that is called with inputs alone.
+def compile_graph(function: Callable[..., list[Any]], state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Call:
+    """`function(*state, *inputs)` for inputs of these shapes, as machine code that is called with all of them.
 
-    The function is run once, on tensors that have shapes but no values.
+    The function is run once, on tensors that have shapes but no values. The state is written to in place.
     """
-    graph = make_fx(function, tracing_mode="fake")(*state, *inputs)
-    _fix_state(graph, state)
     is_cuda = inputs[0].device.type == "cuda"
     options = {
         # dropout draws the numbers that plain calls would draw
@@ -32,28 +41,36 @@ def compile_graph(
         "size_asserts": False,
         "alignment_asserts": False,
     }
-    compiled: Callable[..., Sequence[Any]] = compile_inductor(graph, list(inputs), options=options)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in (*state, *inputs)]
+    with torch.no_grad(), config.patch(options):
+        with mode:
+            graph = make_fx(functionalize(function, remove="mutations"), select_decomp_table())(*fakes)
+        with V.set_fake_mode(mode), tracing(TracingContext(mode)):
+            compiled = assemble(graph, fakes, len(state), is_cuda)
     return _copy_results(compiled) if is_cuda else compiled
 
 
-def _fix_state(graph: GraphModule, state: Sequence[Tensor]) -> None:
-    """Make the first arguments of a graph a part of it: tensors whose place in memory never changes."""
-    places = [node for node in graph.graph.nodes if node.op == "placeholder"][: len(state)]
-    for index, (place, tensor) in enumerate(zip(places, state, strict=True)):
-        graph.register_buffer(f"state_{index}", tensor)
-        with graph.graph.inserting_before(place):
-            own = graph.graph.get_attr(f"state_{index}")
-        own.meta.update(place.meta)
-        place.replace_all_uses_with(own)
-        graph.graph.erase_node(place)
-    graph.recompile()
+def assemble(graph: GraphModule, fakes: list[Any], num_state: int, is_cuda: bool) -> Call:
+    """Machine code of a graph without gradients; found on disk where it was made before."""
+    code = compile_fx_inner(
+        graph,
+        fakes,
+        # these stay where they are in memory, which a CUDA graph can count on
+        static_input_idxs=range(num_state),
+        cudagraphs=is_cuda,
+        cpp_wrapper=not is_cuda,
+        is_inference=True,
+    )
+    call: Call = code.current_callable
+    return call
 
 
-def _copy_results(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+def _copy_results(compiled: Call) -> Call:
     """A CUDA graph writes its results to the same place each time; those of several steps are kept."""
 
-    def call(*inputs: Tensor) -> list[Any]:
+    def call(tensors: list[Tensor]) -> list[Any]:
         torch.compiler.cudagraph_mark_step_begin()
-        return [result.clone() for result in compiled(*inputs)]
+        return [result.clone() for result in compiled(tensors)]
 
     return call

@@ -1,0 +1,65 @@
+"""Functions that read nets, as functions of the nets' weights too; without gradient they are whole here."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from slm_lab.agent.net.engine import CompiledFunction
+
+
+class Root(nn.Module):
+    """A function as the forward pass of the nets it goes through, whose weights can then be passed in."""
+
+    def __init__(self, function: Callable[..., Any], nets: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.function = function
+        self.nets = nn.ModuleList(nets)
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def names(self, parameter: nn.Parameter) -> list[str]:
+        """Names of a parameter, one for each module that holds it.
+
+        A module that is part of two others counts once: it must not be written to and restored twice.
+        """
+        return [
+            f"{path}.{name}"
+            for path, module in self.named_modules()
+            for name, one in module.named_parameters(recurse=False)
+            if one is parameter
+        ]
+
+    def own_buffers(self) -> dict[str, Tensor]:
+        """Buffers by name, such as the statistics of norm layers."""
+        return {
+            f"{path}.{name}": buffer
+            for path, module in self.named_modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        }
+
+
+class NetFunction:
+    """A function of nets that teaches them nothing, as plain calls or as one compiled graph.
+
+    To be compiled it must be closed, as a loss must be (see `GradientStep`), and the nets stay as they are at the first
+    call: in evaluation mode.
+    """
+
+    def __init__(self, function: Callable[..., Any], nets: Sequence[nn.Module], is_compiled: bool = False) -> None:
+        self.function = function
+        self._graph: CompiledFunction | None = None
+        if is_compiled:
+            self._root = Root(function, nets)
+            values = {name: parameter.detach() for name, parameter in self._root.named_parameters()}
+            self._graph = CompiledFunction(self._call, {**values, **self._root.own_buffers()})
+
+    def __call__(self, *args: Any) -> Any:
+        with torch.inference_mode():
+            return self.function(*args) if self._graph is None else self._graph(*args)
+
+    def _call(self, state: dict[str, Tensor], args: Any) -> Any:
+        return functional_call(self._root, state, args)
