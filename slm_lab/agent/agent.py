@@ -88,8 +88,8 @@ class Agent:
     def act(self, obs: Obs, carry: Carry = None, explore: bool = False) -> Act:
         """Actions for a batch of raw observations; deterministic unless asked to explore."""
         seen = self.encode(obs)
-        act = self.algorithm.act(seen, carry, explore)
-        return act._replace(extra={**act.extra, "obs": seen})
+        action, next_carry, extra = self.algorithm.act(seen, carry, explore)
+        return Act(action, next_carry, {**extra, "obs": seen})
 
     def observe(self, obs: Obs, act: Act, step: Step) -> None:
         """Remember a step; on-policy memories keep the policy's own view of the observation, a replay the env's."""

@@ -81,6 +81,7 @@ class VecEnv(ABC):
         # Actions of all envs, one entry per step, and where in it each env's last seeded episode began.
         self._action_log: list[Array] = []
         self._began = np.zeros(self.num_envs, np.int64)
+        self._all = np.ones(self.num_envs, bool)
 
     @abstractmethod
     def _reset(self) -> Obs:
@@ -161,7 +162,8 @@ class VecEnv(ABC):
 
     def is_seed_due(self) -> Array:
         """Whether an episode of each env (N,) would start from a seed now."""
-        return len(self._action_log) - self._began >= self.facts.seed_interval
+        interval = self.facts.seed_interval
+        return len(self._action_log) - self._began >= interval if interval else self._all
 
     def episode_seed(self, index: int, episode: int) -> int:
         """The seed of an episode of an env."""

@@ -21,14 +21,15 @@ class ActionMap:
 
     def __init__(self, space: gym.Space[Any]) -> None:
         self.space = space
-        self.start: Any = 0
+        # what is added to choices that do not count from 0
+        self.start: Any = None
         if isinstance(space, spaces.Box):
             self.is_whole = np.issubdtype(space.dtype, np.integer)
             low, high = _calc_range(space, self.is_whole)
             self.scale = (high - low) / 2
             self.center = (high + low) / 2
         elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-            self.start = space.start
+            self.start = space.start if np.any(space.start) else None
         elif not isinstance(space, spaces.MultiBinary):
             raise EnvError(f"env.name: actions of {type(space).__name__} are not supported")
 
@@ -41,7 +42,7 @@ class ActionMap:
                 scaled = np.rint(scaled)
             return np.clip(scaled, self.space.low, self.space.high).astype(self.space.dtype, copy=False)
         mapped = action.astype(self.space.dtype)
-        return mapped + self.start if np.any(self.start) else mapped
+        return mapped if self.start is None else mapped + self.start
 
     def shape(self, num_envs: int) -> tuple[int, ...]:
         """Shape of a batch of the env's actions."""

@@ -1,12 +1,11 @@
 """A ring of rows: what a replay keeps of each step, the oldest overwritten by the newest."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from slm_lab.agent.memory.batch import Array
+from slm_lab.agent.memory.rows import RowWriter
 
 # name -> shape and dtype of one env's part of a row
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -33,10 +32,7 @@ class Ring:
         shapes = {name: ((capacity, num_envs, *shape), dtype) for name, (shape, dtype) in layout.items()}
         self.fields = {name: _build_zeros(shape, dtype, device) for name, (shape, dtype) in shapes.items()}
         self._flat = {name: field.flatten(0, 1) for name, field in self.fields.items()}
-        # what rows are written through: on a CPU numpy views of the same memory, whose writes cost a third
-        self._views: dict[str, Any] = {
-            name: field.numpy() if device.type == "cpu" else field for name, field in self.fields.items()
-        }
+        self.writer = RowWriter(self.fields)
 
     @property
     def held_first(self) -> int:
@@ -45,13 +41,7 @@ class Ring:
 
     def write(self, row: dict[str, Tensor | Array]) -> None:
         """Put one step of all envs at the head."""
-        slot = self.head % self.capacity
-        if self.device.type == "cpu":
-            for name, value in row.items():
-                self._views[name][slot] = value
-        else:
-            for name, value in row.items():
-                self._views[name][slot] = torch.as_tensor(value)
+        self.writer.write(self.head % self.capacity, row)
         self.head += 1
 
     def take(self, name: str, position: Tensor) -> Tensor:

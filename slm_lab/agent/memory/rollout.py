@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.memory.batch import Rollout, Transition
+from slm_lab.agent.memory.batch import Array, Rollout, Transition
+from slm_lab.agent.memory.rows import RowWriter
 
 
 class StepBuffer:
@@ -17,19 +18,18 @@ class StepBuffer:
         self.device = device
         self.capacity = capacity
         self.fields: dict[str, Tensor] = {}
-        # what rows are written through: on a CPU numpy views of the same memory, whose writes cost a third
-        self._views: dict[str, Any] = {}
+        self.writer = RowWriter({})
         self.size = 0
 
-    def add(self, row: dict[str, Tensor]) -> None:
+    def add(self, row: dict[str, Tensor | Array]) -> None:
         """Write one step of all envs."""
         if not self.fields:
-            self._set_fields({name: self._zeros(value.shape, value.dtype) for name, value in row.items()})
+            tensors = {name: torch.as_tensor(value) for name, value in row.items()}
+            self._set_fields({name: self._zeros(value.shape, value.dtype) for name, value in tensors.items()})
         if self.size == self.capacity:
             self.capacity *= 2
             self._set_fields({name: torch.cat([field, torch.zeros_like(field)]) for name, field in self.fields.items()})
-        for name, value in row.items():
-            self._views[name][self.size] = value
+        self.writer.write(self.size, row)
         self.size += 1
 
     def _zeros(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -37,8 +37,7 @@ class StepBuffer:
 
     def _set_fields(self, fields: dict[str, Tensor]) -> None:
         self.fields = fields
-        on_cpu = self.device.type == "cpu"
-        self._views = {name: field.numpy() if on_cpu else field for name, field in fields.items()}
+        self.writer = RowWriter(fields)
 
     def drop(self, count: int) -> None:
         """Forget the oldest rows."""
@@ -100,9 +99,9 @@ class RolloutMemory:
             {
                 "obs": step.obs,
                 "action": step.action,
-                "reward": torch.from_numpy(step.reward.astype(np.float32)),
-                "terminated": torch.from_numpy(step.terminated),
-                "truncated": torch.from_numpy(step.truncated),
+                "reward": step.reward.astype(np.float32),
+                "terminated": step.terminated,
+                "truncated": step.truncated,
                 **step.extra,
             }
         )

@@ -13,6 +13,8 @@ from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.func import functionalize
@@ -58,12 +60,13 @@ def assemble(graph: GraphModule, fakes: list[Any], num_state: int, is_cuda: bool
         fakes,
         # these stay where they are in memory, which a CUDA graph can count on
         static_input_idxs=range(num_state),
-        cudagraphs=is_cuda,
+        cudagraphs=BoxedBool(is_cuda),
         cpp_wrapper=not is_cuda,
         is_inference=True,
     )
-    call: Call = code.current_callable
-    return call
+    assert isinstance(code, CompiledFxGraph)
+    assert code.current_callable is not None
+    return code.current_callable
 
 
 def _copy_results(compiled: Call) -> Call:
