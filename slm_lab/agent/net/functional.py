@@ -21,17 +21,20 @@ class Root(nn.Module):
     def forward(self, *args: Any) -> Any:
         return self.function(*args)
 
-    def names(self, parameter: nn.Parameter) -> list[str]:
-        """Names of a parameter, one for each module that holds it.
+    def call_with(self, values: dict[str, Tensor], args: Any) -> Any:
+        """The function with other weights and buffers."""
+        return functional_call(self, values, args, tie_weights=False)
+
+    def own_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by name, under one name for each module that holds them.
 
         A module that is part of two others counts once: it must not be written to and restored twice.
         """
-        return [
-            f"{path}.{name}"
+        return {
+            f"{path}.{name}": parameter
             for path, module in self.named_modules()
-            for name, one in module.named_parameters(recurse=False)
-            if one is parameter
-        ]
+            for name, parameter in module.named_parameters(recurse=False)
+        }
 
     def own_buffers(self) -> dict[str, Tensor]:
         """Buffers by name, such as the statistics of norm layers."""
@@ -54,7 +57,7 @@ class NetFunction:
         self._graph: CompiledFunction | None = None
         if is_compiled:
             self._root = Root(function, nets)
-            values = {name: parameter.detach() for name, parameter in self._root.named_parameters()}
+            values = {name: parameter.detach() for name, parameter in self._root.own_parameters().items()}
             self._graph = CompiledFunction(self._call, {**values, **self._root.own_buffers()})
 
     def __call__(self, *args: Any) -> Any:
@@ -62,4 +65,4 @@ class NetFunction:
             return self.function(*args) if self._graph is None else self._graph(*args)
 
     def _call(self, state: dict[str, Tensor], args: Any) -> Any:
-        return functional_call(self._root, state, args)
+        return self._root.call_with(state, args)

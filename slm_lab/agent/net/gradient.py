@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
+from torch.func import grad_and_value
 
 from slm_lab.agent.net.engine import CompiledFunction
 from slm_lab.agent.net.flat import FlatParams
@@ -66,11 +66,13 @@ class GradientStep:
 
         def calc(data: list[Tensor], buffers: dict[str, Tensor], args: Any) -> tuple[Tensor, Any]:
             flats = [optimizer.flat for optimizer in self.optimizers] + self._frozen
-            values = dict(buffers)
+            views: dict[nn.Parameter, Tensor] = {}
             for flat, tensor in zip(flats, [*data, *state["frozen"]], strict=True):
-                for parameter, view in zip(flat.parameters, flat.unflatten(tensor), strict=True):
-                    values.update(dict.fromkeys(self._root.names(parameter), view))
-            out = functional_call(self._root, values, args, tie_weights=False)
+                views.update(zip(flat.parameters, flat.unflatten(tensor), strict=True))
+            names = self._root.own_parameters().items()
+            # what no optimiser changes, such as a fixed alpha, takes no part
+            own = {name: views[parameter] for name, parameter in names if parameter in views}
+            out = self._root.call_with({**own, **buffers}, args)
             return out[0], out
 
         data = [tensors["data"] for tensors in state["optimizers"]]

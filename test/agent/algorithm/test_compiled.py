@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from slm_lab.agent.agent import reset_rows
 from slm_lab.agent.net.engine import MAX_GRAPHS, CompiledFunction
@@ -96,14 +97,18 @@ QUICK = ("double_dqn-mlp",)
 
 
 def run_pair(lab, case: dict[str, Any]) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """Metrics of updates from the same steps: whatever differs is of the updates, not of other actions taken."""
+    """Metrics of updates from the same steps: whatever differs is of the updates, not of other actions taken.
+
+    On the way the actions are compared too, of both kinds.
+    """
     spec = lab.spec(**case)
     (plain, env), (compiled, other) = (lab.build(spec.replace(meta={"compile": wish})) for wish in (False, True))
     other.close()
     obs, carry, frame = env.reset(), plain.init_carry(env.num_envs), 0
     rows: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
     while len(rows[0]) < NUM_UPDATE:
-        act = plain.act(obs, carry, explore=True)
+        act, other_act = (agent.act(obs, carry, explore=True) for agent in (plain, compiled))
+        assert_close(other_act, act, rtol=1e-4, atol=1e-4)
         step = env.step(act.action.numpy())
         frame += env.num_envs
         for agent, metrics in zip((plain, compiled), rows, strict=True):
@@ -113,6 +118,10 @@ def run_pair(lab, case: dict[str, Any]) -> tuple[list[dict[str, float]], list[di
                 metrics.append(row)
         obs, carry = step.obs, reset_rows(act.carry, step.done)
     env.close()
+    # the nets are whole again after the compiler has put its own tensors in their place
+    assert_close(compiled.act(obs, carry), plain.act(obs, carry), rtol=1e-3, atol=1e-3)
+    for module in compiled.algorithm.modules.values():
+        assert all(tensor.untyped_storage().data_ptr() for tensor in module.state_dict().values())
     return rows
 
 
