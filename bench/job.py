@@ -22,6 +22,8 @@ ENVIRONMENT = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
+    # empty as if not set: start-up is that of libraries whose bytecode is on disk, as everywhere
+    "PYTHONDONTWRITEBYTECODE": "",
 }
 
 

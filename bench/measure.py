@@ -1,5 +1,6 @@
 """Runs the contenders of a row in turn, and keeps what they measured."""
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -56,6 +57,8 @@ def describe_machine() -> dict[str, Any]:
         "versions": versions,
         "torch_build": torch.__version__,
         "commit": git_sha(ROOT),
+        # work of others before the first measurement; 1.0 is one core
+        "load": round(os.getloadavg()[0], 2),
         "measured_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
 
