@@ -36,13 +36,14 @@ def build_speed_table(results: Mapping[str, Any], shown: Sequence[str]) -> str:
     lines = []
     for row in ROWS:
         if row.name not in results:
-            lines.append([row.title, MISSING, *(NONE for _ in shown)])
+            lines.append([row.title, MISSING, *(NONE for _ in range(len(shown) + 1))])
             continue
         summary = summarize(results[row.name])
         cells = [f"{summary[name].fps:,.0f}" if name in summary else NONE for name in shown]
-        part = f"{summary['lab'].fps / summary['limit'].fps:.0%}" if "limit" in summary else NONE
-        lines.append([row.title, *cells, part])
-    return build_table(["frames per second", *shown, "lab of the limit"], lines)
+        lab, limit = summary["lab"], summary["limit"]
+        parts = (lab.fps / limit.fps, limit.update_seconds / lab.update_seconds)
+        lines.append([row.title, *cells, *(f"{part:.0%}" for part in parts)])
+    return build_table(["frames per second", *shown, "lab of the limit", "its update of the products"], lines)
 
 
 def build_ratio_table(results: Mapping[str, Any], shown: Sequence[str]) -> str:
@@ -129,7 +130,7 @@ def describe_conditions(results: Mapping[str, Any]) -> str:
     seen: dict[tuple[str, str, str], list[str]] = {}
     for name, result in results.items():
         versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items())
-        machine = f"{result['machine']['processor']}, {result['machine']['cores']} cores"
+        machine = f"{result['machine']['processor']}, {result['machine']['cores']} cores, load {result['load']}"
         key = (machine, str(result["commit"])[:10], f"{versions}; torch build {result['torch_build']}")
         seen.setdefault(key, []).append(f"{name} ({describe_repeats(result)}{result['measured_at']})")
     return "\n".join(

@@ -22,6 +22,8 @@ class Summary:
     # parts of the time
     env_share: float
     update_share: float
+    # seconds of learning per gradient step
+    update_seconds: float
     peak_mb: float
 
 
@@ -59,6 +61,7 @@ def summarize(result: Mapping[str, Any]) -> dict[str, Summary]:
             calc_ratio(lab, calc_fps(runs)),
             calc_share(runs, "env"),
             calc_share(runs, "update"),
+            sum(run["phases"].get("update", 0.0) for run in runs) / sum(run["opt_steps"] for run in runs),
             max(run["peak_mb"] for run in runs),
         )
         for contender, runs in result["runs"].items()

@@ -1,8 +1,9 @@
-"""What Stable-Baselines3 and SBX share: envs, the loop with its log, and where its time goes."""
+"""What Stable-Baselines3 and SBX share: envs, arguments, the loop with its log, and where its time goes."""
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import ale_py
 import gymnasium as gym
@@ -15,6 +16,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from bench.job import Job, Measured
 from bench.meter import Meter
+from bench.peers.settings import OffPolicySettings, OnPolicySettings
 from slm_lab.spec.schema import Spec
 
 gym.register_envs(ale_py)
@@ -35,6 +37,54 @@ class EnvTimer(VecEnvWrapper):
         result = self.venv.step_wait()
         self.seconds += time.perf_counter() - start
         return result
+
+
+def build_options(
+    settings: OnPolicySettings | OffPolicySettings,
+    env: VecEnv,
+    activations: Mapping[str, Any],
+    optimizers: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Arguments that both libraries' algorithms take, from the numbers of a spec."""
+    policy: dict[str, Any] = {}
+    if not settings.is_image:
+        policy["activation_fn"] = activations[settings.activation]
+    options = {
+        "policy": "CnnPolicy" if settings.is_image else "MlpPolicy",
+        "env": env,
+        "policy_kwargs": policy,
+        "gamma": settings.gamma,
+        "learning_rate": settings.lr,
+        "seed": 0,
+    }
+    if isinstance(settings, OffPolicySettings):
+        policy["net_arch"] = list(settings.widths)
+        return options | {
+            "buffer_size": settings.replay_size,
+            "learning_starts": settings.start,
+            "batch_size": settings.batch,
+            "tau": settings.polyak_coef,
+            "train_freq": 1,
+            "gradient_steps": settings.steps_per_training,
+            "n_steps": settings.num_step_returns,
+        }
+    policy["optimizer_class"] = optimizers[settings.optimizer]
+    if not settings.is_image:
+        policy["net_arch"] = {"pi": list(settings.widths), "vf": list(settings.widths)}
+    options |= {
+        "n_steps": settings.horizon,
+        "gae_lambda": settings.lam,
+        "ent_coef": settings.entropy_coef,
+        "vf_coef": settings.val_loss_coef,
+        "max_grad_norm": settings.max_norm,
+    }
+    if settings.minibatch is None:
+        return options
+    return options | {
+        "batch_size": settings.minibatch,
+        "n_epochs": settings.epochs,
+        "clip_range": settings.clip_eps,
+    }
 
 
 def build_env(spec: Spec) -> tuple[VecEnv, EnvTimer]:

@@ -1,7 +1,6 @@
 """SBX, Stable-Baselines3's interface on compiled JAX, set to a row's work."""
 
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -11,7 +10,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from bench.job import Job, Measured, answer_with
-from bench.peers.sb3_loop import build_env, train
+from bench.peers.sb3_loop import build_env, build_options, train
 from bench.peers.settings import OffPolicySettings, read_settings
 from bench.rows import ROW_BY_NAME, build_spec
 from slm_lab.spec.schema import Spec
@@ -23,42 +22,13 @@ OPTIMIZERS = {"Adam": optax.adam, "AdamW": optax.adamw}
 def build_model(spec: Spec, env: VecEnv) -> BaseAlgorithm:
     """The library's own algorithm with the numbers of a spec."""
     settings = read_settings(spec)
-    common: dict[str, Any] = {"gamma": settings.gamma, "learning_rate": settings.lr, "seed": 0}
+    options = build_options(settings, env, ACTIVATIONS, OPTIMIZERS)
     if isinstance(settings, OffPolicySettings):
-        common |= {
-            "policy": "MlpPolicy",
-            "env": env,
-            "policy_kwargs": {"net_arch": list(settings.widths), "activation_fn": ACTIVATIONS[settings.activation]},
-            "buffer_size": settings.replay_size,
-            "learning_starts": settings.start,
-            "batch_size": settings.batch,
-            "tau": settings.polyak_coef,
-            "train_freq": 1,
-            "gradient_steps": settings.steps_per_training,
-            "n_steps": settings.num_step_returns,
-        }
         if settings.is_soft:
-            return SAC(**common)
-        return DQN(**common, target_update_interval=1, **settings.exploration)
-    policy: dict[str, Any] = {"optimizer_class": OPTIMIZERS[settings.optimizer]}
-    if not settings.is_image:
-        policy["net_arch"] = {"pi": list(settings.widths), "vf": list(settings.widths)}
-        policy["activation_fn"] = ACTIVATIONS[settings.activation]
+            return SAC(**options)
+        return DQN(**options, target_update_interval=1, **settings.exploration)
     assert settings.minibatch is not None, "SBX has no A2C"
-    return PPO(
-        **common,
-        policy="CnnPolicy" if settings.is_image else "MlpPolicy",
-        env=env,
-        policy_kwargs=policy,
-        n_steps=settings.horizon,
-        batch_size=settings.minibatch,
-        n_epochs=settings.epochs,
-        gae_lambda=settings.lam,
-        clip_range=settings.clip_eps,
-        ent_coef=settings.entropy_coef,
-        vf_coef=settings.val_loss_coef,
-        max_grad_norm=settings.max_norm,
-    )
+    return PPO(**options)
 
 
 def count_param(model: BaseAlgorithm) -> int:

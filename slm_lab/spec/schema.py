@@ -159,8 +159,8 @@ class MetaSpec(Model):
     device: Str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
     compile: Literal["auto"] | Bool = Field(
         "auto",
-        description="Compile the updates: faster, after half a minute at the first start; auto where the run is long "
-        "enough. What auto chose is saved with the run.",
+        description="Compile updates and acting: faster, after half a minute at the first start; auto where the run is "
+        "long enough. What auto chose is saved with the run.",
     )
     num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one rarely pays.")
     tensorboard: Bool = Field(False, description="Also write TensorBoard events into log/.")
