@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import importlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,6 +60,8 @@ class CompiledFunction:
             form[:] = [with_tensors(out, iter([EMPTY] * len(results)))]
             return results
 
+        # it would warn of a missing GPU whoever has not asked for one
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
         # the compiler takes seconds to import, and most runs do without
         compiler = importlib.import_module("slm_lab.agent.net.graph")
         compiled = compiler.compile_graph(flat_function, self.tensors, inputs)
