@@ -1,0 +1,170 @@
+"""How sure a result is, and whether two differ; pure functions of per-session scores.
+
+scipy.stats takes as long to load as all else in a session, so what a run itself needs is in `analysis.py`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize, stats
+
+# chance of telling two runs apart that differ as these do, by which a number of sessions is called enough
+POWER = 0.8
+LEVEL = 0.95
+# beyond this many sessions a difference is not worth knowing
+MAX_SESSION = 1000
+NUM_RESAMPLE = 2000
+EDGE = 1e-9
+NOT_DISTINGUISHABLE = "not distinguishable"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its 95 % interval; the bounds are NaN where there is none."""
+
+    value: float
+    low: float
+    high: float
+
+    def covers(self, value: float) -> bool:
+        """Whether a value is not ruled out."""
+        return not (self.low > value or self.high < value)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs in the same env."""
+
+    # difference of their means, first minus second
+    difference: Estimate
+    # chance that a session of the first scores higher than one of the second
+    improvement: Estimate
+    # sessions each would need to tell them apart if they differ as they seem to; None where no number is enough
+    num_session_needed: int | None
+
+    @property
+    def is_distinguishable(self) -> bool:
+        """Whether chance alone is an unlikely explanation."""
+        return not self.improvement.covers(0.5)
+
+
+def calc_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+    """Difference of means with Welch's interval, which does not take the spreads for equal."""
+    difference = float(np.mean(ours) - np.mean(theirs))
+    if min(len(ours), len(theirs)) < 2:
+        return Estimate(difference, math.nan, math.nan)
+    if np.ptp(ours) == np.ptp(theirs) == 0:
+        return Estimate(difference, difference, difference)
+    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(LEVEL)
+    return Estimate(difference, float(interval.low), float(interval.high))
+
+
+def calc_probability(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Share of all pairs of sessions in which ours scores higher, equal ones as half: Mann-Whitney's U, scaled."""
+    wins = np.sign(np.subtract.outer(np.asarray(ours, float), np.asarray(theirs, float)))
+    return float((wins.mean() + 1) / 2)
+
+
+def calc_improvement(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Estimate:
+    """Probability of improvement, the mean over envs; a pair is the sessions of both runs in one env.
+
+    The interval holds every probability whose own spread, by Newcombe (2006, method 5), does not rule out what was
+    seen, less half a step since shares come in steps. Unlike a bootstrap it has a width when all of ours beat all of
+    theirs: two or three sessions each prove nothing yet.
+    """
+    seen = float(np.mean([calc_probability(ours, theirs) for ours, theirs in pairs]))
+    z = float(stats.norm.ppf(0.5 + LEVEL / 2))
+    sizes = [(len(ours), len(theirs)) for ours, theirs in pairs]
+    half_step = 0.5 / min(first * second for first, second in sizes) / len(pairs)
+
+    def excess(probability: float) -> float:
+        variance = sum(_calc_variance(probability, *size) for size in sizes) / len(pairs) ** 2
+        return max(abs(seen - probability) - half_step, 0.0) ** 2 - z**2 * variance
+
+    # at 0 and 1 there is no spread, which would make them their own bounds
+    inner = min(max(seen, EDGE), 1 - EDGE)
+    low = 0.0 if seen == 0 else optimize.brentq(excess, 0.0, inner)
+    high = 1.0 if seen == 1 else optimize.brentq(excess, inner, 1.0)
+    return Estimate(seen, float(low), float(high))
+
+
+def _calc_variance(probability: float, num_ours: int, num_theirs: int) -> float:
+    """Variance of the share of won pairs, if this is the true one."""
+    rest = 1 - probability
+    mean_size = (num_ours + num_theirs) / 2
+    spread = rest / (2 - probability) + probability / (1 + probability)
+    return probability * rest * (1 + (mean_size - 1) * spread) / (num_ours * num_theirs)
+
+
+def calc_num_session(ours: Sequence[float], theirs: Sequence[float]) -> int | None:
+    """Sessions of each run at which a t test would see this difference with a chance of 80 %."""
+    if min(len(ours), len(theirs)) < 2:
+        return None
+    spread = math.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / 2)
+    gap = abs(float(np.mean(ours) - np.mean(theirs)))
+    if gap == 0:
+        return None
+    for count in range(2, MAX_SESSION + 1):
+        if spread == 0 or _calc_power(gap / spread, count) >= POWER:
+            return count
+    return None
+
+
+def _calc_power(effect: float, count: int) -> float:
+    """Chance that a two-sided t test of two samples of this size sees an effect, in units of the spread."""
+    freedom, shift = 2 * count - 2, effect * math.sqrt(count / 2)
+    critical = stats.t.ppf(0.5 + LEVEL / 2, freedom)
+    return float(stats.nct.sf(critical, freedom, shift) + stats.nct.cdf(-critical, freedom, shift))
+
+
+def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
+    """Two runs by the scores of their sessions."""
+    return Comparison(
+        calc_difference(ours, theirs),
+        calc_improvement([(ours, theirs)]),
+        calc_num_session(ours, theirs),
+    )
+
+
+def describe_improvement(comparison: Comparison) -> str:
+    """The verdict in words."""
+    value = comparison.improvement
+    text = f"probability of improvement {value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
+    if comparison.is_distinguishable:
+        return text
+    needed = comparison.num_session_needed
+    advice = f"about {needed} sessions each would tell" if needed is not None else "no number of sessions would tell"
+    return f"{text}: {NOT_DISTINGUISHABLE}, {advice}"
+
+
+def normalize(scores: Sequence[float], random_score: float, reference_score: float) -> list[float]:
+    """Scores on a scale where random play is 0 and a reference is 1."""
+    if reference_score == random_score:
+        raise ValueError("the reference scores as random play does: there is no scale between them")
+    return [(score - random_score) / (reference_score - random_score) for score in scores]
+
+
+def calc_iqm(scores_by_env: Mapping[str, Sequence[float]], seed: int = 0) -> Estimate:
+    """Interquartile mean of normalised scores over envs; the interval is a bootstrap within each env."""
+    samples = [np.asarray(scores, float) for scores in scores_by_env.values()]
+
+    def calc(*drawn: np.ndarray, axis: int = -1) -> np.ndarray:
+        joined: np.ndarray = stats.trim_mean(np.concatenate(drawn, axis=axis), 0.25, axis=axis)
+        return joined
+
+    value = float(calc(*samples))
+    if any(len(sample) < 2 for sample in samples):
+        return Estimate(value, math.nan, math.nan)
+    generator = np.random.default_rng(seed)
+    result = stats.bootstrap(
+        samples,
+        calc,
+        n_resamples=NUM_RESAMPLE,
+        vectorized=True,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=generator,
+    )
+    return Estimate(value, float(result.confidence_interval.low), float(result.confidence_interval.high))
