@@ -73,7 +73,7 @@ class RunFolder:
 
 def open_run_folder(where: str, data_dir: Path) -> tuple[RunFolder, Spec]:
     """The run meant by a folder, a file in it, a glob, or `latest`, with its saved spec."""
-    path = _find_folder(where, data_dir)
+    path = find_run_path(where, data_dir)
     spec_files = [file for file in path.glob(f"*{SPEC_SUFFIX}") if file.is_file()]
     # {name}_spec.yaml is the shortest; {name}_t0_spec.yaml are its trials
     spec_files.sort(key=lambda file: (len(file.name), file.name))
@@ -87,7 +87,7 @@ def open_run_folder(where: str, data_dir: Path) -> tuple[RunFolder, Spec]:
     return RunFolder(path, name), load_spec(spec_files[0], name).spec
 
 
-def _find_folder(where: str, data_dir: Path) -> Path:
+def find_run_path(where: str, data_dir: Path) -> Path:
     if where == "latest":
         runs = [folder for folder in data_dir.glob("*") if any(folder.glob(f"*{SPEC_SUFFIX}"))]
         if not runs:

@@ -1,0 +1,167 @@
+"""A run read back from its folder, by this lab or by the published one before it; needs no torch."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slm_lab.experiment.analysis import Array, calc_total_reward_ma, read_table
+from slm_lab.experiment.folder import find_run_path
+from slm_lab.lib.errors import LabError, RunFolderError
+from slm_lab.spec.reader import read_document
+
+# a table without these is not one of a session
+NEEDED = ("frame", "total_reward")
+_TABLE = re.compile(r"(?P<name>.+)_t(?P<trial>\d+)_s(?P<session>\d+)_session_df_(?P<kind>train|eval)\.csv")
+# algorithms by the names that papers use, in the order in which they are listed and coloured
+LABELS = ("REINFORCE", "SARSA", "DQN", "DDQN+PER", "A2C", "PPO", "SIL", "PPO+SIL", "SAC", "CrossQ", "Random")
+_LABEL_OF = {
+    "Reinforce": "REINFORCE",
+    "VanillaDQN": "DQN",
+    "DoubleDQN": "DDQN",
+    "ActorCritic": "A2C",
+    "PPOSIL": "PPO+SIL",
+    "SoftActorCritic": "SAC",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a trial of a run left behind."""
+
+    path: Path
+    name: str
+    trial: int
+    # plain data, as saved: it may be of another version
+    spec: Mapping[str, Any]
+    # tables by session
+    tables: Mapping[int, Mapping[str, Array]]
+    eval_tables: Mapping[int, Mapping[str, Array]]
+    # what was written at the end; empty where it never came to that
+    metrics: Mapping[str, Any]
+    session_metrics: Mapping[int, Mapping[str, Any]]
+    provenance: Mapping[str, Any]
+    # what could not be read, a line each
+    problems: tuple[str, ...]
+
+    @property
+    def env_name(self) -> str:
+        """The env's name in the spec."""
+        return str(_get(self.spec, "env", "name") or "unknown env")
+
+    @property
+    def label(self) -> str:
+        """The algorithm by the name that papers use."""
+        name = str(_get(self.spec, "agent", "algorithm", "name") or "unknown algorithm")
+        label = _LABEL_OF.get(name, name)
+        if str(_get(self.spec, "agent", "memory", "name")).startswith("Prioritized") and label in ("DQN", "DDQN"):
+            label += "+PER"
+        return label
+
+    @property
+    def scores(self) -> list[float]:
+        """total_reward_ma of each session."""
+        return [calc_total_reward_ma(table["total_reward"]) for table in self.tables.values()]
+
+    @property
+    def frame(self) -> int:
+        """The last frame of the session that went furthest."""
+        return max(int(table["frame"][-1]) for table in self.tables.values())
+
+
+def _get(data: Any, *keys: str) -> Any:
+    """A value deep in plain data, None where there is no such thing; lists of one, as old specs have, count as it."""
+    for key in keys:
+        if isinstance(data, list) and data:
+            data = data[0]
+        if not isinstance(data, Mapping):
+            return None
+        data = data.get(key)
+    return data
+
+
+def load_run(where: str, data_dir: Path, trial: int = 0) -> Run:
+    """The run meant by a folder, a file in it, a glob or `latest`; what cannot be read is told in `problems`."""
+    path = find_run_path(where, data_dir)
+    problems: list[str] = []
+    tables: dict[str, dict[int, dict[str, Array]]] = {"train": {}, "eval": {}}
+    names = set()
+    for file in sorted((path / "info").glob(f"*_t{trial}_s*_session_df_*.csv")):
+        match = _TABLE.fullmatch(file.name)
+        if match is None or int(match["trial"]) != trial:
+            continue
+        try:
+            table = _read(file)
+        except LabError as error:
+            problems.append(str(error))
+            continue
+        names.add(match["name"])
+        tables[match["kind"]][int(match["session"])] = table
+    if not tables["train"]:
+        told = "".join(f"; {problem}" for problem in problems)
+        raise RunFolderError(f"{path} has no results: no info/*_session_df_train.csv with rows{told}")
+    name = min(names, key=lambda text: (len(text), text))
+    prefix = f"{name}_t{trial}"
+    metrics = _read_json([path / f"{prefix}_trial_metrics.json", path / "info" / f"{prefix}_trial_metrics.json"])
+    session_metrics = {
+        session: _read_json([path / "info" / f"{prefix}_s{session}_session_metrics.json"])
+        for session in tables["train"]
+    }
+    return Run(
+        path,
+        name,
+        trial,
+        _read_spec(path, name, trial, problems),
+        dict(sorted(tables["train"].items())),
+        dict(sorted(tables["eval"].items())),
+        metrics,
+        session_metrics,
+        _read_json([path / "info" / f"{name}_provenance.json"]),
+        tuple(problems),
+    )
+
+
+def _read(path: Path) -> dict[str, Array]:
+    try:
+        table = read_table(path)
+    except (OSError, ValueError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{path.name} is left out: {error}") from None
+    missing = [name for name in NEEDED if name not in table]
+    if missing:
+        raise RunFolderError(f"{path.name} is left out: it has no column {' and no column '.join(missing)}")
+    if not np.isfinite(table["frame"]).any():
+        raise RunFolderError(f"{path.name} is left out: it has no rows yet")
+    return table
+
+
+def _read_spec(path: Path, name: str, trial: int, problems: list[str]) -> Mapping[str, Any]:
+    """The spec of the trial, or that of all trials; under its name, or bare as the published lab wrote it."""
+    for stem in (f"{name}_t{trial}", name):
+        for suffix in (".yaml", ".json"):
+            file = path / f"{stem}_spec{suffix}"
+            if not file.exists():
+                continue
+            try:
+                document = read_document(file)
+            except LabError as error:
+                problems.append(str(error))
+                continue
+            spec = document.get(name, document)
+            return spec if isinstance(spec, Mapping) else {}
+    problems.append(f"{path} has no {name}_spec.yaml, so env and algorithm are unknown")
+    return {}
+
+
+def _read_json(paths: list[Path]) -> dict[str, Any]:
+    for path in paths:
+        try:
+            content = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict):
+            return content
+    return {}
