@@ -8,6 +8,11 @@ from importlib.metadata import version
 # name: module of this package, one line of help
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("slm_lab.cli.run", "Train, continue or replay a spec."),
+    "list": ("slm_lab.cli.list", "Show the runs there are, with their scores."),
+    "plot-list": ("slm_lab.cli.list", "The same, by the name it had."),
+    "plot": ("slm_lab.cli.plot", "Draw runs side by side."),
+    "compare": ("slm_lab.cli.compare", "Compare two runs: scores, speed, specs."),
+    "retro": ("slm_lab.cli.retro", "Make metrics and graphs of a run again."),
     "spec": ("slm_lab.cli.spec", "Check, show, list and describe specs."),
     "env": ("slm_lab.cli.env", "Check an env of yours, list those that are registered."),
 }

@@ -8,8 +8,9 @@ import typer
 from loguru import logger
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
-from slm_lab.experiment.run import DATA_DIR, Options, enjoy, resume, start, summarize
+from slm_lab.experiment.run import Options, enjoy, resume, start, summarize
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console

@@ -9,6 +9,8 @@ from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
 SPEC_SUFFIX = "_spec.yaml"
+# where runs are, from where the command is given
+DATA_DIR = Path("data")
 
 
 @dataclass(frozen=True)

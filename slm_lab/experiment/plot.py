@@ -1,11 +1,12 @@
-"""Learning curves of sessions and trials, as PNG files and as HTML pages that open offline."""
+"""Learning curves of sessions, trials and runs side by side, as PNG files and as HTML pages that open offline."""
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,25 @@ _RETURNS = (
 )
 
 
+# Colour of each algorithm in every figure that compares them, and how its line is dashed.
+_ALGORITHMS = {
+    "REINFORCE": (_INK, *_DASHES[0]),
+    "SARSA": ("#F0E442", *_DASHES[0]),
+    "DQN": ("#56B4E9", *_DASHES[0]),
+    "DDQN": ("#0072B2", *_DASHES[2]),
+    "DQN+PER": ("#56B4E9", *_DASHES[2]),
+    "DDQN+PER": ("#0072B2", *_DASHES[0]),
+    "A2C": ("#E69F00", *_DASHES[0]),
+    "SIL": ("#E69F00", *_DASHES[1]),
+    "PPO": ("#D55E00", *_DASHES[0]),
+    "PPO+SIL": ("#D55E00", *_DASHES[1]),
+    "SAC": ("#009E73", *_DASHES[0]),
+    "CrossQ": ("#CC79A7", *_DASHES[0]),
+    "Random": (_MUTED, *_DASHES[2]),
+}
+_MEAN_LOOK = (_INK, *_DASHES[0])
+
+
 @dataclass(frozen=True)
 class _Line:
     """One curve: finite values at increasing frames."""
@@ -62,12 +82,30 @@ class _Line:
     name: str
     x: np.ndarray
     y: np.ndarray
-    style: int | None = None  # place in the palette; None is the mean
+    # colour, matplotlib's dash and plotly's
+    look: tuple[str, str, str]
+    is_mean: bool = False
 
-    @property
-    def look(self) -> tuple[str, str, str]:
-        """Colour, matplotlib's dash and plotly's."""
-        return (_INK, "-", "solid") if self.style is None else _STYLES[self.style % len(_STYLES)]
+
+@dataclass(frozen=True)
+class _Band:
+    """What is around a curve."""
+
+    x: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    color: str
+    # bands that belong to curves of their own names are not named again
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run in a figure with others: its name there, its algorithm, and the tables of its sessions."""
+
+    name: str
+    algorithm: str
+    tables: Sequence[Table]
 
 
 @dataclass(frozen=True)
@@ -78,7 +116,13 @@ class _Chart:
     subtitle: str
     y_label: str
     lines: list[_Line]
-    band: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # frames, lower and upper edge
+    bands: tuple[_Band, ...] = ()
+    has_legend: bool = True
+
+    @property
+    def shows_legend(self) -> bool:
+        """Whether curves are named: one alone is named by the title."""
+        return self.has_legend and (len(self.lines) > 1 or any(line.is_mean for line in self.lines))
 
     @property
     def largest(self) -> float:
@@ -87,8 +131,8 @@ class _Chart:
 
     def weight(self, line: _Line) -> tuple[float, float]:
         """Width and opacity: thin, paler sessions below a bold mean; a lone curve in between."""
-        if line.style is None:
-            return 2.4, 1.0
+        if line.is_mean:
+            return (2.4, 1.0) if len(self.bands) <= 1 else (1.8, 1.0)
         return (1.6, 1.0) if len(self.lines) == 1 else (1.0, 0.65)
 
 
@@ -99,9 +143,9 @@ def plot_session(table: Table, prefix: Path, title: str, kind: str = "train") ->
         x, y = _series(table, column)
         if x.size:
             label = eval_label if kind == "eval" else train_label
-            chart = _Chart(title, "", label, [_Line(column, x, y, style=0)])
+            chart = _Chart(title, "", label, [_Line(column, x, y, _STYLES[0])])
             paths += _write_chart(chart, prefix, f"session_graph_{kind}_{name}_vs_frames")
-    metrics = [_Line(name, *_series(table, name), style=0) for name in table if name not in _BOOKKEEPING]
+    metrics = [_Line(name, *_series(table, name), _STYLES[0]) for name in table if name not in _BOOKKEEPING]
     # The learning rate is a setting, the others are results.
     metrics = sorted((line for line in metrics if line.x.size), key=lambda line: line.name == "lr")
     if metrics:
@@ -116,11 +160,72 @@ def plot_trial(tables: Sequence[Table], prefix: Path, title: str) -> list[Path]:
     paths = []
     for column, name, label, _ in _RETURNS:
         series = [_series(table, column) for table in tables]
-        lines = [_Line(f"session {i}", x, y, style=i) for i, (x, y) in enumerate(series) if x.size]
+        looks = zip(series, cycle(_STYLES), strict=False)
+        lines = [_Line(f"session {i}", x, y, look) for i, ((x, y), look) in enumerate(looks) if x.size]
         if lines:
             chart = _trial_chart(lines, title, label)
             paths += _write_chart(chart, prefix, f"trial_graph_{name}_vs_frames")
     return paths
+
+
+def plot_runs(curves: Sequence[Curve], folder: Path, title: str, has_legend: bool = True) -> list[Path]:
+    """Draw runs of one env side by side, each as the mean and spread of its sessions; returns the graphs written."""
+    column, name, label, _ = _RETURNS[1]
+    lines, bands, notes = [], [], []
+    # algorithms in a fixed order, so that figures can be compared too
+    order = list(_ALGORITHMS)
+    places = {key: place for place, key in enumerate(order)}
+    seen: dict[str, int] = {}
+    for curve in sorted(curves, key=lambda curve: places.get(curve.algorithm, len(order))):
+        color, *_ = look = _find_look(curve.algorithm, seen)
+        series = [_series(table, column) for table in curve.tables]
+        sessions = [_Line("", x, y, look) for x, y in series if x.size]
+        if not sessions:
+            notes.append(f"nothing to draw of {curve.name}")
+            continue
+        if len(sessions) == 1:
+            lines.append(_Line(f"{curve.name} (1 session)", sessions[0].x, sessions[0].y, look, is_mean=True))
+            continue
+        shared = _calc_shared(sessions)
+        if shared is None:
+            notes.append(f"no mean of {curve.name}: its sessions share no frames")
+            continue
+        grid, values = shared
+        mean, std = values.mean(axis=0), values.std(axis=0)
+        lines.append(_Line(f"{curve.name} ({len(sessions)} sessions)", grid, mean, look, is_mean=True))
+        bands.append(_Band(grid, mean - std, mean + std, color))
+    if not lines:
+        return []
+    subtitle = "; ".join([f"mean and {_BAND}" if bands else "one session each", *notes])
+    chart = _Chart(title, subtitle, label, lines, tuple(bands), has_legend)
+    stem = re.sub(r"[^\w.+-]+", "_", title.rsplit("/", 1)[-1]).strip("_") or "runs"
+    return _write_chart(chart, folder / stem, f"multi_trial_graph_{name}_vs_frames")
+
+
+def _find_look(algorithm: str, seen: dict[str, int]) -> tuple[str, str, str]:
+    """The look of an algorithm; another run of it has the same colour and other dashes."""
+    count = seen[algorithm] = seen.get(algorithm, -1) + 1
+    known = _ALGORITHMS.get(algorithm)
+    if known is None:
+        place = list(seen).index(algorithm)
+        return _STYLES[(len(_PALETTE) + place) % len(_STYLES)]
+    dashes = [dash for dash, _ in _DASHES]
+    dash = _DASHES[(dashes.index(known[1]) + count) % len(_DASHES)]
+    return (known[0], *dash)
+
+
+def _calc_shared(sessions: list[_Line]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Values (S, X) of sessions on common frames (X,), where they overlap; None where they do not."""
+    first = sessions[0].x
+    if all(np.array_equal(line.x, first) for line in sessions):
+        grid = first
+    else:
+        start, end = max(line.x[0] for line in sessions), min(line.x[-1] for line in sessions)
+        if start > end:
+            return None
+        points = min(max(line.x.size for line in sessions), _GRID_POINTS)
+        grid = np.linspace(start, end, points) if end > start else np.array([end])
+    return grid, np.stack([np.interp(grid, line.x, line.y) for line in sessions])
 
 
 def _series(table: Table, column: str) -> tuple[np.ndarray, np.ndarray]:
@@ -141,21 +246,18 @@ def _trial_chart(sessions: list[_Line], title: str, label: str) -> _Chart:
     if len(sessions) == 1:
         return _Chart(title, "", label, sessions)
     count = len(sessions)
-    start = max(line.x[0] for line in sessions)
-    end = min(line.x[-1] for line in sessions)
-    if start > end:
+    shared = _calc_shared(sessions)
+    if shared is None:
         return _Chart(title, f"no mean: the {count} sessions share no frames", label, sessions)
-    first = sessions[0].x
-    if all(np.array_equal(line.x, first) for line in sessions):
-        grid, subtitle = first, ""
-    else:
-        points = min(max(line.x.size for line in sessions), _GRID_POINTS)
-        grid = np.linspace(start, end, points) if end > start else np.array([end])
-        subtitle = f"mean of {count} sessions interpolated on common frames, up to the shortest ({_short(end)} frames)"
-    values = np.stack([np.interp(grid, line.x, line.y) for line in sessions])
-    mean = _Line(f"mean of {count} sessions", grid, values.mean(axis=0))
+    grid, values = shared
+    subtitle = ""
+    if any(not np.array_equal(line.x, grid) for line in sessions):
+        end = _short(grid[-1])
+        subtitle = f"mean of {count} sessions interpolated on common frames, up to the shortest ({end} frames)"
+    mean = _Line(f"mean of {count} sessions", grid, values.mean(axis=0), _MEAN_LOOK, is_mean=True)
     std = values.std(axis=0)
-    return _Chart(title, subtitle, label, [*sessions, mean], band=(grid, mean.y - std, mean.y + std))
+    band = _Band(grid, mean.y - std, mean.y + std, _INK, _BAND)
+    return _Chart(title, subtitle, label, [*sessions, mean], (band,))
 
 
 def _write_chart(chart: _Chart, prefix: Path, name: str) -> list[Path]:
@@ -203,11 +305,12 @@ def _chart_png(chart: _Chart) -> bytes:
         color, dash, _ = line.look
         width, opacity = chart.weight(line)
         # Beyond the distinct styles a legend could not tell sessions apart; matplotlib skips a leading underscore.
-        label = line.name if line.style is None or i < len(_STYLES) else f"_{line.name}"
+        label = line.name if line.is_mean or i < len(_STYLES) else f"_{line.name}"
         marker = "o" if line.x.size == 1 else None
         axes.plot(line.x, line.y, dash, color=color, alpha=opacity, linewidth=width, marker=marker, label=label)
-    if chart.band:
-        axes.fill_between(*chart.band, color=_INK, alpha=_BAND_OPACITY, linewidth=0, label=_BAND)
+    for band in chart.bands:
+        look: dict[str, Any] = dict(color=band.color, alpha=_BAND_OPACITY, linewidth=0, label=band.name or None)
+        axes.fill_between(band.x, band.low, band.high, **look)
     if chart.largest >= _LONG_NUMBER:
         axes.yaxis.set_major_formatter(FuncFormatter(_short))
     axes.set_xlabel(_FRAMES, fontsize=11, color=_INK)
@@ -215,10 +318,11 @@ def _chart_png(chart: _Chart) -> bytes:
     axes.set_title(_wrap(chart.title), loc="left", pad=22 if chart.subtitle else 10, **_TITLE)
     above: dict[str, Any] = dict(xycoords="axes fraction", textcoords="offset points")
     axes.annotate(chart.subtitle, (0, 1), (0, 8), fontsize=9.5, color=_MUTED, **above)
-    if len(chart.lines) > 1:
+    if chart.shows_legend:
         # Below the axes it never hides a curve.
-        look: dict[str, Any] = dict(fontsize=9, frameon=False, handlelength=1.5, columnspacing=1.4)
-        figure.legend(loc="outside lower center", ncols=min(len(chart.lines) + 1, 6), **look)
+        columns = 4 if len(chart.bands) > 1 else min(len(chart.lines) + 1, 6)
+        look = dict(fontsize=9, frameon=False, handlelength=1.5, columnspacing=1.4)
+        figure.legend(loc="outside lower center", ncols=columns, **look)
     return _png(figure)
 
 
@@ -272,11 +376,13 @@ def _chart_html(chart: _Chart) -> str:
             opacity=opacity,
         )
         traces.append(trace)
-    if chart.band:
-        x, low, high = (edge.tolist() for edge in chart.band)
+    for band in chart.bands:
+        x, low, high = (edge.tolist() for edge in (band.x, band.low, band.high))
+        red, green, blue = bytes.fromhex(band.color[1:])
         look: dict[str, Any] = dict(mode="lines", line=dict(width=0), fill="toself", hoverinfo="skip")
-        look["fillcolor"] = f"rgba(34, 34, 34, {_BAND_OPACITY})"
-        traces.append(dict(type="scatter", name=_BAND, x=x + x[::-1], y=high + low[::-1], **look))
+        look["fillcolor"] = f"rgba({red}, {green}, {blue}, {_BAND_OPACITY})"
+        look["showlegend"] = bool(band.name)
+        traces.append(dict(type="scatter", name=band.name, x=x + x[::-1], y=high + low[::-1], **look))
     # Plotly reads tags in a text.
     title = escape(chart.title, quote=False)
     axis = dict(gridcolor=_GRID, linecolor=_MUTED, showline=True, zeroline=False, ticks="outside", automargin=True)
@@ -285,7 +391,7 @@ def _chart_html(chart: _Chart) -> str:
         title=dict(text=f"<b>{title}</b>", subtitle=dict(text=chart.subtitle)),
         xaxis=dict(**axis, title=dict(text=_FRAMES), tickformat="~s"),
         yaxis=dict(**axis, title=dict(text=chart.y_label), tickformat=y_ticks),
-        showlegend=len(chart.lines) > 1,
+        showlegend=chart.shows_legend,
         font=dict(size=14, color=_INK),
         paper_bgcolor="white",
         plot_bgcolor="white",

@@ -1,6 +1,7 @@
 """A run read back from its folder, by this lab or by the published one before it; needs no torch."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from slm_lab.experiment.folder import find_run_path
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.spec.reader import read_document
 
+BASELINES = Path(__file__).parents[1] / "env" / "random_baseline.json"
 # a table without these is not one of a session
 NEEDED = ("frame", "total_reward")
 _TABLE = re.compile(r"(?P<name>.+)_t(?P<trial>\d+)_s(?P<session>\d+)_session_df_(?P<kind>train|eval)\.csv")
@@ -68,6 +70,26 @@ class Run:
         return [calc_total_reward_ma(table["total_reward"]) for table in self.tables.values()]
 
     @property
+    def fps(self) -> float:
+        """Frames per second of a session, their mean; NaN where the tables do not say."""
+        speeds = [table["fps"][-1] for table in self.tables.values() if "fps" in table]
+        return float(np.mean(speeds)) if speeds else math.nan
+
+    @property
+    def ended(self) -> float:
+        """When the newest table was last written to, in seconds since 1970."""
+        return max(file.stat().st_mtime for file in (self.path / "info").glob("*_session_df_train.csv"))
+
+    @property
+    def random_return(self) -> float | None:
+        """Mean return of random play: as the run has it, or as shipped for its env; None where it is not known."""
+        known = self.metrics.get("random_return")
+        if isinstance(known, (int, float)):
+            return float(known)
+        shipped = _read_json([BASELINES]).get(self.env_name)
+        return float(shipped["mean"]) if shipped else None
+
+    @property
     def frame(self) -> int:
         """The last frame of the session that went furthest."""
         return max(int(table["frame"][-1]) for table in self.tables.values())
@@ -82,6 +104,17 @@ def _get(data: Any, *keys: str) -> Any:
             return None
         data = data.get(key)
     return data
+
+
+def find_runs(data_dir: Path) -> list[Run]:
+    """All runs of a folder that have results, the newest first."""
+    runs = []
+    for folder in data_dir.glob("*"):
+        try:
+            runs.append(load_run(str(folder), data_dir))
+        except LabError:
+            continue  # it has none, or is no run
+    return sorted(runs, key=lambda run: run.ended, reverse=True)
 
 
 def load_run(where: str, data_dir: Path, trial: int = 0) -> Run:

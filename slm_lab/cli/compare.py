@@ -1,0 +1,78 @@
+"""`slm-lab compare A B`: whether one run is better than another, and in what they differ."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.experiment.analysis import calc_spread
+from slm_lab.experiment.folder import DATA_DIR
+from slm_lab.experiment.results import Run, load_run
+from slm_lab.experiment.statistics import compare as compare_scores
+from slm_lab.experiment.statistics import describe_improvement
+from slm_lab.lib.errors import LabError
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(help="Compare two runs: scores with their difference, speed, and what differs in their specs.")
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A run folder or its name.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    data_dir: Annotated[Path, typer.Option("--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+) -> None:
+    """Entry of the command."""
+    with user_errors():
+        runs = [load_run(where, data_dir) for where in (first, second)]
+        for run in runs:
+            for problem in run.problems:
+                sys.stderr.write(f"Note: {problem}\n")
+        ours, theirs = runs
+        scores = [[score for score in run.scores if score == score] for run in runs]
+        for run, values in zip(runs, scores, strict=True):
+            if not values:
+                raise LabError(f"{run.path}: no episode has ended, so there is nothing to compare")
+        out = sys.stdout
+        for name, run, values in zip("AB", runs, scores, strict=True):
+            out.write(f"{name}  {run.path.name}: {run.label} on {run.env_name}\n   score {_describe(values)}\n")
+        if ours.env_name != theirs.env_name:
+            out.write("\nScores of different envs are not compared.\n")
+        else:
+            result = compare_scores(*scores)
+            difference = result.difference
+            interval = "" if difference.low != difference.low else f" [{difference.low:.2f}, {difference.high:.2f}]"
+            out.write(f"\nA - B   {difference.value:+.2f}{interval}\n        {describe_improvement(result)}\n")
+        if ours.fps == ours.fps and theirs.fps == theirs.fps:
+            out.write(
+                f"Speed   {ours.fps:,.0f} and {theirs.fps:,.0f} frames per second, {ours.fps / theirs.fps:.2f} x\n"
+            )
+        out.write(_describe_specs(ours, theirs))
+
+
+def _describe(scores: list[float]) -> str:
+    spread = calc_spread(scores)
+    values = ", ".join(f"{value:.2f}" for value in spread.values)
+    if len(spread.values) == 1:
+        return f"{spread.mean:.2f} (1 session, so no interval)"
+    return f"{spread.mean:.2f} [{spread.low:.2f}, {spread.high:.2f}], IQM {spread.iqm:.2f}: {values}"
+
+
+def _describe_specs(ours: Run, theirs: Run) -> str:
+    lines = list(diff_specs(ours.spec, theirs.spec))
+    if not lines:
+        return "Specs   the same\n"
+    return "Specs   " + "\n        ".join(lines) + "\n"
+
+
+def diff_specs(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """A line for each key of which two specs have different values."""
+    for key in dict.fromkeys([*ours, *theirs]):
+        here = f"{path}.{key}" if path else str(key)
+        one, two = (spec.get(key, "(not there)") for spec in (ours, theirs))
+        if isinstance(one, Mapping) and isinstance(two, Mapping):
+            yield from diff_specs(one, two, here)
+        elif one != two:
+            yield f"{here}: {one} | {two}"

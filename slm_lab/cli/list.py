@@ -1,0 +1,70 @@
+"""`slm-lab list`: the runs there are."""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.experiment.analysis import calc_spread
+from slm_lab.experiment.folder import DATA_DIR
+from slm_lab.experiment.progress import format_seconds
+from slm_lab.experiment.results import Run, find_runs
+from slm_lab.lib.errors import LabError
+
+HEADER = ("run", "algorithm", "env", "score", "sessions", "frames", "age")
+Sort = Literal["age", "score", "env", "algorithm", "frames", "run"]
+SORTS: dict[str, Callable[[Run], Any]] = {
+    "age": lambda run: -run.ended,
+    # runs without a score come last
+    "score": lambda run: (math.isnan(_score(run)), -_score(run)),
+    "env": lambda run: (run.env_name, run.label),
+    "algorithm": lambda run: (run.label, run.env_name),
+    "frames": lambda run: -run.frame,
+    "run": lambda run: run.path.name,
+}
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def _score(run: Run) -> float:
+    return calc_spread(run.scores).mean
+
+
+@app.command(name="list", help="Show the runs in the data folder: algorithm, env, score, sessions, frames and age.")
+def list_runs(
+    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only runs whose name has this in it.")] = "",
+    local: Annotated[bool, typer.Option("--local", help="Runs on this machine, which is what is shown.")] = True,
+    sort: Annotated[Sort, typer.Option(help="What to sort by.")] = "age",
+    data_dir: Annotated[Path, typer.Option("--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+) -> None:
+    """Entry of the command."""
+    with user_errors():
+        runs = [run for run in find_runs(data_dir) if pattern in run.path.name]
+        if not runs:
+            what = f"no run named like '{pattern}'" if pattern else "no run with results"
+            raise LabError(f"there is {what} in {data_dir}; start one with `slm-lab run`")
+        rows = [HEADER, *(_row(run) for run in sorted(runs, key=SORTS[sort]))]
+        widths = [max(len(row[place]) for row in rows) for place in range(len(HEADER))]
+        for row in rows:
+            # names to the left, numbers to the right
+            cells = [text.ljust(width) for text, width in zip(row[:3], widths, strict=False)]
+            cells += [text.rjust(width) for text, width in zip(row[3:], widths[3:], strict=True)]
+            sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def _row(run: Run) -> tuple[str, ...]:
+    score = _score(run)
+    return (
+        run.path.name,
+        run.label,
+        run.env_name,
+        "-" if math.isnan(score) else f"{score:.2f}",
+        str(len(run.tables)),
+        f"{run.frame:,}",
+        format_seconds(time.time() - run.ended),
+    )

@@ -1,0 +1,83 @@
+"""`slm-lab plot`: runs side by side in one figure per env."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.experiment.folder import DATA_DIR
+from slm_lab.experiment.plot import Curve, plot_runs
+from slm_lab.experiment.results import Run, load_run
+from slm_lab.lib.errors import LabError
+
+PLOTS = Path("docs/plots")
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(help="Draw the learning curves of runs side by side, one figure per env.")
+def plot(
+    folders: Annotated[str, typer.Option("--folders", "-f", metavar="A,B,...", help="Run folders or their names.")],
+    title: Annotated[str | None, typer.Option("--title", "-t", help="Title; the env if not given.")] = None,
+    legends: Annotated[
+        str | None, typer.Option("--legends", "-l", metavar="A,B,...", help="Names of the runs, in order.")
+    ] = None,
+    data_dir: Annotated[Path, typer.Option("--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where figures go.")] = PLOTS,
+    legend: Annotated[bool, typer.Option("--legend/--no-legend", help="Name the curves.")] = True,
+) -> None:
+    """Entry of the command."""
+    with user_errors():
+        places = _split(folders)
+        if not places:
+            raise LabError("--folders: give at least one run folder; `slm-lab list` shows them")
+        names = _split(legends) if legends is not None else None
+        if names is not None and len(names) != len(places):
+            raise LabError(f"--legends: {len(names)} names for {len(places)} runs; give one for each")
+        runs, problems = _load(places, data_dir)
+        envs = list(dict.fromkeys(run.env_name for run in runs.values()))
+        if title is not None and len(envs) > 1:
+            raise LabError(f"--title: names one figure, but the runs are of {len(envs)} envs: {', '.join(envs)}")
+        for problem in problems:
+            sys.stderr.write(f"Note: {problem}\n")
+        for env in envs:
+            chosen = {place: run for place, run in runs.items() if run.env_name == env}
+            curves = [
+                Curve(names[places.index(place)] if names else name, run.label, list(run.tables.values()))
+                for (place, run), name in zip(chosen.items(), _name_apart(list(chosen.values())), strict=True)
+            ]
+            paths = plot_runs(curves, output, title or env, legend)
+            if not paths:
+                raise LabError(f"{env}: none of the runs has a finished episode to draw")
+            for path in paths:
+                sys.stdout.write(f"{path}\n")
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _load(places: list[str], data_dir: Path) -> tuple[dict[str, Run], list[str]]:
+    """Runs that can be read, and a line for what cannot; at least one can."""
+    runs: dict[str, Run] = {}
+    problems: list[str] = []
+    for place in places:
+        try:
+            runs[place] = load_run(place, data_dir)
+        except LabError as error:
+            problems.append(str(error))
+        else:
+            problems += [f"{place}: {problem}" for problem in runs[place].problems]
+    if not runs:
+        raise LabError("; ".join(problems))
+    return runs, problems
+
+
+def _name_apart(runs: list[Run]) -> list[str]:
+    """The algorithm of each run; where two share it, the spec's name, and where that is the same the folder's."""
+    for names in ([run.label for run in runs], [run.name for run in runs]):
+        if len(set(names)) == len(names):
+            return names
+    return [run.path.name for run in runs]

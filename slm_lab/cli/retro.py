@@ -1,0 +1,36 @@
+"""`slm-lab retro DIR`: metrics and graphs made anew from the tables of a run."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.experiment.analysis import format_trial_metrics
+from slm_lab.experiment.folder import DATA_DIR
+from slm_lab.experiment.results import load_run
+from slm_lab.experiment.retro import find_models, recompute
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(help="Compute the metrics and draw the graphs of a run again from its tables, wherever it was made.")
+def retro(
+    where: Annotated[str, typer.Argument(metavar="DIR", help="A run folder or its name.")],
+    data_dir: Annotated[Path, typer.Option("--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+) -> None:
+    """Entry of the command."""
+
+    def tell(text: str) -> None:
+        sys.stderr.write(f"Note: {text}\n")
+
+    with user_errors():
+        run = load_run(where, data_dir)
+        for problem in run.problems:
+            tell(problem)
+        metrics = recompute(run, tell)
+        count, foreign = find_models(run.path)
+        if foreign:
+            tell(f"{foreign} of {count} weight files are not of this lab and cannot be played")
+        sys.stdout.write(f"{format_trial_metrics(metrics['scalar'])}\nGraphs   {run.path / 'graph'}\n")

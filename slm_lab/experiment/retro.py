@@ -1,0 +1,42 @@
+"""Metrics and graphs of a run made anew from its tables; needs no torch."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.analysis import calc_session_metrics, calc_trial_metrics
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.plot import plot_session, plot_trial
+from slm_lab.experiment.results import Run
+from slm_lab.lib.io import write_json
+
+
+def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Write a run's metrics and graphs again, and return the metrics; what else they held is kept."""
+    folder = RunFolder(run.path, run.name)
+    random_return = run.random_return
+    if random_return is None:
+        tell(f"no random baseline of {run.env_name} is known, so strength counts from 0")
+        random_return = 0.0
+    tables = run.tables
+    known = {key: run.metrics[key] for key in ("num_session", "failed", "is_complete") if key in run.metrics}
+    metrics = calc_trial_metrics(list(tables.values()), random_return) | known
+    metrics["session_index"] = list(tables)
+    for session, table in tables.items():
+        old = run.session_metrics.get(session, {})
+        new = asdict(calc_session_metrics(table, random_return))
+        write_json(folder.session_metrics_file(run.trial, session), {"session": session, **old, **new})
+    write_json(folder.trial_metrics_file(run.trial), metrics)
+    title = f"{run.label} on {run.env_name}"
+    for kind, of_kind in (("train", tables), ("eval", run.eval_tables)):
+        for session, table in of_kind.items():
+            plot_session(table, folder.graph_prefix(run.trial, session), f"{title}, session {session}", kind)
+    plot_trial(list(tables.values()), folder.graph_prefix(run.trial), title)
+    return metrics
+
+
+def find_models(path: Path) -> tuple[int, int]:
+    """How many weight files a run has, and how many of them this lab did not write."""
+    files = list((path / "model").glob("*_model.pt"))
+    return len(files), sum("_ckpt-" not in file.name or not file.name.endswith("_net_model.pt") for file in files)

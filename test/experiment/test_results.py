@@ -1,0 +1,275 @@
+"""Runs are read back from their folders, also foreign and broken ones, and compared, drawn and listed."""
+
+import csv
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from slm_lab.cli import compare, plot, retro
+from slm_lab.cli import list as list_module
+from slm_lab.experiment.analysis import calc_trial_metrics
+from slm_lab.experiment.results import find_runs, load_run
+from slm_lab.lib.errors import RunFolderError
+from slm_lab.lib.io import write_json, write_yaml
+
+COLUMNS = ("total_reward", "total_reward_ma", "loss", "fps", "frame", "wall_t", "t", "epi", "opt_step", "lr")
+
+
+def make_spec(algorithm: str = "PPO", env: str = "CartPole-v1", memory: str = "OnPolicyBatchReplay") -> dict[str, Any]:
+    return {
+        "agent": {"algorithm": {"name": algorithm, "gamma": 0.99}, "memory": {"name": memory}},
+        "env": {"name": env, "max_frame": 1000},
+    }
+
+
+def write_table(path: Path, final: float, rows: int = 20, seed: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    reward = np.linspace(20.0, final, rows) + rng.normal(0, 1, rows)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for index in range(rows):
+            frame = (index + 1) * 50
+            writer.writerow(
+                [reward[index], reward[: index + 1].mean(), 0.5, 900.0, frame, frame / 900, frame, 1, 9, 1e-3]
+            )
+
+
+def make_run(
+    data: Path, folder: str, finals: tuple[float, ...] = (400.0, 410.0, 420.0), name: str = "demo", **spec: str
+) -> Path:
+    path = data / folder
+    for session, final in enumerate(finals):
+        write_table(path / "info" / f"{name}_t0_s{session}_session_df_train.csv", final, seed=session)
+    write_yaml(path / f"{name}_spec.yaml", {name: make_spec(**spec)})
+    return path
+
+
+def call(module: Any, *arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(module.app, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "memory", "label"),
+    [
+        ("Reinforce", "OnPolicyReplay", "REINFORCE"),
+        ("VanillaDQN", "Replay", "DQN"),
+        ("DoubleDQN", "PrioritizedReplay", "DDQN+PER"),
+        ("DoubleDQN", "Replay", "DDQN"),
+        ("ActorCritic", "OnPolicyBatchReplay", "A2C"),
+        ("PPO", "OnPolicyBatchReplay", "PPO"),
+        ("SoftActorCritic", "PrioritizedReplay", "SAC"),
+        ("CrossQ", "Replay", "CrossQ"),
+    ],
+)
+def test_algorithms_have_the_names_of_papers(tmp_path: Path, algorithm: str, memory: str, label: str) -> None:
+    make_run(tmp_path, "run", algorithm=algorithm, memory=memory)
+    assert load_run("run", tmp_path).label == label
+
+
+def test_a_run_is_read_by_name_path_and_file(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    (file,) = path.glob("*_spec.yaml")
+    for where in ("run", str(path), str(file)):
+        run = load_run(where, tmp_path)
+        assert (run.name, run.env_name, list(run.tables), run.frame) == ("demo", "CartPole-v1", [0, 1, 2], 1000)
+        assert run.problems == ()
+    assert run.scores == pytest.approx([table["total_reward"].mean() for table in run.tables.values()])
+
+
+def test_a_folder_of_the_published_lab_is_read(tmp_path: Path) -> None:
+    """Its specs are JSON without a name on top, its metrics are in info/, and agents may be lists of one."""
+    path = tmp_path / "old"
+    write_table(path / "info" / "old_ppo_t0_s0_session_df_train.csv", 300.0)
+    write_table(path / "info" / "old_ppo_t0_s0_session_df_eval.csv", 310.0)
+    spec = {"name": "old_ppo", **make_spec("PPO", "ALE/Pong-v5")}
+    write_json(path / "old_ppo_spec.json", {**spec, "agent": [spec["agent"]], "env": [spec["env"]]})
+    write_json(path / "info" / "old_ppo_t0_trial_metrics.json", {"scalar": {"total_reward_ma": 1.0}})
+    run = load_run("old", tmp_path)
+    assert (run.label, run.env_name, list(run.eval_tables)) == ("PPO", "ALE/Pong-v5", [0])
+    assert run.metrics == {"scalar": {"total_reward_ma": 1.0}}
+    # the baseline of its env is shipped
+    assert run.random_return == pytest.approx(-20.3, abs=0.5)
+
+
+def test_what_cannot_be_read_is_told_and_left_out(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    (path / "info" / "demo_t0_s3_session_df_train.csv").write_text("a,b\n1,2\n")
+    (path / "info" / "demo_t0_s4_session_df_train.csv").write_text("frame,total_reward\n1,what\n")
+    (path / "info" / "demo_t0_s5_session_df_train.csv").write_text("frame,total_reward\n")
+    (path / "demo_spec.yaml").unlink()
+    run = load_run("run", tmp_path)
+    assert list(run.tables) == [0, 1, 2]
+    assert run.label == "unknown algorithm"
+    told = "\n".join(run.problems)
+    assert "demo_t0_s3_session_df_train.csv is left out: it has no column frame and no column total_reward" in told
+    assert "demo_t0_s4_session_df_train.csv is left out: could not convert" in told
+    assert "demo_t0_s5_session_df_train.csv is left out: it has no rows yet" in told
+    assert "so env and algorithm are unknown" in told
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunFolderError, match="has no results"):
+        load_run("empty", tmp_path)
+    with pytest.raises(RunFolderError, match="no run folder 'emty'; did you mean 'empty'"):
+        load_run("emty", tmp_path)
+
+
+def test_plot_draws_a_figure_per_env(tmp_path: Path) -> None:
+    make_run(tmp_path, "one")
+    make_run(tmp_path, "two", algorithm="ActorCritic", finals=(100.0,))
+    make_run(tmp_path, "three", env="ALE/Pong-v5")
+    out = tmp_path / "plots"
+    code, stdout, _ = call(plot, "-f", "one, two,three", "-d", str(tmp_path), "-o", str(out))
+    assert code == 0
+    stem = "multi_trial_graph_mean_returns_ma_vs_frames"
+    expected = {f"{env}_{stem}.{ending}" for env in ("CartPole-v1", "Pong-v5") for ending in ("png", "html")}
+    assert {path.name for path in out.iterdir()} == expected | {"plotly.min.js"}
+    assert stdout.count("\n") == 4
+    page = (out / f"CartPole-v1_{stem}.html").read_text()
+    # algorithms in their fixed order and colours
+    assert page.index("A2C (1 session)") < page.index("PPO (3 sessions)")
+    assert "#E69F00" in page
+    assert "#D55E00" in page
+
+
+def test_plot_names_runs_apart(tmp_path: Path) -> None:
+    make_run(tmp_path, "one", name="wide")
+    make_run(tmp_path, "two", name="deep")
+    args = ["-f", "one,two", "-d", str(tmp_path), "-o", str(tmp_path / "plots"), "-t", "Mine"]
+    assert call(plot, *args)[0] == 0
+    (page,) = (tmp_path / "plots").glob("Mine_*.html")
+    assert "wide (3 sessions)" in page.read_text()
+    assert call(plot, *args, "-l", "a,b")[0] == 0
+    assert "a (3 sessions)" in page.read_text()
+    assert '"showlegend":true' in page.read_text().replace(" ", "")
+    assert call(plot, *args, "--no-legend")[0] == 0
+    assert '"showlegend":true' not in page.read_text().replace(" ", "")
+
+
+def test_plot_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    make_run(tmp_path, "one")
+    make_run(tmp_path, "two", env="Acrobot-v1")
+    (tmp_path / "empty").mkdir()
+    place = ["-d", str(tmp_path), "-o", str(tmp_path / "plots")]
+    for arguments, words in (
+        (["-f", "one,two", "-l", "a"], "--legends: 1 names for 2 runs"),
+        (["-f", "one,two", "-t", "x"], "--title: names one figure, but the runs are of 2 envs"),
+        (["-f", ","], "--folders: give at least one"),
+        (["-f", "empty"], "has no results"),
+    ):
+        code, _, stderr = call(plot, *arguments, *place)
+        assert code == 2
+        assert words in stderr
+        assert stderr.count("\n") == 1
+    # what can be drawn is drawn
+    code, stdout, stderr = call(plot, "-f", "empty,one", *place)
+    assert code == 0
+    assert "has no results" in stderr
+    assert "CartPole-v1" in stdout
+
+
+def test_list_shows_and_sorts_runs(tmp_path: Path) -> None:
+    make_run(tmp_path, "weak", finals=(50.0,))
+    make_run(tmp_path, "strong", finals=(500.0, 490.0), algorithm="SoftActorCritic")
+    (tmp_path / "empty").mkdir()
+    code, stdout, _ = call(list_module, "-d", str(tmp_path), "--sort", "score", "--local")
+    header, *rows = stdout.splitlines()
+    assert code == 0
+    assert header.split() == list(list_module.HEADER)
+    assert [row.split()[0] for row in rows] == ["strong", "weak"]
+    assert rows[0].split()[1:6] == ["SAC", "CartPole-v1", rows[0].split()[3], "2", "1,000"]
+    assert call(list_module, "eak", "-d", str(tmp_path))[1].count("\n") == 2
+    code, _, stderr = call(list_module, "-d", str(tmp_path / "nowhere"))
+    assert code == 2
+    assert "no run with results" in stderr
+
+
+def test_find_runs_has_the_newest_first(tmp_path: Path) -> None:
+    make_run(tmp_path, "one")
+    make_run(tmp_path, "two")
+    newer = tmp_path / "one" / "info" / "demo_t0_s0_session_df_train.csv"
+    os.utime(newer, (2e9, 2e9))
+    assert [run.path.name for run in find_runs(tmp_path)] == ["one", "two"]
+
+
+def test_compare_says_whether_runs_differ(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", finals=(500.0, 490.0, 495.0, 480.0))
+    make_run(tmp_path, "b", finals=(300.0, 310.0, 290.0, 305.0), algorithm="ActorCritic")
+    code, stdout, _ = call(compare, "a", "b", "-d", str(tmp_path))
+    assert code == 0
+    assert "A  a: PPO on CartPole-v1" in stdout
+    assert "probability of improvement 1.00 [0.55, 1.00]\n" in stdout
+    assert "Speed   900 and 900 frames per second, 1.00 x" in stdout
+    assert "agent.algorithm.name: PPO | ActorCritic" in stdout
+    same = call(compare, "a", "a", "-d", str(tmp_path))[1]
+    assert "not distinguishable" in same
+    assert "Specs   the same" in same
+
+
+def test_compare_of_different_envs(tmp_path: Path) -> None:
+    make_run(tmp_path, "a")
+    make_run(tmp_path, "b", env="Acrobot-v1")
+    stdout = call(compare, "a", "b", "-d", str(tmp_path))[1]
+    assert "Scores of different envs are not compared" in stdout
+    assert "env.name: CartPole-v1 | Acrobot-v1" in stdout
+
+
+def test_retro_makes_metrics_and_graphs_again(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    write_json(path / "info" / "demo_t0_s0_session_metrics.json", {"session": 0, "phases": {"act": 1.0}})
+    code, stdout, _ = call(retro, "run", "-d", str(tmp_path))
+    assert code == 0
+    assert stdout.startswith("trial_metrics: frame:1.00e+03 | total_reward_ma:")
+    run = load_run("run", tmp_path)
+    assert run.random_return is not None
+    expected = calc_trial_metrics(list(run.tables.values()), run.random_return)
+    assert run.metrics["scalar"] == pytest.approx(expected["scalar"])
+    # what only the run itself could know stays
+    assert run.session_metrics[0]["phases"] == {"act": 1.0}
+    assert run.session_metrics[0]["total_reward_ma"] == pytest.approx(run.scores[0])
+    assert len(list((path / "graph").glob("*.png"))) == 2 + 3 * 3
+
+
+def test_retro_of_an_unknown_env_and_foreign_weights(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run", env="My/Env-v0")
+    (path / "model").mkdir()
+    (path / "model" / "demo_t0_s0_net_model.pt").write_bytes(b"?")
+    code, _, stderr = call(retro, "run", "-d", str(tmp_path))
+    assert code == 0
+    assert "no random baseline of My/Env-v0 is known, so strength counts from 0" in stderr
+    assert "1 of 1 weight files are not of this lab and cannot be played" in stderr
+
+
+def test_nan_in_a_column_and_unequal_sessions_are_drawn(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    write_table(path / "info" / "demo_t0_s1_session_df_train.csv", 400.0, rows=7)
+    table = path / "info" / "demo_t0_s2_session_df_train.csv"
+    text = table.read_text().splitlines()
+    table.write_text("\n".join([text[0], ",,,900,50,0.1,50,1,9,0.001", *text[2:]]) + "\n")
+    run = load_run("run", tmp_path)
+    assert all(math.isfinite(score) for score in run.scores)
+    assert call(plot, "-f", "run", "-d", str(tmp_path), "-o", str(tmp_path / "plots"))[0] == 0
+
+
+def test_reading_needs_no_torch(tmp_path: Path) -> None:
+    make_run(tmp_path, "run")
+    code = (
+        "import sys\n"
+        "import slm_lab.cli.plot, slm_lab.cli.list, slm_lab.cli.compare, slm_lab.cli.retro\n"
+        "from pathlib import Path\n"
+        "from slm_lab.experiment.results import load_run\n"
+        f"print(load_run('run', Path({str(tmp_path)!r})).label, {{'torch', 'gymnasium'}} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "PPO set()\n"), done.stderr
