@@ -13,7 +13,7 @@ from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.run import Options, enjoy, resume, start, summarize
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
-from slm_lab.lib.log import setup_console
+from slm_lab.lib.log import LogFormat, setup_console
 from slm_lab.lib.runtime import import_modules
 from slm_lab.spec.loading import SUFFIXES, find_bare_file, load_spec, locate, parse_override
 from slm_lab.spec.schema import Spec
@@ -66,11 +66,12 @@ def run(
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="What the log shows.", case_sensitive=False)
     ] = "INFO",
+    log_format: Annotated[LogFormat, typer.Option(help="Of the console: lines for people, or JSON.")] = "text",
     data_dir: Annotated[Path, typer.Option(help="Where run folders are made.")] = DATA_DIR,
 ) -> None:
     """Entry of the command."""
-    setup_console(log_level)
-    options = Options(data_dir, log_level, render, tuple(imports or ()), video)
+    setup_console(log_level, log_format)
+    options = Options(data_dir, log_level, render, tuple(imports or ()), video, log_format)
     with user_errors():
         source, name, mode = split_arguments(arguments or [])
         changes = [*(set_ or [])]

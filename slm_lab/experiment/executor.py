@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO
 
+from slm_lab.lib.log import LogFormat
 from slm_lab.lib.runtime import num_cores
 
 STOP_SECONDS = 10.0
@@ -28,6 +29,7 @@ class SessionTask:
     log_level: str = "INFO"
     console_level: str = "WARNING"
     num_threads: int = 1
+    log_format: LogFormat = "text"
 
 
 @dataclass

@@ -26,7 +26,7 @@ from slm_lab.experiment.video import check_video_path, film_episodes, write_vide
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import CheckpointError, LabError, RunFolderError, SpecError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
-from slm_lab.lib.log import log_to
+from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
 from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.loading import dump_spec
@@ -46,6 +46,8 @@ class Options:
     imports: tuple[str, ...] = ()
     # file for the episodes that enjoy plays
     video: Path | None = None
+    # of the console; log files are for people
+    log_format: LogFormat = "text"
 
 
 def prepare(spec: Spec, render: bool = False) -> tuple[Spec, list[str]]:
@@ -119,7 +121,7 @@ def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str]) ->
     with log_to(folder.log_file(), options.log_level):
         for note in notes:
             logger.info(note)
-        return Trial(spec, folder, 0, options.imports, options.log_level, options.render).run()
+        return Trial(spec, folder, 0, options.imports, options.log_level, options.render, options.log_format).run()
 
 
 def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:

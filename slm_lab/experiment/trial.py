@@ -27,7 +27,7 @@ from slm_lab.experiment.signals import StopSignal
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import DivergenceError, LabError, WorkerError
 from slm_lab.lib.io import write_json
-from slm_lab.lib.log import log_to
+from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.spec.schema import Spec
 
 PLOT_SECONDS = 60.0
@@ -67,7 +67,14 @@ class Trial:
     """Runs the sessions of a spec and draws the sum."""
 
     def __init__(
-        self, spec: Spec, folder: RunFolder, trial: int, imports: tuple[str, ...], log_level: str, render: bool
+        self,
+        spec: Spec,
+        folder: RunFolder,
+        trial: int,
+        imports: tuple[str, ...],
+        log_level: str,
+        render: bool,
+        log_format: LogFormat = "text",
     ) -> None:
         self.spec = spec
         self.folder = folder
@@ -75,6 +82,7 @@ class Trial:
         self.imports = imports
         self.log_level = log_level
         self.render = render
+        self.log_format = log_format
         self.last_plot = time.monotonic()
 
     def run(self) -> TrialResult:
@@ -90,7 +98,7 @@ class Trial:
             f"{self._title}: {num_session} session(s) of {self.spec.env.max_frame:,} frames, "
             f"{self.spec.env.num_envs} env(s), seed {self.spec.meta.seed}"
         )
-        with StopSignal() as stop, ProgressView(num_session, self.spec.env.max_frame) as view:
+        with StopSignal() as stop, self._show(num_session) as view:
             run = self._run_here if num_session == 1 else self._run_processes
             outcomes = run(view, stop)
         results, failures = [], {}
@@ -103,6 +111,9 @@ class Trial:
                 failures[outcome.session] = str(outcome.error)
                 logger.error(f"Session {outcome.session} failed: {outcome.error}")
         return self._conclude(results, failures, stop.exit_code)
+
+    def _show(self, num_session: int) -> ProgressView:
+        return ProgressView(num_session, self.spec.env.max_frame, may_draw=self.log_format == "text")
 
     def _run_here(self, view: ProgressView, stop: StopSignal) -> list[Outcome]:
         def on_progress(progress: Progress) -> None:
@@ -131,6 +142,7 @@ class Trial:
                 # what matters reaches the console; the rest is in the session's own log
                 "WARNING" if self.log_level == "INFO" else self.log_level,
                 self.spec.meta.num_threads,
+                self.log_format,
             )
             for session in range(self.spec.meta.max_session)
         ]

@@ -35,7 +35,7 @@ def main(task: SessionTask, descriptor: int) -> int:
         def on_progress(progress: Progress) -> None:
             tell("progress", asdict(progress))
 
-        setup_console(task.console_level)
+        setup_console(task.console_level, task.log_format)
         folder = RunFolder(Path(task.folder), task.name)
         try:
             import_modules(task.imports)

@@ -72,14 +72,14 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, data: Any) -> None:
     """Write JSON atomically, readable by people; a number that is not finite becomes null, for JSON has none."""
-    write_text(path, json.dumps(_finite(data), indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(to_finite(data), indent=2, allow_nan=False) + "\n")
 
 
-def _finite(data: Any) -> Any:
+def to_finite(data: Any) -> Any:
     if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
+        return {key: to_finite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
+        return [to_finite(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 

@@ -1,12 +1,20 @@
 """Where log lines go: `YYYY-MM-DD HH:MM:SS | INFO | ...` on the console and in the run's log folder."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from loguru import logger
 
+from slm_lab.lib.io import to_finite
+
+if TYPE_CHECKING:
+    from loguru import Message
+
+LogFormat = Literal["text", "json"]
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss} | {level} | {message}"
 
 
@@ -15,20 +23,38 @@ class _Console:
 
     def __init__(self) -> None:
         self.taker: Callable[[str], None] | None = None
+        self.format: LogFormat = "text"
 
-    def __call__(self, line: str) -> None:
-        if self.taker is not None:
-            self.taker(line)
+    def __call__(self, message: "Message") -> None:
+        if self.format == "json":
+            sys.stderr.write(_to_json(message))
+        elif self.taker is not None:
+            self.taker(str(message))
         else:
-            sys.stderr.write(line)
+            sys.stderr.write(str(message))
+
+
+def _to_json(message: "Message") -> str:
+    """A line for machines; what was bound to it comes as fields of its own."""
+    record = message.record
+    line = {
+        "time": record["time"].isoformat(timespec="milliseconds"),
+        "level": record["level"].name,
+        "message": record["message"],
+        **record["extra"],
+    }
+    if record["exception"] is not None:
+        line["exception"] = str(record["exception"])
+    return json.dumps(to_finite(line)) + "\n"
 
 
 _console = _Console()
 
 
-def setup_console(level: str) -> None:
-    """Send log lines to the console in the lab's format, replacing what was there."""
+def setup_console(level: str, log_format: LogFormat = "text") -> None:
+    """Send log lines to the console in the lab's format or as JSON, replacing what was there."""
     logger.remove()
+    _console.format = log_format
     # diagnose=False: variable values in a traceback could carry a secret into a shared log
     logger.add(_console, format=FORMAT, level=level, diagnose=False, colorize=False)
 
