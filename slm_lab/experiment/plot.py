@@ -356,6 +356,8 @@ def _png(figure: Figure) -> bytes:
     """The bytes of a figure as PNG."""
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI)
+    # its parts refer to each other, so they would stay in memory until Python looks for such circles
+    figure.clear()
     return buffer.getvalue()
 
 
