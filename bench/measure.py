@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.job import ROOT, Job, Measured, run_module
-from bench.rows import LAB_VARIANTS, Row, build_spec
+from bench.rows import Row, build_spec
 from slm_lab.lib.io import write_json
 from slm_lab.lib.runtime import git_sha, machine_facts, package_versions
 from slm_lab.spec.loading import dump_spec
@@ -22,7 +22,8 @@ RESULTS = Path(__file__).parent / "results"
 QUICK_RESULTS = RESULTS / "quick"
 MODULES = {
     "lab": "bench.lab",
-    "lab-eager": "bench.lab",
+    "lab-plain": "bench.lab",
+    "lab-compiled": "bench.lab",
     "limit": "bench.limit",
     "sb3": "bench.peers.sb3",
     "sbx": "bench.peers.sbx",
@@ -66,7 +67,7 @@ def describe_machine() -> dict[str, Any]:
 def list_contenders(row: Row, peers: Sequence[str] | None) -> list[str]:
     """Who runs a row, the lab first; `peers` None means all that can."""
     wanted = [peer for peer in row.peers if peers is None or peer in peers]
-    return [*LAB_VARIANTS, *wanted, "limit"]
+    return [*row.variants, *wanted, "limit"]
 
 
 def run_once(job: Job, core: int) -> Measured:

@@ -8,13 +8,13 @@ from typing import Any
 
 from bench.job import ROOT
 from bench.plot import plot_rows, plot_scaling
-from bench.rows import LAB_VARIANTS, ROWS
+from bench.rows import ROWS
 from bench.scaling import SCALINGS
 from bench.summary import Summary, calc_mean, find_disturbed, summarize
 from slm_lab.lib.io import write_text
 
 TEMPLATE = Path(__file__).with_name("page.md")
-CONTENDERS = ("lab", "lab-eager", "sb3", "sbx", "tianshou", "torchrl", "limit")
+CONTENDERS = ("lab", "lab-plain", "lab-compiled", "sb3", "sbx", "tianshou", "torchrl", "limit")
 MISSING = "missing: not measured yet"
 NONE = ""
 QUICK_WARNING = "> Smoke measurements: smaller batches, seconds only. No figure here means anything.\n"
@@ -144,7 +144,7 @@ def write_page(folder: Path, quick: bool) -> Path:
     results = read_results(folder)
     docs = folder if quick else ROOT / "docs"
     names = {name for row in ROWS if row.name in results for name in results[row.name]["runs"]}
-    shown = [name for name in CONTENDERS if name in names] or [*LAB_VARIANTS, "limit"]
+    shown = [name for name in CONTENDERS if name in names] or ["lab", "limit"]
     rows = [(row.name, summarize(results[row.name])) for row in ROWS if row.name in results]
     drawn = [(name, summary) for name, summary in rows if "limit" in summary]
     curves = [results[f"scaling_{name}"] for name in SCALINGS if f"scaling_{name}" in results]

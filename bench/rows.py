@@ -24,6 +24,13 @@ class Row:
     quick: Mapping[str, Any] = field(default_factory=dict)
     # each peer with what could not be set equal, empty where nothing is known
     peers: Mapping[str, str] = field(default_factory=dict)
+    # what meta.compile: auto decides in a long run
+    is_compiled: bool = True
+
+    @property
+    def variants(self) -> tuple[str, str]:
+        """The lab as it is, and with the other way of computing."""
+        return "lab", "lab-plain" if self.is_compiled else "lab-compiled"
 
 
 ONE_OPTIMIZER = "one optimiser and one gradient norm for both nets, where the lab has one for each"
@@ -98,6 +105,7 @@ ROWS = (
             "sb3": "constant learning rate; its own Atari wrappers in Python, where the lab's are in C++",
             "sbx": "as sb3; actor and critic pass through the CNN one after the other; values are not clipped",
         },
+        is_compiled=False,
     ),
     *(
         Row(
@@ -112,8 +120,6 @@ ROWS = (
     ),
 )
 ROW_BY_NAME = {row.name: row for row in ROWS}
-# with compiled updates, and without
-LAB_VARIANTS = ("lab", "lab-eager")
 
 
 def build_spec(row: Row, quick: bool = False, overrides: Mapping[str, Any] | None = None, variant: str = "lab") -> Spec:
@@ -125,6 +131,6 @@ def build_spec(row: Row, quick: bool = False, overrides: Mapping[str, Any] | Non
         **row.overrides,
         **(row.quick if quick else {}),
         **(overrides or {}),
-        "meta.compile": variant != "lab-eager",
+        "meta.compile": row.is_compiled if variant == "lab" else variant == "lab-compiled",
     }
     return load_spec(row.spec, row.spec, settings).spec
