@@ -130,9 +130,9 @@ def describe_conditions(results: Mapping[str, Any]) -> str:
     seen: dict[tuple[str, str, str], list[str]] = {}
     for name, result in results.items():
         versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items())
-        machine = f"{result['machine']['processor']}, {result['machine']['cores']} cores, load {result['load']}"
+        machine = f"{result['machine']['processor']}, {result['machine']['cores']} cores"
         key = (machine, str(result["commit"])[:10], f"{versions}; torch build {result['torch_build']}")
-        seen.setdefault(key, []).append(f"{name} ({describe_repeats(result)}{result['measured_at']})")
+        seen.setdefault(key, []).append(f"{name} ({describe_repeats(result)}load {result['load']}, {result['measured_at']})")
     return "\n".join(
         f"- {', '.join(names)}: {machine}; commit {commit}; {versions}."
         for (machine, commit, versions), names in seen.items()

@@ -116,6 +116,7 @@ def test_page_has_the_figures_of_results_and_names_what_is_missing(tmp_path) -> 
         "torch_build": "1.2.3+cpu",
         "seconds": 4.0,
         "commit": "abcdef0123456789",
+        "load": 0.5,
         "measured_at": "2026-01-01 00:00 UTC",
         "differences": {"sb3": ["8 trained parameters, the lab 7"]},
         "runs": {
@@ -126,11 +127,11 @@ def test_page_has_the_figures_of_results_and_names_what_is_missing(tmp_path) -> 
     }
     (tmp_path / "ppo_cartpole.json").write_text(json.dumps(result))
     page = write_page(tmp_path, quick=True).read_text()
-    assert "| 6,000 | 2,000 | 12,000 | 50% |" in page
+    assert "| 6,000 | 2,000 | 12,000 | 50% | 100% |" in page
     assert "| ppo_cartpole | 3.00x [3.00, 3.00] |" in page
     assert "50% / 25% / 25%" in page
     assert "8 trained parameters, the lab 7" in page
-    assert "ppo_cartpole (2 x 4 s, 2026-01-01 00:00 UTC)" in page
+    assert "ppo_cartpole (2 x 4 s, load 0.5, 2026-01-01 00:00 UTC)" in page
     assert "Abacus, 1 cores; commit abcdef0123; torch 1.2.3" in page
     assert page.count(MISSING) == len(ROWS) - 1
     assert (tmp_path / "plots" / "speed.png").read_bytes()[:4] == b"\x89PNG"
