@@ -132,7 +132,8 @@ def describe_conditions(results: Mapping[str, Any]) -> str:
         versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items())
         machine = f"{result['machine']['processor']}, {result['machine']['cores']} cores"
         key = (machine, str(result["commit"])[:10], f"{versions}; torch build {result['torch_build']}")
-        seen.setdefault(key, []).append(f"{name} ({describe_repeats(result)}load {result['load']}, {result['measured_at']})")
+        when = f"load {result['load']}, {result['measured_at']}"
+        seen.setdefault(key, []).append(f"{name} ({describe_repeats(result)}{when})")
     return "\n".join(
         f"- {', '.join(names)}: {machine}; commit {commit}; {versions}."
         for (machine, commit, versions), names in seen.items()

@@ -127,7 +127,7 @@ def test_page_has_the_figures_of_results_and_names_what_is_missing(tmp_path) -> 
     }
     (tmp_path / "ppo_cartpole.json").write_text(json.dumps(result))
     page = write_page(tmp_path, quick=True).read_text()
-    assert "| 6,000 | 2,000 | 12,000 | 50% | 100% |" in page
+    assert "| 6,000 | 2,000 | 12,000 | 50% | 50% |" in page
     assert "| ppo_cartpole | 3.00x [3.00, 3.00] |" in page
     assert "50% / 25% / 25%" in page
     assert "8 trained parameters, the lab 7" in page
