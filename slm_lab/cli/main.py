@@ -10,6 +10,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("slm_lab.cli.run", "Train, continue or replay a spec."),
     "spec": ("slm_lab.cli.spec", "Check, show, list and describe specs."),
     "env": ("slm_lab.cli.env", "Check an env of yours, list those that are registered."),
+    "doctor": ("slm_lab.cli.doctor", "Say what stands out in a run, and which key to try."),
 }
 
 

@@ -8,6 +8,8 @@ from slm_lab.spec.loading import load_spec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
+# where runs are, unless told otherwise
+DATA_DIR = Path("data")
 SPEC_SUFFIX = "_spec.yaml"
 
 
