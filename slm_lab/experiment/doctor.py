@@ -22,7 +22,9 @@ EXPLAINED_VAR_LOW = 0.1
 # values fit, whatever they explain, once their loss is so small a share of its largest
 VAL_LOSS_FALLEN = 0.05
 CLIP_FRAC_HIGH = 0.3
-KL_LARGE = 0.2
+KL_LARGE = 0.1
+# share of the run after which steps of the policy are judged
+SETTLED = 0.2
 # times the returns that were reached
 Q_FACTOR = 2.0
 # share of all that was gained
@@ -68,7 +70,7 @@ def diagnose(run: Run) -> list[Finding]:
 
 def count_rows(run: Run) -> int:
     """Rows with a score, of the session that has most."""
-    return max(int(np.isfinite(table["total_reward"]).sum()) for table in run.tables.values())
+    return max((len(_known(table["total_reward"])) for table in run.tables.values()), default=0)
 
 
 # --- rules
@@ -80,7 +82,7 @@ def find_entropy_collapse(run: Run) -> Finding | None:
     for session, table in _judged(run):
         entropy = table.get("entropy", _EMPTY)
         # a density's entropy passes below zero without harm, so continuous actions are left out
-        if not len(entropy) or np.nanmin(entropy, initial=math.inf) < 0 or not _is_low(run, table):
+        if (entropy < 0).any() or not _is_low(run, table):
             continue
         begin, end = _part(entropy, EARLY, 0.5), _part(entropy, 0.8, 1)
         if _median(begin) < ENTROPY_COLLAPSED and _median(end) < ENTROPY_COLLAPSED:
@@ -134,9 +136,9 @@ def find_high_clip_frac(run: Run) -> Finding | None:
     hit: dict[int, float] = {}
     is_hurt = False
     for session, table in _judged(run):
-        late = _median(_part(table.get("clip_frac", _EMPTY), 0.5, 1))
-        if late > CLIP_FRAC_HIGH:
-            hit[session] = late
+        median = _median(_part(table.get("clip_frac", _EMPTY), SETTLED, 1))
+        if median > CLIP_FRAC_HIGH:
+            hit[session] = median
             is_hurt |= _is_low(run, table) or _is_hurt(run, table)
     if not hit:
         return None
@@ -145,7 +147,7 @@ def find_high_clip_frac(run: Run) -> Finding | None:
     return Finding(
         "warn" if is_hurt else "info",
         "clip fraction high",
-        f"clip_frac is {max(hit.values()):.2g} over the second half{_where(run, hit)}",
+        f"clip_frac is {max(hit.values()):.2g}, the median after the first fifth{_where(run, hit)}",
         "many samples leave the clip range: steps are large for their data"
         + ("" if is_hurt else "; the score does not suffer from it"),
         f"lower {lr} or {keys[1]}, or set {keys[2]}",
@@ -157,9 +159,9 @@ def find_large_kl(run: Run) -> Finding | None:
     """Policies that move far with each batch."""
     hit: dict[int, float] = {}
     for session, table in _judged(run):
-        late = _median(_part(table.get("kl", _EMPTY), 0.5, 1))
-        if late > KL_LARGE:
-            hit[session] = late
+        median = _median(_part(table.get("kl", _EMPTY), SETTLED, 1))
+        if median > KL_LARGE:
+            hit[session] = median
     if not hit:
         return None
     lr = _lr_key(run, "actor")
@@ -167,7 +169,8 @@ def find_large_kl(run: Run) -> Finding | None:
     return Finding(
         "warn",
         "KL large",
-        f"kl is {max(hit.values()):.2g} over the second half{_where(run, hit)}; runs that go well stay below 0.1",
+        f"kl is {max(hit.values()):.2g}, the median after the first fifth{_where(run, hit)}; runs that go well stay "
+        "below 0.05",
         "each training takes the policy far from the one that gathered the data, where the data say little",
         f"set {keys[0]} (0.02 is common), or lower {lr} or {keys[2]}",
         keys,
@@ -191,7 +194,7 @@ def find_overestimation(run: Run) -> Finding | None:
         if len(alpha) and len(alpha) == len(entropy):
             bonus = _median(_part(alpha * np.maximum(entropy, 0), 0.8, 1)) / (1 - gamma)
             reached += bonus if math.isfinite(bonus) else 0.0
-        score = table["total_reward"][np.isfinite(table["total_reward"])]
+        score = _known(table["total_reward"])
         # the mean over states is at most `reached` if no reward is negative; else the size of returns bounds it too
         floor = 0.0
         if random_return is None or random_return < 0 or score.min() < 0:
@@ -228,12 +231,15 @@ def find_rise(run: Run) -> Finding | None:
     if not curves:
         return None
     curve = np.mean(curves, axis=0)
-    spread = np.mean([_part(table["total_reward"], 0.9, 1).std() for _, table in _judged(run)])
-    rise, gained = curve[-1] - curve[-3], curve[-1] - curve.min()
+    spread = np.mean([_known(table["total_reward"])[-MIN_VALUES:].std() for _, table in _judged(run)])
+    random_return = _random_return(run)
+    # a run that was good from its first rows has gained all the same
+    lowest = curve.min() if random_return is None else min(curve.min(), random_return)
+    rise, gained = curve[-1] - curve[-3], curve[-1] - lowest
     # two steps up to the highest point, not the wandering of a curve that is done
     if not (curve[-1] == curve.max() and curve[-3] < curve[-2] < curve[-1]):
         return None
-    if rise <= RISE * gained or rise <= 2 * spread or gained <= RANDOM_MARGIN * abs(_random_return(run) or 0.0):
+    if rise <= RISE * gained or rise <= 2 * spread or gained <= RANDOM_MARGIN * abs(random_return or 0.0):
         return None
     return Finding(
         "warn",
@@ -374,14 +380,17 @@ _EMPTY: Array = np.empty(0)
 def _judged(run: Run) -> Iterator[tuple[int, Table]]:
     """Sessions with rows enough to say something."""
     for session, table in run.tables.items():
-        if np.isfinite(table["total_reward"]).sum() >= MIN_ROWS:
+        if len(_known(table["total_reward"])) >= MIN_ROWS:
             yield session, table
+
+
+def _known(column: Array) -> Array:
+    return column[np.isfinite(column)]
 
 
 def _part(column: Array, begin: float, end: float) -> Array:
     """The finite values between two shares of a column's rows."""
-    rows = column[int(begin * len(column)) : max(int(end * len(column)), 1)]
-    return rows[np.isfinite(rows)]
+    return _known(column[int(begin * len(column)) : int(end * len(column))])
 
 
 def _median(values: Array) -> float:
@@ -391,8 +400,7 @@ def _median(values: Array) -> float:
 
 def _tenths(column: Array) -> list[float]:
     """The mean of each tenth of the values that are known."""
-    known = column[np.isfinite(column)]
-    return [float(part.mean()) if len(part) else math.nan for part in np.array_split(known, 10)]
+    return [float(part.mean()) if len(part) else math.nan for part in np.array_split(_known(column), 10)]
 
 
 def _end(table: Table) -> float:
@@ -401,8 +409,7 @@ def _end(table: Table) -> float:
 
 
 def _has_trained(table: Table) -> bool:
-    steps = table.get("opt_step", _EMPTY)
-    return bool(len(steps)) and bool(np.nanmax(steps, initial=0) > 0)
+    return bool((table.get("opt_step", _EMPTY) > 0).any())
 
 
 def _random_return(run: Run) -> float | None:
