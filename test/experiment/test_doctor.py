@@ -385,6 +385,16 @@ def test_a_high_clip_fraction_is_only_mentioned_while_the_score_is_good() -> Non
     ]
 
 
+def test_a_high_clip_fraction_is_held_against_a_score_that_fell() -> None:
+    table = make_table(0, PPO | {"clip_frac": (0.5, 0.5, 0.1)}, (22, 480), best=500)
+    assert warnings_of(make_run([table])) == []
+    # to three quarters of what was gained: no more than other runs are allowed to lose
+    fall = np.clip((np.linspace(0, 1, NUM_ROW) - 0.6) / 0.2, 0, 1)
+    table["total_reward"] = table["total_reward"] - 0.25 * 458 * fall
+    assert warnings_of(make_run([table])) == ["clip fraction high"]
+    assert warnings_of(make_run([table | {"clip_frac": np.full(NUM_ROW, 0.1)}])) == []
+
+
 @pytest.mark.parametrize("settings", [{"normalize_reward": True}, {"reward_scale": 0.1}, {"clip_reward": 1.0}])
 def test_q_is_not_judged_where_learning_sees_other_rewards(settings: dict[str, Any]) -> None:
     run = overestimated(0)
@@ -468,6 +478,11 @@ def test_missing_and_broken_data_silence_rules_and_never_raise(make: Callable[[i
 
 def test_every_rule_has_a_planted_fault() -> None:
     assert len(set(PLANTED.values())) == len(RULES) - 1  # what takes the time is no fault
+
+
+def test_every_rule_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "DOCTOR.md").read_text()
+    assert all(f"| {title} |" in page for title in PLANTED.values())
 
 
 # --- the command
