@@ -289,7 +289,7 @@ def find_no_learning(run: Run) -> Finding | None:
         f"the score at the end is {score:.4g}; random play has {random_return:.4g}",
         "nothing was learned that shows in the score",
         f"another {lr} (ten times up or down), {keys[1]} for observations on different scales, "
-        f"or {keys[2]} where rewards are rare",
+        f"or a larger {keys[2]} if the run was short or rewards are rare",
         keys,
     )
 
