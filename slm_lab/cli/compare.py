@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A run folder or its name.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
-    data_dir: Annotated[Path, typer.Option("--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
 ) -> None:
     """Entry of the command."""
     with user_errors():

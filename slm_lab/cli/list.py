@@ -40,7 +40,7 @@ def list_runs(
     pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only runs whose name has this in it.")] = "",
     local: Annotated[bool, typer.Option("--local", help="Runs on this machine, which is what is shown.")] = True,
     sort: Annotated[Sort, typer.Option(help="What to sort by.")] = "age",
-    data_dir: Annotated[Path, typer.Option("--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
 ) -> None:
     """Entry of the command."""
     with user_errors():

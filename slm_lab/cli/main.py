@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "retro": ("slm_lab.cli.retro", "Make metrics and graphs of a run again."),
     "spec": ("slm_lab.cli.spec", "Check, show, list and describe specs."),
     "env": ("slm_lab.cli.env", "Check an env of yours, list those that are registered."),
+    "doctor": ("slm_lab.cli.doctor", "Say what stands out in a run, and which key to try."),
 }
 
 

@@ -24,7 +24,7 @@ def plot(
     legends: Annotated[
         str | None, typer.Option("--legends", "-l", metavar="A,B,...", help="Names of the runs, in order.")
     ] = None,
-    data_dir: Annotated[Path, typer.Option("--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where figures go.")] = PLOTS,
     legend: Annotated[bool, typer.Option("--legend/--no-legend", help="Name the curves.")] = True,
 ) -> None:

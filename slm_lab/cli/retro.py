@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(help="Compute the metrics and draw the graphs of a run again from its tables, wherever it was made.")
 def retro(
     where: Annotated[str, typer.Argument(metavar="DIR", help="A run folder or its name.")],
-    data_dir: Annotated[Path, typer.Option("--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
 ) -> None:
     """Entry of the command."""
 

@@ -8,8 +8,10 @@ import typer
 from loguru import logger
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.experiment.doctor import MIN_ROWS, count_rows, diagnose
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
+from slm_lab.experiment.results import load_run
 from slm_lab.experiment.run import Options, enjoy, resume, start, summarize
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
@@ -126,12 +128,25 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
     out.write(f"Files    {result.folder}\n")
     out.write(f"Curve    {result.curve}\n")
     out.write(_time_split(result, profile))
+    out.write(_diagnosis(result, options))
     out.write(f"Replay   slm-lab run enjoy@{result.folder}\n")
     if result.failures:
         out.write(
             f"Failed   sessions {sorted(result.failures)}; continue them with slm-lab run train@{result.folder}\n"
         )
     sys.exit(result.exit_code)
+
+
+def _diagnosis(result: TrialResult, options: Options) -> str:
+    """What stands out in the tables; nothing where there are none."""
+    try:
+        run = load_run(str(result.folder), options.data_dir, result.trial)
+    except LabError:
+        return ""
+    titles = [finding.title for finding in diagnose(run) if finding.level == "warn"]
+    if titles:
+        return f"Doctor   {'; '.join(titles)}: see slm-lab doctor {result.folder}\n"
+    return "Doctor   nothing found\n" if count_rows(run) >= MIN_ROWS else ""
 
 
 def _time_split(result: TrialResult, per_session: bool) -> str:

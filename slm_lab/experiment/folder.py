@@ -8,9 +8,9 @@ from slm_lab.spec.loading import load_spec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
-SPEC_SUFFIX = "_spec.yaml"
-# where runs are, from where the command is given
+# where runs are, unless told otherwise
 DATA_DIR = Path("data")
+SPEC_SUFFIX = "_spec.yaml"
 
 
 @dataclass(frozen=True)

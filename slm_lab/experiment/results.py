@@ -53,14 +53,14 @@ class Run:
     @property
     def env_name(self) -> str:
         """The env's name in the spec."""
-        return str(_get(self.spec, "env", "name") or "unknown env")
+        return str(look_up(self.spec, "env", "name") or "unknown env")
 
     @property
     def label(self) -> str:
         """The algorithm by the name that papers use."""
-        name = str(_get(self.spec, "agent", "algorithm", "name") or "unknown algorithm")
+        name = str(look_up(self.spec, "agent", "algorithm", "name") or "unknown algorithm")
         label = _LABEL_OF.get(name, name)
-        if str(_get(self.spec, "agent", "memory", "name")).startswith("Prioritized") and label in ("DQN", "DDQN"):
+        if str(look_up(self.spec, "agent", "memory", "name")).startswith("Prioritized") and label in ("DQN", "DDQN"):
             label += "+PER"
         return label
 
@@ -95,7 +95,7 @@ class Run:
         return max(int(table["frame"][-1]) for table in self.tables.values())
 
 
-def _get(data: Any, *keys: str) -> Any:
+def look_up(data: Any, *keys: str) -> Any:
     """A value deep in plain data, None where there is no such thing; lists of one, as old specs have, count as it."""
     for key in keys:
         if isinstance(data, list) and data:

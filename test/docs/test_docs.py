@@ -17,6 +17,7 @@ import yaml
 from pydantic_core import PydanticUndefined
 
 from slm_lab.agent.registry import ALGORITHMS
+from slm_lab.cli import doctor as doctor_command
 from slm_lab.cli import env as env_command
 from slm_lab.cli import run as run_command
 from slm_lab.cli import spec as spec_command
@@ -98,6 +99,8 @@ def test_commands_in_docs_are_known(words) -> None:
         assert mode in ("dev", "train") or mode.startswith(("train@", "enjoy@"))
         if not source.startswith("my_") and "@" not in mode:
             load_spec(source, name, dict(parse_override(text) for text in params["set_"] or []))
+    elif command == "doctor":
+        _parse(typer.main.get_command(doctor_command.app), rest)
     else:
         apps = {"spec": spec_command.app, "env": env_command.app}
         group = typer.main.get_command(apps[command])

@@ -1,0 +1,53 @@
+"""`slm-lab doctor [DIR]`: what the tables of a run tell about it, and which key to try."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.experiment.doctor import MIN_ROWS, RULES, Finding, count_rows, diagnose
+from slm_lab.experiment.folder import DATA_DIR
+from slm_lab.experiment.results import Run, load_run
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+MARKS = {"warn": "WARN", "info": "info"}
+
+
+@app.command(
+    help="Read the tables of a run and say what stands out, what it means and which key of the spec to try.\n\n"
+    "DIR is a run folder, its name inside the data folder, a file in it, a pattern that matches one run, or latest."
+)
+def doctor(
+    where: Annotated[str, typer.Argument(metavar="DIR")] = "latest",
+    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+) -> None:
+    """Entry of the command."""
+    with user_errors():
+        run = load_run(where, data_dir)
+    out = sys.stdout
+    for problem in run.problems:
+        sys.stderr.write(f"Note: {problem}\n")
+    out.write(f"{run.path}: {run.label} on {run.env_name}, {len(run.tables)} session(s), {run.frame:,} frames\n")
+    findings = diagnose(run)
+    out.writelines(f"\n{_describe(finding)}" for finding in findings)
+    if not any(finding.level == "warn" for finding in findings):
+        out.write(f"\n{_conclude(run)}\n")
+
+
+def _describe(finding: Finding) -> str:
+    return (
+        f"{MARKS[finding.level]}  {finding.title}\n"
+        f"      Seen   {finding.seen}\n"
+        f"      Means  {finding.meaning}\n"
+        f"      Try    {finding.advice}\n"
+    )
+
+
+def _conclude(run: Run) -> str:
+    rows = count_rows(run)
+    if rows < MIN_ROWS:
+        return f"Too short to judge: {rows} row(s) with a score, {MIN_ROWS} are needed (meta.log_frequency)."
+    return f"Nothing found: {len(RULES)} rules looked at {rows} rows."
