@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.run import DATA_DIR, Options, enjoy, load_trained, start
+from slm_lab.experiment.folder import DATA_DIR
+from slm_lab.experiment.run import Options, enjoy, load_trained, start
 from slm_lab.experiment.run import resume as resume_run
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.log import setup_console

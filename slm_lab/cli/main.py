@@ -9,6 +9,7 @@ from importlib.metadata import version
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("slm_lab.cli.run", "Train, continue or replay a spec."),
     "spec": ("slm_lab.cli.spec", "Check, show, list and describe specs."),
+    "report": ("slm_lab.cli.report", "Show a run, or several side by side, as a page that opens offline."),
     "env": ("slm_lab.cli.env", "Check an env of yours, list those that are registered."),
 }
 

@@ -8,8 +8,9 @@ import typer
 from loguru import logger
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
-from slm_lab.experiment.run import DATA_DIR, Options, enjoy, resume, start, summarize
+from slm_lab.experiment.run import Options, enjoy, resume, start, summarize
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
@@ -123,6 +124,8 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         out.write(f"\nScore    {summarize(result)}\n")
     out.write(f"Files    {result.folder}\n")
     out.write(f"Curve    {result.curve}\n")
+    if result.report is not None:
+        out.write(f"Report   {result.report}\n")
     out.write(_time_split(result, profile))
     out.write(f"Replay   slm-lab run enjoy@{result.folder}\n")
     if result.failures:

@@ -8,7 +8,9 @@ from slm_lab.spec.loading import load_spec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
+DATA_DIR = Path("data")
 SPEC_SUFFIX = "_spec.yaml"
+REPORT_NAME = "report.html"
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,10 @@ class RunFolder:
     @property
     def provenance_file(self) -> Path:
         return self.path / "info" / f"{self.name}_provenance.json"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / REPORT_NAME
 
     def trial_prefix(self, trial: int) -> str:
         return f"{self.name}_t{trial}"

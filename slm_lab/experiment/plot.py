@@ -1,7 +1,7 @@
 """Learning curves of sessions and trials, as PNG files and as HTML pages that open offline."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
@@ -17,9 +17,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from plotly.offline import get_plotlyjs
 
+from slm_lab.experiment.analysis import Table
+from slm_lab.experiment.curve import BOOKKEEPING, average_curves, read_curve
 from slm_lab.lib.io import write_bytes, write_text
-
-Table = Mapping[str, np.ndarray]
 
 _DPI = 150
 _SIZE = (8.0, 5.0)
@@ -36,13 +36,8 @@ _BAND = "±1 std over sessions"
 _BAND_OPACITY = 0.18
 # A dollar sign in a name is no formula.
 _TITLE: dict[str, Any] = dict(fontsize=13, fontweight="bold", color=_INK, parse_math=False)
-_GRID_POINTS = 1000
 # From here on a reward is written in k or M.
 _LONG_NUMBER = 10_000
-# Values near the float limit overflow inside the renderers, and no axis could show them.
-_LARGEST = 1e100
-# Everything else in a table belongs to the algorithm.
-_BOOKKEEPING = {"total_reward", "total_reward_ma", "fps", "frame", "wall_t", "t", "epi", "opt_step"}
 # Column, name in the file name, meaning when training, meaning when evaluating.
 _RETURNS = (
     ("total_reward", "mean_returns", "total reward (mean of last 100 episodes)", "total reward (evaluation)"),
@@ -96,12 +91,12 @@ def plot_session(table: Table, prefix: Path, title: str, kind: str = "train") ->
     """Draw one session's returns and its algorithm's metrics; returns the graphs written."""
     paths = []
     for column, name, train_label, eval_label in _RETURNS:
-        x, y = _series(table, column)
+        x, y = read_curve(table, column)
         if x.size:
             label = eval_label if kind == "eval" else train_label
             chart = _Chart(title, "", label, [_Line(column, x, y, style=0)])
             paths += _write_chart(chart, prefix, f"session_graph_{kind}_{name}_vs_frames")
-    metrics = [_Line(name, *_series(table, name), style=0) for name in table if name not in _BOOKKEEPING]
+    metrics = [_Line(name, *read_curve(table, name), style=0) for name in table if name not in BOOKKEEPING]
     # The learning rate is a setting, the others are results.
     metrics = sorted((line for line in metrics if line.x.size), key=lambda line: line.name == "lr")
     if metrics:
@@ -115,7 +110,7 @@ def plot_trial(tables: Sequence[Table], prefix: Path, title: str) -> list[Path]:
     """Draw the returns of a trial's sessions, their mean and ±1 standard deviation; returns the graphs written."""
     paths = []
     for column, name, label, _ in _RETURNS:
-        series = [_series(table, column) for table in tables]
+        series = [read_curve(table, column) for table in tables]
         lines = [_Line(f"session {i}", x, y, style=i) for i, (x, y) in enumerate(series) if x.size]
         if lines:
             chart = _trial_chart(lines, title, label)
@@ -123,39 +118,21 @@ def plot_trial(tables: Sequence[Table], prefix: Path, title: str) -> list[Path]:
     return paths
 
 
-def _series(table: Table, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of a column that can be drawn, by increasing frame; of rows at the same frame the last counts."""
-    x = np.asarray(table.get("frame", ()), dtype=float)
-    y = np.asarray(table.get(column, ()), dtype=float)
-    size = min(x.size, y.size)
-    x, y = x[:size], y[:size]
-    # NaN compares false as well.
-    drawable = (np.abs(x) < _LARGEST) & (np.abs(y) < _LARGEST)
-    x, y = x[drawable][::-1], y[drawable][::-1]
-    x, last = np.unique(x, return_index=True)
-    return x, y[last]
-
-
 def _trial_chart(sessions: list[_Line], title: str, label: str) -> _Chart:
     """Add mean and spread to the sessions, where their frames overlap."""
     if len(sessions) == 1:
         return _Chart(title, "", label, sessions)
     count = len(sessions)
-    start = max(line.x[0] for line in sessions)
-    end = min(line.x[-1] for line in sessions)
-    if start > end:
+    average = average_curves([(line.x, line.y) for line in sessions])
+    if average is None:
         return _Chart(title, f"no mean: the {count} sessions share no frames", label, sessions)
-    first = sessions[0].x
-    if all(np.array_equal(line.x, first) for line in sessions):
-        grid, subtitle = first, ""
-    else:
-        points = min(max(line.x.size for line in sessions), _GRID_POINTS)
-        grid = np.linspace(start, end, points) if end > start else np.array([end])
-        subtitle = f"mean of {count} sessions interpolated on common frames, up to the shortest ({_short(end)} frames)"
-    values = np.stack([np.interp(grid, line.x, line.y) for line in sessions])
-    mean = _Line(f"mean of {count} sessions", grid, values.mean(axis=0))
-    std = values.std(axis=0)
-    return _Chart(title, subtitle, label, [*sessions, mean], band=(grid, mean.y - std, mean.y + std))
+    subtitle = ""
+    if average.is_interpolated:
+        end = _short(average.x[-1])
+        subtitle = f"mean of {count} sessions interpolated on common frames, up to the shortest ({end} frames)"
+    mean = _Line(f"mean of {count} sessions", average.x, average.mean)
+    band = (average.x, average.mean - average.std, average.mean + average.std)
+    return _Chart(title, subtitle, label, [*sessions, mean], band)
 
 
 def _write_chart(chart: _Chart, prefix: Path, name: str) -> list[Path]:

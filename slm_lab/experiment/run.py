@@ -20,7 +20,7 @@ from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
-from slm_lab.experiment.folder import RunFolder, open_run_folder
+from slm_lab.experiment.folder import DATA_DIR, RunFolder, open_run_folder
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
 from slm_lab.lib.device import pick_device
@@ -34,8 +34,6 @@ from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
-
-DATA_DIR = Path("data")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.cli import env as env_command
+from slm_lab.cli import report as report_command
 from slm_lab.cli import run as run_command
 from slm_lab.cli import spec as spec_command
 from slm_lab.cli.main import COMMANDS
@@ -98,6 +99,8 @@ def test_commands_in_docs_are_known(words) -> None:
         assert mode in ("dev", "train") or mode.startswith(("train@", "enjoy@"))
         if not source.startswith("my_") and "@" not in mode:
             load_spec(source, name, dict(parse_override(text) for text in params["set_"] or []))
+    elif command == "report":
+        assert _parse(typer.main.get_command(report_command.app), rest)["where"]
     else:
         apps = {"spec": spec_command.app, "env": env_command.app}
         group = typer.main.get_command(apps[command])
