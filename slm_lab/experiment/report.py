@@ -11,6 +11,7 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -48,15 +49,24 @@ MEANINGS = {
 }
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """A run compared with another, in words."""
+
+    difference: str = NOTHING
+    improvement: str = NOTHING
+    text: str = ""
+
+
 def write_report(
-    runs: Sequence[Run], path: Path, verdicts: Sequence[list[str]] = (), problems: Sequence[str] = ()
+    runs: Sequence[Run], path: Path, verdicts: Sequence[Verdict] = (), problems: Sequence[str] = ()
 ) -> None:
     """Write the page; `verdicts` are of `compare_runs`, `problems` what else could not be read."""
     write_text(path, render_page(build_report(runs, path.parent, verdicts, problems)))
 
 
 def build_report(
-    runs: Sequence[Run], folder: Path, verdicts: Sequence[list[str]] = (), problems: Sequence[str] = ()
+    runs: Sequence[Run], folder: Path, verdicts: Sequence[Verdict] = (), problems: Sequence[str] = ()
 ) -> dict[str, Any]:
     """All that the page shows, as plain data; links to files are relative to `folder`."""
     names = name_runs(runs)
@@ -175,8 +185,8 @@ def _build_facts(run: Run, spread: Spread, evals: Mapping[int, float]) -> list[l
     asked = asked if isinstance(asked, int) else len(run.tables)
     wall = max(_last(table, "wall_t") for table in run.tables.values())
     facts = [
-        ["Score", _format(spread.mean), "total_reward_ma, the mean over sessions"],
-        ["95 % interval", _format_interval(spread.low, spread.high), "of the mean, by Student's t"],
+        ["Score", _format(spread.mean), "total_reward_ma"],
+        ["95 % interval", _format_interval(spread.low, spread.high), "of the mean"],
         ["IQM", _format(spread.iqm), "interquartile mean"],
     ]
     if evals:
@@ -186,7 +196,7 @@ def _build_facts(run: Run, spread: Spread, evals: Mapping[int, float]) -> list[l
     facts.append(["Sessions", f"{len(spread.values)} of {asked}", "with a result"])
     facts.append(["Frames", _format(max(_last(table, "frame") for table in run.tables.values())), "env steps"])
     if math.isfinite(wall):
-        facts.append(["Time", format_seconds(wall), "in the training loop of the longest session"])
+        facts.append(["Time", format_seconds(wall), "longest session"])
     return facts
 
 
@@ -322,16 +332,21 @@ def _build_curves(tables: Mapping[int, Mapping[int, Table]], column: str, num_po
     return result
 
 
-def _build_comparison(runs: Sequence[Run], names: Sequence[str], verdicts: Sequence[list[str]]) -> dict[str, Any]:
+def _build_comparison(runs: Sequence[Run], names: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    has_envs = len({run.env_name for run in runs}) > 1
     rows = []
-    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+    for run, name in zip(runs, names, strict=True):
         spread = calc_spread(list(get_scores(run).values()))
         frame = max(_last(table, "frame") for table in run.tables.values())
-        row = [name, run.label, run.env_name, str(len(spread.values)), _format(frame), _format(spread.mean)]
-        row += [_format_interval(spread.low, spread.high), _format(spread.iqm)]
-        rows.append([*row, *(verdicts[index] if verdicts else ())])
-    head = ["run", "algorithm", "env", "sessions", "frames", "score", "95 % interval", "IQM"]
-    return {"head": [*head, *(["difference", "verdict"] if verdicts else [])], "rows": rows}
+        row = [name, run.label, *([run.env_name] if has_envs else []), str(len(spread.values)), _format(frame)]
+        rows.append([*row, _format(spread.mean), _format_interval(spread.low, spread.high), _format(spread.iqm)])
+    head = ["run", "algorithm", *(["env"] if has_envs else []), "sessions", "frames", "score", "95 % interval", "IQM"]
+    if verdicts:
+        head += ["difference", "probability of improvement"]
+        for row, verdict in zip(rows, verdicts, strict=True):
+            row += [verdict.difference, verdict.improvement]
+    told = [f"{name}: {verdict.text}" for name, verdict in zip(names, verdicts, strict=False) if verdict.text]
+    return {"head": head, "rows": rows, "verdicts": told}
 
 
 def build_spec_diff(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:

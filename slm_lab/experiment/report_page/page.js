@@ -8,6 +8,7 @@
   const DASHES = ["", "7 4", "2 3"];
   const isSingle = data.runs.length === 1;
   const MAX_TIP_ROWS = 14;
+  const MAX_OPEN_ROWS = 30;
 
   // Text is only ever set as text: nothing of the data is read as HTML.
   function make(name, options, ...children) {
@@ -69,7 +70,7 @@
     if (isSingle) {
       if (session === null) return { color: "var(--ink)", dash: "", width: 2.4, opacity: 1 };
       const isLone = data.runs[run].score.values.length < 2;
-      return { ...pick(sessionPlaces[run].indexOf(session)), width: isLone ? 1.8 : 1.2, opacity: isLone ? 1 : 0.75 };
+      return { ...pick(sessionPlaces[run].indexOf(session)), width: isLone ? 1.8 : 1.2, opacity: isLone ? 1 : "var(--session)" };
     }
     return session === null
       ? { ...pick(run), width: 2.4, opacity: 1 }
@@ -117,8 +118,12 @@
       return curve.low && !this.state.hidden.has(`${curve.run}/band`);
     }
 
+    measure() {
+      this.width = Math.max(Math.round(this.figure.clientWidth) || 900, 200);
+    }
+
     render() {
-      const width = Math.max(Math.round(this.figure.clientWidth) || 900, 200);
+      const width = this.width;
       const height = this.chart.is_small ? 160 : Math.max(240, Math.min(380, Math.round(width * 0.42)));
       const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": this.chart.title });
       const curves = this.visible();
@@ -178,8 +183,9 @@
           dot.style.fill = color;
           continue;
         }
-        const path = draw("path", { class: "curve", "data-curve": key(curve), d: "M" + curve.x.map((x, i) => point(x, curve.y[i])).join("L"), "stroke-width": stroke * scale, opacity }, svg);
+        const path = draw("path", { class: "curve", "data-curve": key(curve), d: "M" + curve.x.map((x, i) => point(x, curve.y[i])).join("L"), "stroke-width": stroke * scale }, svg);
         path.style.stroke = color;
+        path.style.opacity = opacity;
         if (dash) path.setAttribute("stroke-dasharray", dash);
       }
       this.listen(svg, { curves: ordered, toX, toY, left, right, margin, width, height, base });
@@ -224,11 +230,12 @@
       const rows = [];
       // a curve that has ended is not read
       const reach = (view.right - view.left) * 0.02;
-      for (const [curve, i] of found.reverse()) {
+      const place = ({ run, session }) => run * 1e6 + (session === null ? -1 : session);
+      for (const [curve, i] of found.sort(([one], [other]) => place(one) - place(other))) {
         if (Math.abs(curve.x[i] - frame) > reach) continue;
         const { color } = look(curve.run, curve.session);
         draw("circle", { cx: view.toX(curve.x[i]), cy: view.toY(curve.y[i]), r: 3.2 }, marks).style.fill = color;
-        const text = this.hasBand(curve) ? `${exact(curve.y[i])} ± ${exact((curve.high[i] - curve.low[i]) / 2)}` : exact(curve.y[i]);
+        const text = this.hasBand(curve) ? `${exact(curve.y[i])} ± ${short((curve.high[i] - curve.low[i]) / 2)}` : exact(curve.y[i]);
         rows.push(make("div", {}, make("span", { class: "swatch", style: { background: color } }),
           make("span", { text: label(curve.run, curve.session) }), make("b", { text })));
       }
@@ -260,7 +267,7 @@
 
   function table({ head, rows }) {
     const numeric = head.map((_, i) => rows.length > 0 && rows.every((row) => isNumber(row[i])));
-    const type = (i, row) => (numeric[i] ? "number" : row && row[i].length > 40 ? "long" : undefined);
+    const type = (i, row) => (numeric[i] ? "number" : !row ? undefined : row[i].length > 45 ? "long" : "short");
     return make("div", { class: "scroll" }, make("table", {},
       make("thead", {}, make("tr", {}, ...head.map((text, i) => make("th", { text, class: type(i) })))),
       make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((text, i) => make("td", { text, class: type(i, row) })))))));
@@ -280,11 +287,12 @@
   // every session's score as a dot, the interval as a bar, the mean as a stroke: a row for each run
   function strip(indices) {
     const figure = make("figure", { class: "chart strip" });
+    let width = 900;
+    const measure = () => { width = Math.max(figure.clientWidth || 900, 200); };
     const render = () => {
       const runs = indices.map((index) => data.runs[index]);
       const numbers = runs.flatMap(({ score }) => [...score.values.map((pair) => pair[1]), score.low, score.high]).filter((value) => value !== null);
       if (!numbers.length) return;
-      const width = Math.max(figure.clientWidth || 900, 200);
       const gap = isSingle ? 38 : 46;
       const height = gap * runs.length + 26;
       let [low, high] = [Math.min(...numbers), Math.max(...numbers)];
@@ -315,7 +323,7 @@
       });
       figure.replaceChildren(svg);
     };
-    drawers.push(render);
+    drawers.push({ measure, render });
     return figure;
   }
 
@@ -369,7 +377,7 @@
     const caption = make("p", { class: "muted small", text: last.label });
     const links = run.videos.map(({ label: text, link }) => make("a", {
       href: link, text,
-      on: { click: (event) => { event.preventDefault(); player.src = link; caption.textContent = text; player.play(); } },
+      on: { click: (event) => { event.preventDefault(); player.src = link; caption.textContent = text; player.play().catch(() => {}); } },
     }));
     return make("div", {}, player, caption, run.videos.length > 1 ? make("div", { class: "links" }, ...links) : null);
   }
@@ -420,7 +428,7 @@
     const state = { hidden, isSmooth: false };
     const charts = env.charts.map((chart) => new Chart(chart, state));
     const redraw = () => charts.forEach((chart) => chart.render());
-    drawers.push(redraw);
+    drawers.push({ measure: () => charts.forEach((chart) => chart.measure()), render: redraw });
     const large = charts.filter((chart) => !chart.chart.is_small).map((chart) => chart.figure);
     const small = charts.filter((chart) => chart.chart.is_small).map((chart) => chart.figure);
     return [
@@ -433,6 +441,12 @@
   function section(title, ...children) {
     const parts = children.filter((child) => child);
     return parts.length ? make("section", {}, make("h2", { text: title }), ...parts) : null;
+  }
+
+  function specDiff(diff) {
+    if (!diff.rows.length) return make("p", { text: "Nowhere." });
+    return make("details", { open: diff.rows.length > MAX_OPEN_ROWS ? undefined : "" },
+      make("summary", { text: `${diff.rows.length} keys` }), table(diff));
   }
 
   function spec(run) {
@@ -461,19 +475,24 @@
     data.comparison ? section("Comparison",
       ...data.envs.map((env) => strip(data.runs.map((_, i) => i).filter((i) => data.runs[i].env === env.name))),
       make("p", { class: "muted small", text: "Every dot is a session, the stroke their mean, the bar its 95 % interval. Each run is compared with the first one in its env." }),
-      table(data.comparison)) : null,
+      table(data.comparison),
+      make("ul", { class: "verdicts" }, ...data.comparison.verdicts.map((text) => make("li", { text })))) : null,
     ...data.envs.map((env) => section(heading(env), ...envCharts(env))),
     own("Sessions", (run) => table(run.sessions)),
     own("Metrics", (run) => run.metrics && table(run.metrics)),
     own("Time", (run) => run.phases && bars(run.phases)),
     own("Video", (run) => run.videos.length && videos(run)),
     own("Commands", commands),
-    data.spec_diff ? section("Where the specs differ", data.spec_diff.rows.length ? table(data.spec_diff) : make("p", { text: "Nowhere." })) : null,
+    data.spec_diff ? section("Where the specs differ", specDiff(data.spec_diff)) : null,
     section("Spec", ...data.runs.map(spec)),
     own("Machine and versions", (run) => run.machine.length && table({ head: ["what", "value"], rows: run.machine })),
   ];
   page.append(...parts.filter((part) => part));
-  const drawAll = () => drawers.forEach((render) => render());
+  // all widths first: reading one after drawing would lay out the page again for each
+  const drawAll = () => {
+    drawers.forEach(({ measure }) => measure());
+    drawers.forEach(({ render }) => render());
+  };
   drawAll();
   let width = window.innerWidth;
   window.addEventListener("resize", () => {
