@@ -183,7 +183,6 @@ def _build_facts(run: Run, spread: Spread, evals: Mapping[int, float]) -> list[l
     """The numbers at the top: name, value, what to know about it."""
     asked = run.metrics.get("num_session")
     asked = asked if isinstance(asked, int) else len(run.tables)
-    wall = max(_last(table, "wall_t") for table in run.tables.values())
     facts = [
         ["Score", _format(spread.mean), "total_reward_ma"],
         ["95 % interval", _format_interval(spread.low, spread.high), "of the mean"],
@@ -194,7 +193,8 @@ def _build_facts(run: Run, spread: Spread, evals: Mapping[int, float]) -> list[l
         note = f"95 % interval {_format_interval(last.low, last.high)}" if len(evals) > 1 else "1 session"
         facts.append(["Last evaluation", _format(last.mean), note])
     facts.append(["Sessions", f"{len(spread.values)} of {asked}", "with a result"])
-    facts.append(["Frames", _format(max(_last(table, "frame") for table in run.tables.values())), "env steps"])
+    facts.append(["Frames", _format(_furthest(run, "frame")), "env steps"])
+    wall = _furthest(run, "wall_t")
     if math.isfinite(wall):
         facts.append(["Time", format_seconds(wall), "longest session"])
     return facts
@@ -337,8 +337,8 @@ def _build_comparison(runs: Sequence[Run], names: Sequence[str], verdicts: Seque
     rows = []
     for run, name in zip(runs, names, strict=True):
         spread = calc_spread(list(get_scores(run).values()))
-        frame = max(_last(table, "frame") for table in run.tables.values())
-        row = [name, run.label, *([run.env_name] if has_envs else []), str(len(spread.values)), _format(frame)]
+        row = [name, run.label, *([run.env_name] if has_envs else []), str(len(spread.values))]
+        row.append(_format(_furthest(run, "frame")))
         rows.append([*row, _format(spread.mean), _format_interval(spread.low, spread.high), _format(spread.iqm)])
     head = ["run", "algorithm", *(["env"] if has_envs else []), "sessions", "frames", "score", "95 % interval", "IQM"]
     if verdicts:
@@ -386,6 +386,12 @@ def _last(table: Table, column: str) -> float:
     values = np.asarray(table.get(column, ()), float)
     known = values[np.isfinite(values)]
     return float(known[-1]) if known.size else math.nan
+
+
+def _furthest(run: Run, column: str) -> float:
+    """The last value of the session that has the largest."""
+    values = [_last(table, column) for table in run.tables.values()]
+    return max((value for value in values if math.isfinite(value)), default=math.nan)
 
 
 def _number(value: Any) -> float | None:

@@ -228,6 +228,15 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path) -> None:
     render_page(data)
 
 
+def test_tables_with_few_columns_are_shown(tmp_path) -> None:
+    short = {name: make_table()[name] for name in ("frame", "total_reward")}
+    run = write_run(tmp_path / "run", {0: short, 1: make_table()}, has_end=False)
+    data = build_report([run], tmp_path)
+    assert ["Time", "22s"] in [fact[:2] for fact in data["runs"][0]["facts"]]
+    assert data["runs"][0]["sessions"]["rows"][0][-1] == "–"
+    assert [curve["session"] for curve in get_chart(data, "train")["ma"]] == [1]
+
+
 def test_files_of_a_wrong_form_do_no_harm(tmp_path) -> None:
     run = write_run(tmp_path / "run")
     wrong = {"scalar": {"strength": "x"}, "sessions": [1], "session_index": "x", "failed": 3, "num_session": None}

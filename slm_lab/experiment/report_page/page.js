@@ -69,7 +69,7 @@
   function look(run, session) {
     if (isSingle) {
       if (session === null) return { color: "var(--ink)", dash: "", width: 2.4, opacity: 1 };
-      const isLone = data.runs[run].score.values.length < 2;
+      const isLone = sessionPlaces[run].length < 2;
       return { ...pick(sessionPlaces[run].indexOf(session)), width: isLone ? 1.8 : 1.2, opacity: isLone ? 1 : "var(--session)" };
     }
     return session === null
@@ -80,6 +80,11 @@
   function pick(index) {
     const place = Math.max(index, 0);
     return { color: PALETTE[place % PALETTE.length], dash: DASHES[Math.floor(place / PALETTE.length) % DASHES.length] };
+  }
+
+  function swatch({ color, dash, opacity }) {
+    const background = dash ? `repeating-linear-gradient(90deg, ${color} 0 4px, transparent 4px 7px)` : color;
+    return make("span", { class: "swatch", style: { background, opacity: opacity || 1 } });
   }
 
   function label(run, session) {
@@ -202,12 +207,14 @@
         at = x;
         this.point(marks, view, x);
       };
-      svg.addEventListener("pointermove", (event) => {
+      const onPointer = (event) => {
         const box = svg.getBoundingClientRect();
         const pixel = (event.clientX - box.left) * view.width / box.width;
         const share = (pixel - view.margin.left) / (view.width - view.margin.left - view.margin.right);
         show(view.left + Math.min(Math.max(share, 0), 1) * (view.right - view.left));
-      });
+      };
+      svg.addEventListener("pointermove", onPointer);
+      svg.addEventListener("pointerdown", onPointer);
       svg.addEventListener("pointerleave", clear);
       svg.addEventListener("blur", clear);
       svg.addEventListener("keydown", (event) => {
@@ -233,14 +240,14 @@
       const place = ({ run, session }) => run * 1e6 + (session === null ? -1 : session);
       for (const [curve, i] of found.sort(([one], [other]) => place(one) - place(other))) {
         if (Math.abs(curve.x[i] - frame) > reach) continue;
-        const { color } = look(curve.run, curve.session);
+        const { color, dash } = look(curve.run, curve.session);
         draw("circle", { cx: view.toX(curve.x[i]), cy: view.toY(curve.y[i]), r: 3.2 }, marks).style.fill = color;
         const text = this.hasBand(curve) ? `${exact(curve.y[i])} ± ${short((curve.high[i] - curve.low[i]) / 2)}` : exact(curve.y[i]);
-        rows.push(make("div", {}, make("span", { class: "swatch", style: { background: color } }),
+        rows.push(make("div", {}, swatch({ color, dash }),
           make("span", { text: label(curve.run, curve.session) }), make("b", { text })));
       }
       const more = rows.length - MAX_TIP_ROWS;
-      this.tip.replaceChildren(make("div", { text: `frame ${exact(frame)}` }), ...rows.slice(0, MAX_TIP_ROWS),
+      this.tip.replaceChildren(make("div", { text: `frame ${exact(Math.round(frame))}` }), ...rows.slice(0, MAX_TIP_ROWS),
         more > 0 ? make("div", { text: `and ${more} more` }) : "");
       this.tip.hidden = false;
       const svg = marks.ownerSVGElement;
@@ -336,8 +343,7 @@
       box.append(make("span", { text: row.label }), make("span", { class: "muted", text: row.time }), make("div", { class: "bar" }, ...parts));
     }
     const order = names.map((name, i) => [name, rows[0].shares[i], pick(i).color]).sort((one, other) => other[1] - one[1]);
-    const keys = order.map(([name, share, color]) => make("span", {},
-      make("span", { class: "swatch", style: { background: color } }), `${name} ${(share * 100).toFixed(1)} %`));
+    const keys = order.map(([name, share, color]) => make("span", {}, swatch({ color }), `${name} ${(share * 100).toFixed(1)} %`));
     return make("div", {}, box, make("div", { class: "keys" }, ...keys));
   }
 
@@ -386,9 +392,9 @@
     const box = make("div", { class: "legend" });
     const buttons = [];
     const refresh = () => buttons.forEach(([button, isOn]) => button.setAttribute("aria-pressed", isOn()));
-    const add = (row, text, isOn, onClick, swatch, name) => {
-      const button = make("button", { type: "button", "data-toggle": name, class: swatch ? undefined : "plain", on: { click: () => { onClick(); refresh(); redraw(); } } },
-        swatch ? make("span", { class: "swatch", style: { background: swatch.color, opacity: swatch.opacity } }) : null, text);
+    const add = (row, text, isOn, onClick, style, name) => {
+      const button = make("button", { type: "button", "data-toggle": name, class: style ? undefined : "plain", on: { click: () => { onClick(); refresh(); redraw(); } } },
+        style ? swatch(style) : null, text);
       buttons.push([button, isOn]);
       row.append(button);
     };
@@ -398,7 +404,7 @@
       const sessions = sessionPlaces[index];
       if (sessions.length > 1) {
         add(row, "mean", () => !state.hidden.has(`${index}/mean`), () => flip(`${index}/mean`), look(index, null), `${index}/mean`);
-        add(row, "±1 std", () => !state.hidden.has(`${index}/band`), () => flip(`${index}/band`), { color: look(index, null).color, opacity: 0.3 }, `${index}/band`);
+        add(row, "±1 std", () => !state.hidden.has(`${index}/band`), () => flip(`${index}/band`), { ...look(index, null), opacity: 0.3 }, `${index}/band`);
       }
       for (const session of sessions) {
         const name = `${index}/${session}`;
