@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("slm_lab.cli.compare", "Compare two runs: scores, speed, specs."),
     "retro": ("slm_lab.cli.retro", "Make metrics and graphs of a run again."),
     "spec": ("slm_lab.cli.spec", "Check, show, list and describe specs."),
+    "report": ("slm_lab.cli.report", "Show a run, or several side by side, as a page that opens offline."),
     "env": ("slm_lab.cli.env", "Check an env of yours, list those that are registered."),
     "doctor": ("slm_lab.cli.doctor", "Say what stands out in a run, and which key to try."),
 }

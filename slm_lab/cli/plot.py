@@ -8,7 +8,7 @@ import typer
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.experiment.folder import DATA_DIR
-from slm_lab.experiment.plot import Curve, plot_runs
+from slm_lab.experiment.plot import DrawnRun, plot_runs
 from slm_lab.experiment.results import Run, load_run
 from slm_lab.lib.errors import LabError
 
@@ -45,7 +45,7 @@ def plot(
         for env in envs:
             chosen = {place: run for place, run in runs.items() if run.env_name == env}
             curves = [
-                Curve(names[places.index(place)] if names else name, run.label, list(run.tables.values()))
+                DrawnRun(names[places.index(place)] if names else name, run.label, list(run.tables.values()))
                 for (place, run), name in zip(chosen.items(), _name_apart(list(chosen.values())), strict=True)
             ]
             paths = plot_runs(curves, output, title or env, legend)

@@ -127,6 +127,8 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         out.write(f"\nScore    {summarize(result)}\n")
     out.write(f"Files    {result.folder}\n")
     out.write(f"Curve    {result.curve}\n")
+    if result.report is not None:
+        out.write(f"Report   {result.report}\n")
     out.write(_time_split(result, profile))
     out.write(_diagnosis(result, options))
     out.write(f"Replay   slm-lab run enjoy@{result.folder}\n")

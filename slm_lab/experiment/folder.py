@@ -11,6 +11,7 @@ from slm_lab.spec.schema import Spec
 # where runs are, unless told otherwise
 DATA_DIR = Path("data")
 SPEC_SUFFIX = "_spec.yaml"
+REPORT_NAME = "report.html"
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class RunFolder:
     @property
     def provenance_file(self) -> Path:
         return self.path / "info" / f"{self.name}_provenance.json"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / REPORT_NAME
 
     def trial_prefix(self, trial: int) -> str:
         return f"{self.name}_t{trial}"

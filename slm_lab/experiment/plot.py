@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
@@ -18,9 +18,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from plotly.offline import get_plotlyjs
 
+from slm_lab.experiment.analysis import Table
+from slm_lab.experiment.curve import BOOKKEEPING, average_curves, read_curve
 from slm_lab.lib.io import write_bytes, write_text
-
-Table = Mapping[str, np.ndarray]
 
 _DPI = 150
 _SIZE = (8.0, 5.0)
@@ -37,13 +37,8 @@ _BAND = "±1 std over sessions"
 _BAND_OPACITY = 0.18
 # A dollar sign in a name is no formula.
 _TITLE: dict[str, Any] = dict(fontsize=13, fontweight="bold", color=_INK, parse_math=False)
-_GRID_POINTS = 1000
 # From here on a reward is written in k or M.
 _LONG_NUMBER = 10_000
-# Values near the float limit overflow inside the renderers, and no axis could show them.
-_LARGEST = 1e100
-# Everything else in a table belongs to the algorithm.
-_BOOKKEEPING = {"total_reward", "total_reward_ma", "fps", "frame", "wall_t", "t", "epi", "opt_step"}
 # Column, name in the file name, meaning when training, meaning when evaluating.
 _RETURNS = (
     ("total_reward", "mean_returns", "total reward (mean of last 100 episodes)", "total reward (evaluation)"),
@@ -100,7 +95,7 @@ class _Band:
 
 
 @dataclass(frozen=True)
-class Curve:
+class DrawnRun:
     """A run in a figure with others: its name there, its algorithm, and the tables of its sessions."""
 
     name: str
@@ -140,12 +135,12 @@ def plot_session(table: Table, prefix: Path, title: str, kind: str = "train") ->
     """Draw one session's returns and its algorithm's metrics; returns the graphs written."""
     paths = []
     for column, name, train_label, eval_label in _RETURNS:
-        x, y = _series(table, column)
+        x, y = read_curve(table, column)
         if x.size:
             label = eval_label if kind == "eval" else train_label
             chart = _Chart(title, "", label, [_Line(column, x, y, _STYLES[0])])
             paths += _write_chart(chart, prefix, f"session_graph_{kind}_{name}_vs_frames")
-    metrics = [_Line(name, *_series(table, name), _STYLES[0]) for name in table if name not in _BOOKKEEPING]
+    metrics = [_Line(name, *read_curve(table, name), _STYLES[0]) for name in table if name not in BOOKKEEPING]
     # The learning rate is a setting, the others are results.
     metrics = sorted((line for line in metrics if line.x.size), key=lambda line: line.name == "lr")
     if metrics:
@@ -159,7 +154,7 @@ def plot_trial(tables: Sequence[Table], prefix: Path, title: str) -> list[Path]:
     """Draw the returns of a trial's sessions, their mean and ±1 standard deviation; returns the graphs written."""
     paths = []
     for column, name, label, _ in _RETURNS:
-        series = [_series(table, column) for table in tables]
+        series = [read_curve(table, column) for table in tables]
         looks = zip(series, cycle(_STYLES), strict=False)
         lines = [_Line(f"session {i}", x, y, look) for i, ((x, y), look) in enumerate(looks) if x.size]
         if lines:
@@ -168,7 +163,7 @@ def plot_trial(tables: Sequence[Table], prefix: Path, title: str) -> list[Path]:
     return paths
 
 
-def plot_runs(curves: Sequence[Curve], folder: Path, title: str, has_legend: bool = True) -> list[Path]:
+def plot_runs(runs: Sequence[DrawnRun], folder: Path, title: str, has_legend: bool = True) -> list[Path]:
     """Draw runs of one env side by side, each as the mean and spread of its sessions; returns the graphs written."""
     column, name, label, _ = _RETURNS[1]
     lines, bands, notes = [], [], []
@@ -176,24 +171,21 @@ def plot_runs(curves: Sequence[Curve], folder: Path, title: str, has_legend: boo
     order = list(_ALGORITHMS)
     places = {key: place for place, key in enumerate(order)}
     seen: dict[str, int] = {}
-    for curve in sorted(curves, key=lambda curve: places.get(curve.algorithm, len(order))):
-        color, *_ = look = _find_look(curve.algorithm, seen)
-        series = [_series(table, column) for table in curve.tables]
-        sessions = [_Line("", x, y, look) for x, y in series if x.size]
+    for run in sorted(runs, key=lambda run: places.get(run.algorithm, len(order))):
+        color, *_ = look = _find_look(run.algorithm, seen)
+        sessions = [curve for table in run.tables if (curve := read_curve(table, column))[0].size]
         if not sessions:
-            notes.append(f"nothing to draw of {curve.name}")
+            notes.append(f"nothing to draw of {run.name}")
             continue
         if len(sessions) == 1:
-            lines.append(_Line(f"{curve.name} (1 session)", sessions[0].x, sessions[0].y, look, is_mean=True))
+            lines.append(_Line(f"{run.name} (1 session)", *sessions[0], look, is_mean=True))
             continue
-        shared = _calc_shared(sessions)
-        if shared is None:
-            notes.append(f"no mean of {curve.name}: its sessions share no frames")
+        average = average_curves(sessions)
+        if average is None:
+            notes.append(f"no mean of {run.name}: its sessions share no frames")
             continue
-        grid, values = shared
-        mean, std = values.mean(axis=0), values.std(axis=0)
-        lines.append(_Line(f"{curve.name} ({len(sessions)} sessions)", grid, mean, look, is_mean=True))
-        bands.append(_Band(grid, mean - std, mean + std, color))
+        lines.append(_Line(f"{run.name} ({len(sessions)} sessions)", average.x, average.mean, look, is_mean=True))
+        bands.append(_Band(average.x, average.mean - average.std, average.mean + average.std, color))
     if not lines:
         return []
     subtitle = "; ".join([f"mean and {_BAND}" if bands else "one session each", *notes])
@@ -214,49 +206,20 @@ def _find_look(algorithm: str, seen: dict[str, int]) -> tuple[str, str, str]:
     return (known[0], *dash)
 
 
-def _calc_shared(sessions: list[_Line]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Values (S, X) of sessions on common frames (X,), where they overlap; None where they do not."""
-    first = sessions[0].x
-    if all(np.array_equal(line.x, first) for line in sessions):
-        grid = first
-    else:
-        start, end = max(line.x[0] for line in sessions), min(line.x[-1] for line in sessions)
-        if start > end:
-            return None
-        points = min(max(line.x.size for line in sessions), _GRID_POINTS)
-        grid = np.linspace(start, end, points) if end > start else np.array([end])
-    return grid, np.stack([np.interp(grid, line.x, line.y) for line in sessions])
-
-
-def _series(table: Table, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of a column that can be drawn, by increasing frame; of rows at the same frame the last counts."""
-    x = np.asarray(table.get("frame", ()), dtype=float)
-    y = np.asarray(table.get(column, ()), dtype=float)
-    size = min(x.size, y.size)
-    x, y = x[:size], y[:size]
-    # NaN compares false as well.
-    drawable = (np.abs(x) < _LARGEST) & (np.abs(y) < _LARGEST)
-    x, y = x[drawable][::-1], y[drawable][::-1]
-    x, last = np.unique(x, return_index=True)
-    return x, y[last]
-
-
 def _trial_chart(sessions: list[_Line], title: str, label: str) -> _Chart:
     """Add mean and spread to the sessions, where their frames overlap."""
     if len(sessions) == 1:
         return _Chart(title, "", label, sessions)
     count = len(sessions)
-    shared = _calc_shared(sessions)
-    if shared is None:
+    average = average_curves([(line.x, line.y) for line in sessions])
+    if average is None:
         return _Chart(title, f"no mean: the {count} sessions share no frames", label, sessions)
-    grid, values = shared
     subtitle = ""
-    if any(not np.array_equal(line.x, grid) for line in sessions):
-        end = _short(grid[-1])
+    if average.is_interpolated:
+        end = _short(average.x[-1])
         subtitle = f"mean of {count} sessions interpolated on common frames, up to the shortest ({end} frames)"
-    mean = _Line(f"mean of {count} sessions", grid, values.mean(axis=0), _MEAN_LOOK, is_mean=True)
-    std = values.std(axis=0)
-    band = _Band(grid, mean.y - std, mean.y + std, _INK, _BAND)
+    mean = _Line(f"mean of {count} sessions", average.x, average.mean, _MEAN_LOOK, is_mean=True)
+    band = _Band(average.x, average.mean - average.std, average.mean + average.std, _INK, _BAND)
     return _Chart(title, subtitle, label, [*sessions, mean], (band,))
 
 

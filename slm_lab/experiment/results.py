@@ -119,7 +119,11 @@ def find_runs(data_dir: Path) -> list[Run]:
 
 def load_run(where: str, data_dir: Path, trial: int = 0) -> Run:
     """The run meant by a folder, a file in it, a glob or `latest`; what cannot be read is told in `problems`."""
-    path = find_run_path(where, data_dir)
+    return read_run(find_run_path(where, data_dir), trial)
+
+
+def read_run(path: Path, trial: int = 0) -> Run:
+    """The run in a folder."""
     problems: list[str] = []
     tables: dict[str, dict[int, dict[str, Array]]] = {"train": {}, "eval": {}}
     names = set()

@@ -23,6 +23,8 @@ from slm_lab.experiment.executor import LocalExecutor, Outcome, SessionTask
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.plot import plot_session, plot_trial
 from slm_lab.experiment.progress import ProgressView
+from slm_lab.experiment.report import write_report
+from slm_lab.experiment.results import read_run
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import DivergenceError, LabError, WorkerError
@@ -46,6 +48,8 @@ class TrialResult:
     failures: dict[int, str]
     stop_code: int
     curve: Path
+    # None if it could not be written
+    report: Path | None = None
 
     @property
     def score(self) -> float:
@@ -152,7 +156,7 @@ class Trial:
         for result in results:
             state = "done" if result.is_done else f"stopped at frame {result.frame}"
             logger.info(f"Session {result.session} {state}")
-        metrics = None
+        metrics = report = None
         sessions = [result.session for result in results]
         tables = self._tables(sessions)
         if tables:
@@ -169,6 +173,7 @@ class Trial:
                     write_session_metrics(self.folder, self.trial, result, asdict(session))
             write_json(self.folder.trial_metrics_file(self.trial), metrics)
             self._plot(tables)
+            report = self._write_report()
             logger.info(format_trial_metrics(metrics["scalar"]))
         if failures:
             logger.error(f"Trial {self.trial}: {len(results)} of {self.spec.meta.max_session} sessions have a result")
@@ -176,7 +181,7 @@ class Trial:
             logger.info(f"Trial {self.trial} done")
         prefix = self.folder.graph_prefix(self.trial)
         curve = prefix.with_name(f"{prefix.name}_trial_graph_mean_returns_ma_vs_frames.png")
-        return TrialResult(self.folder.path, self.trial, metrics, results, failures, stop_code, curve)
+        return TrialResult(self.folder.path, self.trial, metrics, results, failures, stop_code, curve, report)
 
     def _tables(self, sessions: list[int]) -> dict[int, dict[str, Any]]:
         tables = {}
@@ -214,3 +219,13 @@ class Trial:
         for session, table in tables.items():
             plot_session(table, self.folder.graph_prefix(self.trial, session), f"{self._title}, session {session}")
         plot_trial(list(tables.values()), self.folder.graph_prefix(self.trial), self._title)
+
+    def _write_report(self) -> Path | None:
+        """The page about the run; whatever is wrong with it, the run is not lost."""
+        path = self.folder.report_file
+        try:
+            write_report([read_run(self.folder.path, self.trial)], path)
+        except Exception as error:
+            logger.warning(f"No report: {type(error).__name__}: {error}")
+            return None
+        return path

@@ -1,6 +1,7 @@
 """What the docs say is true: commands, links, keys, metrics, specs, and the code that readers copy."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -17,8 +18,6 @@ import yaml
 from pydantic_core import PydanticUndefined
 
 from slm_lab.agent.registry import ALGORITHMS
-from slm_lab.cli import doctor as doctor_command
-from slm_lab.cli import env as env_command
 from slm_lab.cli import run as run_command
 from slm_lab.cli import spec as spec_command
 from slm_lab.cli.main import COMMANDS
@@ -99,13 +98,12 @@ def test_commands_in_docs_are_known(words) -> None:
         assert mode in ("dev", "train") or mode.startswith(("train@", "enjoy@"))
         if not source.startswith("my_") and "@" not in mode:
             load_spec(source, name, dict(parse_override(text) for text in params["set_"] or []))
-    elif command == "doctor":
-        _parse(typer.main.get_command(doctor_command.app), rest)
-    else:
-        apps = {"spec": spec_command.app, "env": env_command.app}
-        group = typer.main.get_command(apps[command])
+    elif command in ("spec", "env"):
+        group = typer.main.get_command(importlib.import_module(COMMANDS[command][0]).app)
         assert rest[0] in group.commands  # type: ignore[attr-defined]
         _parse(group.commands[rest[0]], rest[1:])  # type: ignore[attr-defined]
+    else:
+        assert _parse(typer.main.get_command(importlib.import_module(COMMANDS[command][0]).app), rest)
 
 
 def _parse(command, words: list[str]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_the_documented_files(finished: Path) -> None:
     name = "ppo_cartpole"
     files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
-    expected = {f"{name}_spec.yaml", f"{name}_t0_spec.yaml", f"{name}_t0_trial_metrics.json"}
+    expected = {f"{name}_spec.yaml", f"{name}_t0_spec.yaml", f"{name}_t0_trial_metrics.json", "report.html"}
     for session in (0, 1):
         prefix = f"{name}_t0_s{session}"
         expected |= {

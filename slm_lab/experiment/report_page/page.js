@@ -1,0 +1,509 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const page = document.getElementById("page");
+  const SVG = "http://www.w3.org/2000/svg";
+  // Okabe-Ito without black, which is the mean; more sessions than colours differ by dashes
+  const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442"];
+  const DASHES = ["", "7 4", "2 3"];
+  const isSingle = data.runs.length === 1;
+  const MAX_TIP_ROWS = 14;
+  const MAX_OPEN_ROWS = 30;
+
+  // Text is only ever set as text: nothing of the data is read as HTML.
+  function make(name, options, ...children) {
+    const { text, on, style, ...attributes } = options || {};
+    const element = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (value !== undefined && value !== null) element.setAttribute(key, value);
+    }
+    if (text !== undefined) element.textContent = text;
+    for (const [key, value] of Object.entries(style || {})) element.style[key] = value;
+    for (const [key, value] of Object.entries(on || {})) element.addEventListener(key, value);
+    element.append(...children.filter((child) => child));
+    return element;
+  }
+
+  function draw(name, attributes, parent) {
+    const element = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    if (parent) parent.append(element);
+    return element;
+  }
+
+  // --- numbers
+
+  function trim(text) {
+    return text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text;
+  }
+
+  function short(value) {
+    const size = Math.abs(value);
+    for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+      if (size >= unit && size < 1e15) return trim((value / unit).toPrecision(4)) + letter;
+    }
+    if (value === 0) return "0";
+    return size < 1e-3 || size >= 1e15 ? value.toExponential(2).replace(/\.?0+e/, "e") : trim(value.toPrecision(4));
+  }
+
+  function exact(value) {
+    return Math.abs(value) >= 1e4 && Math.abs(value) < 1e15
+      ? value.toLocaleString("en", { maximumFractionDigits: 1 })
+      : trim(String(Number(value.toPrecision(5))));
+  }
+
+  function ticks(low, high, count) {
+    const raw = (high - low) / Math.max(count, 1);
+    const power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.999) || raw;
+    const result = [];
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) result.push(i * step);
+    return result;
+  }
+
+  // --- curves
+
+  const key = (curve) => (curve.session === null ? `${curve.run}/mean` : `${curve.run}/${curve.session}`);
+
+  // A lone run gives each session a colour; of several runs each has one for all of its own.
+  function look(run, session) {
+    if (isSingle) {
+      if (session === null) return { color: "var(--ink)", dash: "", width: 2.4, opacity: 1 };
+      const isLone = sessionPlaces[run].length < 2;
+      return { ...pick(sessionPlaces[run].indexOf(session)), width: isLone ? 1.8 : 1.2, opacity: isLone ? 1 : "var(--session)" };
+    }
+    return session === null
+      ? { ...pick(run), width: 2.4, opacity: 1 }
+      : { ...pick(run), width: 0.9, opacity: 0.55 };
+  }
+
+  function pick(index) {
+    const place = Math.max(index, 0);
+    return { color: PALETTE[place % PALETTE.length], dash: DASHES[Math.floor(place / PALETTE.length) % DASHES.length] };
+  }
+
+  function swatch({ color, dash, opacity }) {
+    const background = dash ? `repeating-linear-gradient(90deg, ${color} 0 4px, transparent 4px 7px)` : color;
+    return make("span", { class: "swatch", style: { background, opacity: opacity || 1 } });
+  }
+
+  function label(run, session) {
+    const text = session === null ? "mean" : `session ${session}`;
+    return isSingle ? text : `${data.runs[run].name}: ${text}`;
+  }
+
+  // every session that has a curve anywhere, by run
+  const sessionPlaces = data.runs.map(() => []);
+  for (const env of data.envs) {
+    for (const chart of env.charts) {
+      for (const curve of [...chart.raw, ...(chart.ma || [])]) {
+        if (curve.session !== null && !sessionPlaces[curve.run].includes(curve.session)) {
+          sessionPlaces[curve.run].push(curve.session);
+        }
+      }
+    }
+  }
+  sessionPlaces.forEach((places) => places.sort((one, other) => one - other));
+
+  class Chart {
+    constructor(chart, state) {
+      this.chart = chart;
+      this.state = state;
+      this.tip = make("div", { class: "tip", hidden: "" });
+      this.figure = make("figure", { class: "chart", "data-chart": chart.name },
+        make("figcaption", { text: chart.title }), this.tip);
+    }
+
+    visible() {
+      const curves = this.state.isSmooth && this.chart.ma && this.chart.ma.length ? this.chart.ma : this.chart.raw;
+      return curves.filter((curve) => !this.state.hidden.has(key(curve)));
+    }
+
+    hasBand(curve) {
+      return curve.low && !this.state.hidden.has(`${curve.run}/band`);
+    }
+
+    measure() {
+      this.width = Math.max(Math.round(this.figure.clientWidth) || 900, 200);
+    }
+
+    render() {
+      const width = this.width;
+      const height = this.chart.is_small ? 160 : Math.max(240, Math.min(380, Math.round(width * 0.42)));
+      const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": this.chart.title });
+      const curves = this.visible();
+      let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
+      for (const curve of curves) {
+        left = Math.min(left, curve.x[0]);
+        right = Math.max(right, curve.x[curve.x.length - 1]);
+        for (const y of curve.y) { low = Math.min(low, y); high = Math.max(high, y); }
+        if (this.hasBand(curve)) {
+          for (const y of curve.low) low = Math.min(low, y);
+          for (const y of curve.high) high = Math.max(high, y);
+        }
+      }
+      if (!curves.length) [left, right, low, high] = [0, 1, 0, 1];
+      if (right === left) { left -= 0.5; right += 0.5; }
+      if (high - low <= Math.abs(high) * 1e-9) { const room = Math.abs(high) * 0.1 || 1; low -= room; high += room; }
+      const room = (high - low) * 0.05;
+      low -= room; high += room;
+
+      const yTicks = ticks(low, high, this.chart.is_small ? 4 : 6);
+      const margin = { left: 12 + 6.6 * Math.max(...yTicks.map((value) => short(value).length), 2), right: 14, top: 8, bottom: this.chart.is_small ? 22 : 40 };
+      const toX = (x) => margin.left + (x - left) / (right - left) * (width - margin.left - margin.right);
+      const toY = (y) => height - margin.bottom - (y - low) / (high - low) * (height - margin.top - margin.bottom);
+      for (const value of yTicks) {
+        const y = toY(value).toFixed(1);
+        draw("line", { class: "gridline", x1: margin.left, x2: width - margin.right, y1: y, y2: y }, svg);
+        draw("text", { class: "tick", x: margin.left - 6, y, dy: "0.32em", "text-anchor": "end" }, svg).textContent = short(value);
+      }
+      const base = height - margin.bottom;
+      for (const value of ticks(left, right, Math.max(2, Math.floor(width / (this.chart.is_small ? 60 : 110))))) {
+        const x = toX(value).toFixed(1);
+        draw("line", { class: "axis", x1: x, x2: x, y1: base, y2: base + 4 }, svg);
+        draw("text", { class: "tick", x, y: base + 16, "text-anchor": "middle" }, svg).textContent = short(value);
+      }
+      draw("line", { class: "axis", x1: margin.left, x2: width - margin.right, y1: base, y2: base }, svg);
+      if (!this.chart.is_small) {
+        const middle = (margin.left + width - margin.right) / 2;
+        draw("text", { class: "tick", x: middle, y: height - 4, "text-anchor": "middle" }, svg).textContent = "frames (env steps)";
+      }
+      if (!curves.length) {
+        draw("text", { class: "tick", x: width / 2, y: height / 2, "text-anchor": "middle" }, svg).textContent = "all curves are hidden";
+      }
+      const point = (x, y) => `${toX(x).toFixed(1)},${toY(y).toFixed(1)}`;
+      for (const curve of curves.filter((one) => this.hasBand(one))) {
+        const up = curve.x.map((x, i) => point(x, curve.high[i]));
+        const down = curve.x.map((x, i) => point(x, curve.low[i])).reverse();
+        const band = draw("path", { class: "band", "data-curve": `${curve.run}/band`, d: `M${up.concat(down).join("L")}Z`, opacity: isSingle ? 0.16 : 0.13 }, svg);
+        band.style.fill = look(curve.run, null).color;
+      }
+      // means last, so that they lie above
+      const ordered = [...curves].sort((one, other) => (one.session === null) - (other.session === null));
+      for (const curve of ordered) {
+        const { color, dash, width: stroke, opacity } = look(curve.run, curve.session);
+        const scale = this.chart.is_small ? 0.65 : 1;
+        if (curve.x.length === 1) {
+          const dot = draw("circle", { "data-curve": key(curve), cx: toX(curve.x[0]), cy: toY(curve.y[0]), r: 3 }, svg);
+          dot.style.fill = color;
+          continue;
+        }
+        const path = draw("path", { class: "curve", "data-curve": key(curve), d: "M" + curve.x.map((x, i) => point(x, curve.y[i])).join("L"), "stroke-width": stroke * scale }, svg);
+        path.style.stroke = color;
+        path.style.opacity = opacity;
+        if (dash) path.setAttribute("stroke-dasharray", dash);
+      }
+      this.listen(svg, { curves: ordered, toX, toY, left, right, margin, width, height, base });
+      const old = this.figure.querySelector("svg");
+      if (old) old.replaceWith(svg); else this.figure.insertBefore(svg, this.tip);
+      this.tip.hidden = true;
+    }
+
+    listen(svg, view) {
+      const marks = draw("g", {}, svg);
+      let at = view.right;
+      const clear = () => { marks.replaceChildren(); this.tip.hidden = true; };
+      const show = (x) => {
+        at = x;
+        this.point(marks, view, x);
+      };
+      const onPointer = (event) => {
+        const box = svg.getBoundingClientRect();
+        const pixel = (event.clientX - box.left) * view.width / box.width;
+        const share = (pixel - view.margin.left) / (view.width - view.margin.left - view.margin.right);
+        show(view.left + Math.min(Math.max(share, 0), 1) * (view.right - view.left));
+      };
+      svg.addEventListener("pointermove", onPointer);
+      svg.addEventListener("pointerdown", onPointer);
+      svg.addEventListener("pointerleave", clear);
+      svg.addEventListener("blur", clear);
+      svg.addEventListener("keydown", (event) => {
+        const step = { ArrowLeft: -0.01, ArrowRight: 0.01 }[event.key];
+        if (event.key === "Escape") clear();
+        if (!step || !view.curves.length) return;
+        event.preventDefault();
+        show(Math.min(Math.max(at + step * (view.right - view.left), view.left), view.right));
+      });
+    }
+
+    point(marks, view, x) {
+      marks.replaceChildren();
+      if (!view.curves.length) return;
+      const found = view.curves.map((curve) => [curve, nearest(curve.x, x)]);
+      // the frame that is read is the nearest one that any curve has
+      const frame = found.map(([curve, i]) => curve.x[i]).reduce((best, one) => (Math.abs(one - x) < Math.abs(best - x) ? one : best));
+      const pixel = view.toX(frame);
+      draw("line", { class: "cross", x1: pixel, x2: pixel, y1: view.margin.top, y2: view.base }, marks);
+      const rows = [];
+      // a curve that has ended is not read
+      const reach = (view.right - view.left) * 0.02;
+      const place = ({ run, session }) => run * 1e6 + (session === null ? -1 : session);
+      for (const [curve, i] of found.sort(([one], [other]) => place(one) - place(other))) {
+        if (Math.abs(curve.x[i] - frame) > reach) continue;
+        const { color, dash } = look(curve.run, curve.session);
+        draw("circle", { cx: view.toX(curve.x[i]), cy: view.toY(curve.y[i]), r: 3.2 }, marks).style.fill = color;
+        const text = this.hasBand(curve) ? `${exact(curve.y[i])} ± ${short((curve.high[i] - curve.low[i]) / 2)}` : exact(curve.y[i]);
+        rows.push(make("div", {}, swatch({ color, dash }),
+          make("span", { text: label(curve.run, curve.session) }), make("b", { text })));
+      }
+      const more = rows.length - MAX_TIP_ROWS;
+      this.tip.replaceChildren(make("div", { text: `frame ${exact(Math.round(frame))}` }), ...rows.slice(0, MAX_TIP_ROWS),
+        more > 0 ? make("div", { text: `and ${more} more` }) : "");
+      this.tip.hidden = false;
+      const svg = marks.ownerSVGElement;
+      const scale = svg.clientWidth / view.width || 1;
+      const isRight = pixel > view.width / 2;
+      this.tip.style.top = `${svg.offsetTop || this.figure.querySelector("figcaption").offsetHeight + 20}px`;
+      this.tip.style.left = isRight ? "auto" : `${pixel * scale + 12}px`;
+      this.tip.style.right = isRight ? `${(view.width - pixel) * scale + 12}px` : "auto";
+    }
+  }
+
+  function nearest(values, x) {
+    let [low, high] = [0, values.length - 1];
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (values[middle] < x) low = middle; else high = middle;
+    }
+    return Math.abs(values[low] - x) <= Math.abs(values[high] - x) ? low : high;
+  }
+
+  // --- parts of the page
+
+  const isNumber = (text) => /^[-+–]?[\d.,]*(e[-+]?\d+)?$/.test(text);
+
+  function table({ head, rows }) {
+    const numeric = head.map((_, i) => rows.length > 0 && rows.every((row) => isNumber(row[i])));
+    const type = (i, row) => (numeric[i] ? "number" : !row ? undefined : row[i].length > 45 ? "long" : "short");
+    return make("div", { class: "scroll" }, make("table", {},
+      make("thead", {}, make("tr", {}, ...head.map((text, i) => make("th", { text, class: type(i) })))),
+      make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((text, i) => make("td", { text, class: type(i, row) })))))));
+  }
+
+  function problemBox(lines) {
+    if (!lines.length) return null;
+    return make("div", { class: "problems" }, make("strong", { text: "Found while reading" }),
+      make("ul", {}, ...lines.map((text) => make("li", { text }))));
+  }
+
+  function facts(run) {
+    return make("div", { class: "facts" }, ...run.facts.map(([name, value, note]) =>
+      make("div", { class: "fact" }, make("span", { text: name }), make("b", { text: value }), make("span", { text: note }))));
+  }
+
+  // every session's score as a dot, the interval as a bar, the mean as a stroke: a row for each run
+  function strip(indices) {
+    const figure = make("figure", { class: "chart strip" });
+    let width = 900;
+    const measure = () => { width = Math.max(figure.clientWidth || 900, 200); };
+    const render = () => {
+      const runs = indices.map((index) => data.runs[index]);
+      const numbers = runs.flatMap(({ score }) => [...score.values.map((pair) => pair[1]), score.low, score.high]).filter((value) => value !== null);
+      if (!numbers.length) return;
+      const gap = isSingle ? 38 : 46;
+      const height = gap * runs.length + 26;
+      let [low, high] = [Math.min(...numbers), Math.max(...numbers)];
+      if (low === high) { const room = Math.abs(low) * 0.01 || 1; low -= room; high += room; }
+      const toX = (value) => 24 + (value - low) / (high - low) * (width - 48);
+      const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Score of every session with the 95 % interval of the mean" });
+      for (const value of ticks(low, high, Math.max(2, Math.floor(width / 120)))) {
+        draw("line", { class: "gridline", x1: toX(value), x2: toX(value), y1: 4, y2: height - 20 }, svg);
+        draw("text", { class: "tick", x: toX(value), y: height - 6, "text-anchor": "middle" }, svg).textContent = short(value);
+      }
+      runs.forEach(({ name, score }, row) => {
+        const y = row * gap + (isSingle ? 18 : 30);
+        const color = isSingle ? "var(--ink)" : pick(indices[row]).color;
+        if (!isSingle) draw("text", { class: "tick", x: 24, y: y - 14 }, svg).textContent = name;
+        if (score.low !== null && score.high !== null) {
+          const bar = draw("rect", { x: toX(score.low), y: y - 5, width: Math.max(toX(score.high) - toX(score.low), 1), height: 10, opacity: 0.18 }, svg);
+          bar.style.fill = color;
+        }
+        for (const [session, value] of score.values) {
+          if (value === null) continue;
+          const dot = draw("circle", { cx: toX(value), cy: y, r: 4.5, opacity: 0.85, "data-score": `${indices[row]}/${session}` }, svg);
+          dot.style.fill = isSingle ? look(indices[row], session).color : color;
+          draw("title", {}, dot).textContent = `session ${session}: ${exact(value)}`;
+        }
+        if (score.mean !== null) {
+          draw("line", { x1: toX(score.mean), x2: toX(score.mean), y1: y - 9, y2: y + 9, "stroke-width": 2.5 }, svg).style.stroke = color;
+        }
+      });
+      figure.replaceChildren(svg);
+    };
+    drawers.push({ measure, render });
+    return figure;
+  }
+
+  function bars({ names, rows }) {
+    const box = make("div", { class: "bars" });
+    for (const row of rows) {
+      const parts = row.shares.map((share, i) => make("span", {
+        title: `${names[i]} ${(share * 100).toFixed(1)} %`, style: { width: `${share * 100}%`, background: pick(i).color },
+      }));
+      box.append(make("span", { text: row.label }), make("span", { class: "muted", text: row.time }), make("div", { class: "bar" }, ...parts));
+    }
+    const order = names.map((name, i) => [name, rows[0].shares[i], pick(i).color]).sort((one, other) => other[1] - one[1]);
+    const keys = order.map(([name, share, color]) => make("span", {}, swatch({ color }), `${name} ${(share * 100).toFixed(1)} %`));
+    return make("div", {}, box, make("div", { class: "keys" }, ...keys));
+  }
+
+  async function copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch {
+      // a page from a file may not use the clipboard; the old way still works there
+      const area = make("textarea", { style: { position: "fixed", opacity: "0" } });
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      const isDone = document.execCommand("copy");
+      area.remove();
+      return isDone;
+    }
+  }
+
+  function copyButton(text, what) {
+    const button = make("button", { type: "button", class: "copy", text: "Copy", "aria-label": `Copy ${what}` });
+    button.addEventListener("click", async () => {
+      button.textContent = (await copy(text)) ? "Copied" : "Not allowed";
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    });
+    return button;
+  }
+
+  function commands(run) {
+    return make("div", {}, ...run.commands.map(([name, line]) => make("div", { class: "command" },
+      make("span", { text: name }), make("code", { text: line }), copyButton(line, `the command: ${name}`))));
+  }
+
+  function videos(run) {
+    const last = run.videos[run.videos.length - 1];
+    const player = make("video", { controls: "", preload: "metadata", src: last.link });
+    const caption = make("p", { class: "muted small", text: last.label });
+    const links = run.videos.map(({ label: text, link }) => make("a", {
+      href: link, text,
+      on: { click: (event) => { event.preventDefault(); player.src = link; caption.textContent = text; player.play().catch(() => {}); } },
+    }));
+    return make("div", {}, player, caption, run.videos.length > 1 ? make("div", { class: "links" }, ...links) : null);
+  }
+
+  function legend(indices, state, redraw) {
+    const box = make("div", { class: "legend" });
+    const buttons = [];
+    const refresh = () => buttons.forEach(([button, isOn]) => button.setAttribute("aria-pressed", isOn()));
+    const add = (row, text, isOn, onClick, style, name) => {
+      const button = make("button", { type: "button", "data-toggle": name, class: style ? undefined : "plain", on: { click: () => { onClick(); refresh(); redraw(); } } },
+        style ? swatch(style) : null, text);
+      buttons.push([button, isOn]);
+      row.append(button);
+    };
+    const flip = (name) => { if (!state.hidden.delete(name)) state.hidden.add(name); };
+    for (const index of indices) {
+      const row = make("div", {}, isSingle ? null : make("strong", { text: data.runs[index].name }));
+      const sessions = sessionPlaces[index];
+      if (sessions.length > 1) {
+        add(row, "mean", () => !state.hidden.has(`${index}/mean`), () => flip(`${index}/mean`), look(index, null), `${index}/mean`);
+        add(row, "±1 std", () => !state.hidden.has(`${index}/band`), () => flip(`${index}/band`), { ...look(index, null), opacity: 0.3 }, `${index}/band`);
+      }
+      for (const session of sessions) {
+        const name = `${index}/${session}`;
+        add(row, `session ${session}`, () => !state.hidden.has(name), () => flip(name), look(index, session), name);
+      }
+      if (sessions.length > 1) {
+        const all = sessions.map((session) => `${index}/${session}`);
+        const isOn = () => all.every((name) => !state.hidden.has(name));
+        add(row, "all sessions", isOn, () => {
+          const hide = isOn();
+          all.forEach((name) => (hide ? state.hidden.add(name) : state.hidden.delete(name)));
+        }, null, `${index}/all`);
+      }
+      box.append(row);
+    }
+    const row = make("div", {});
+    add(row, "moving average over 100 rows", () => state.isSmooth, () => { state.isSmooth = !state.isSmooth; }, null, "smooth");
+    box.append(row);
+    refresh();
+    return box;
+  }
+
+  function envCharts(env) {
+    const indices = data.runs.map((_, i) => i).filter((i) => data.runs[i].env === env.name);
+    // of several runs the means are compared; sessions are a click away
+    const hidden = new Set(isSingle ? [] : indices.flatMap((i) => (sessionPlaces[i].length > 1 ? sessionPlaces[i].map((session) => `${i}/${session}`) : [])));
+    const state = { hidden, isSmooth: false };
+    const charts = env.charts.map((chart) => new Chart(chart, state));
+    const redraw = () => charts.forEach((chart) => chart.render());
+    drawers.push({ measure: () => charts.forEach((chart) => chart.measure()), render: redraw });
+    const large = charts.filter((chart) => !chart.chart.is_small).map((chart) => chart.figure);
+    const small = charts.filter((chart) => chart.chart.is_small).map((chart) => chart.figure);
+    return [
+      legend(indices, state, redraw), ...large,
+      small.length ? make("h3", { text: "Metrics of the algorithm" }) : null,
+      small.length ? make("div", { class: "grid" }, ...small) : null,
+    ];
+  }
+
+  function section(title, ...children) {
+    const parts = children.filter((child) => child);
+    return parts.length ? make("section", {}, make("h2", { text: title }), ...parts) : null;
+  }
+
+  function specDiff(diff) {
+    if (!diff.rows.length) return make("p", { text: "Nowhere." });
+    return make("details", { open: diff.rows.length > MAX_OPEN_ROWS ? undefined : "" },
+      make("summary", { text: `${diff.rows.length} keys` }), table(diff));
+  }
+
+  function spec(run) {
+    if (!run.spec) return null;
+    return make("details", {}, make("summary", { text: `Spec of ${run.name}, with its defaults filled in` }),
+      copyButton(run.spec, "the spec"), make("pre", { text: run.spec }));
+  }
+
+  // --- the page
+
+  const drawers = [];
+  const [first] = data.runs;
+  const own = (title, build) => section(title, ...data.runs.flatMap((run) => {
+    const content = build(run);
+    return content ? [isSingle ? null : make("h3", { text: run.name }), content] : [];
+  }));
+  const heading = (env) => (data.envs.length > 1 ? `Learning curves on ${env.name}` : "Learning curves");
+  const lines = [...data.problems, ...data.runs.flatMap((run) => run.problems.map((text) => (isSingle ? text : `${run.name}: ${text}`)))];
+  const parts = [
+    make("header", {}, make("h1", { text: data.title }),
+      make("p", { class: "muted", text: isSingle ? first.name : `${data.runs.length} runs side by side` })),
+    problemBox(lines),
+    isSingle ? facts(first) : null,
+    isSingle ? strip([0]) : null,
+    isSingle ? make("p", { class: "muted small", text: "Every dot is a session, the stroke their mean, the bar its 95 % interval." }) : null,
+    data.comparison ? section("Comparison",
+      ...data.envs.map((env) => strip(data.runs.map((_, i) => i).filter((i) => data.runs[i].env === env.name))),
+      make("p", { class: "muted small", text: "Every dot is a session, the stroke their mean, the bar its 95 % interval. Each run is compared with the first one in its env." }),
+      table(data.comparison),
+      make("ul", { class: "verdicts" }, ...data.comparison.verdicts.map((text) => make("li", { text })))) : null,
+    ...data.envs.map((env) => section(heading(env), ...envCharts(env))),
+    own("Sessions", (run) => table(run.sessions)),
+    own("Metrics", (run) => run.metrics && table(run.metrics)),
+    own("Time", (run) => run.phases && bars(run.phases)),
+    own("Video", (run) => run.videos.length && videos(run)),
+    own("Commands", commands),
+    data.spec_diff ? section("Where the specs differ", specDiff(data.spec_diff)) : null,
+    section("Spec", ...data.runs.map(spec)),
+    own("Machine and versions", (run) => run.machine.length && table({ head: ["what", "value"], rows: run.machine })),
+  ];
+  page.append(...parts.filter((part) => part));
+  // all widths first: reading one after drawing would lay out the page again for each
+  const drawAll = () => {
+    drawers.forEach(({ measure }) => measure());
+    drawers.forEach(({ render }) => render());
+  };
+  drawAll();
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth === width) return;
+    width = window.innerWidth;
+    drawAll();
+  });
+})();
