@@ -1,15 +1,15 @@
 """`slm-lab compare A B`: whether one run is better than another, and in what they differ."""
 
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.folder import DATA_DIR
+from slm_lab.experiment.report import build_spec_diff
 from slm_lab.experiment.results import Run, load_run
 from slm_lab.experiment.statistics import compare as compare_scores
 from slm_lab.experiment.statistics import describe_improvement
@@ -49,7 +49,7 @@ def compare(
             out.write(
                 f"Speed   {ours.fps:,.0f} and {theirs.fps:,.0f} frames per second, {ours.fps / theirs.fps:.2f} x\n"
             )
-        out.write(_describe_specs(ours, theirs))
+        out.write(_describe_specs(runs))
 
 
 def _describe(scores: list[float]) -> str:
@@ -60,19 +60,7 @@ def _describe(scores: list[float]) -> str:
     return f"{spread.mean:.2f} [{spread.low:.2f}, {spread.high:.2f}], IQM {spread.iqm:.2f}: {values}"
 
 
-def _describe_specs(ours: Run, theirs: Run) -> str:
-    lines = list(diff_specs(ours.spec, theirs.spec))
-    if not lines:
-        return "Specs   the same\n"
-    return "Specs   " + "\n        ".join(lines) + "\n"
-
-
-def diff_specs(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """A line for each key of which two specs have different values."""
-    for key in dict.fromkeys([*ours, *theirs]):
-        here = f"{path}.{key}" if path else str(key)
-        one, two = (spec.get(key, "(not there)") for spec in (ours, theirs))
-        if isinstance(one, Mapping) and isinstance(two, Mapping):
-            yield from diff_specs(one, two, here)
-        elif one != two:
-            yield f"{here}: {one} | {two}"
+def _describe_specs(runs: list[Run]) -> str:
+    rows = build_spec_diff(runs, "AB")["rows"]
+    lines = [f"{key}: {one} | {two}" for key, one, two in rows]
+    return "Specs   " + "\n        ".join(lines or ["the same"]) + "\n"

@@ -1,4 +1,4 @@
-"""`slm-lab retro DIR`: metrics and graphs made anew from the tables of a run."""
+"""`slm-lab retro DIR`: metrics, graphs and report made anew from the tables of a run."""
 
 import sys
 from pathlib import Path
@@ -8,14 +8,14 @@ import typer
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.experiment.analysis import format_trial_metrics
-from slm_lab.experiment.folder import DATA_DIR
+from slm_lab.experiment.folder import DATA_DIR, REPORT_NAME
 from slm_lab.experiment.results import load_run
 from slm_lab.experiment.retro import find_models, recompute
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(help="Compute the metrics and draw the graphs of a run again from its tables, wherever it was made.")
+@app.command(help="Make the metrics, graphs and report of a run again from its tables, wherever it was made.")
 def retro(
     where: Annotated[str, typer.Argument(metavar="DIR", help="A run folder or its name.")],
     data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
@@ -33,4 +33,6 @@ def retro(
         count, foreign = find_models(run.path)
         if foreign:
             tell(f"{foreign} of {count} weight files are not of this lab and cannot be played")
-        sys.stdout.write(f"{format_trial_metrics(metrics['scalar'])}\nGraphs   {run.path / 'graph'}\n")
+        sys.stdout.write(
+            f"{format_trial_metrics(metrics['scalar'])}\nGraphs   {run.path / 'graph'}\nReport   {run.path / REPORT_NAME}\n"
+        )

@@ -1,4 +1,4 @@
-"""Metrics and graphs of a run made anew from its tables; needs no torch."""
+"""Metrics, graphs and report of a run made anew from its tables; needs no torch."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -8,12 +8,13 @@ from typing import Any
 from slm_lab.experiment.analysis import calc_session_metrics, calc_trial_metrics
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.plot import plot_session, plot_trial
-from slm_lab.experiment.results import Run
+from slm_lab.experiment.report import write_report
+from slm_lab.experiment.results import Run, read_run
 from slm_lab.lib.io import write_json
 
 
 def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Write a run's metrics and graphs again, and return the metrics; what else they held is kept."""
+    """Write a run's metrics, graphs and report again, and return the metrics; what else they held is kept."""
     folder = RunFolder(run.path, run.name)
     random_return = run.random_return
     if random_return is None:
@@ -33,6 +34,7 @@ def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
         for session, table in of_kind.items():
             plot_session(table, folder.graph_prefix(run.trial, session), f"{title}, session {session}", kind)
     plot_trial(list(tables.values()), folder.graph_prefix(run.trial), title)
+    write_report([read_run(run.path, run.trial)], folder.report_file)
     return metrics
 
 

@@ -211,7 +211,7 @@ def test_compare_says_whether_runs_differ(tmp_path: Path) -> None:
     assert "A  a: PPO on CartPole-v1" in stdout
     assert "probability of improvement 1.00 [0.55, 1.00]\n" in stdout
     assert "Speed   900 and 900 frames per second, 1.00 x" in stdout
-    assert "agent.algorithm.name: PPO | ActorCritic" in stdout
+    assert 'agent.algorithm.name: "PPO" | "ActorCritic"' in stdout
     same = call(compare, "a", "a", "-d", str(tmp_path))[1]
     assert "not distinguishable" in same
     assert "Specs   the same" in same
@@ -222,7 +222,7 @@ def test_compare_of_different_envs(tmp_path: Path) -> None:
     make_run(tmp_path, "b", env="Acrobot-v1")
     stdout = call(compare, "a", "b", "-d", str(tmp_path))[1]
     assert "Scores of different envs are not compared" in stdout
-    assert "env.name: CartPole-v1 | Acrobot-v1" in stdout
+    assert 'env.name: "CartPole-v1" | "Acrobot-v1"' in stdout
 
 
 def test_retro_makes_metrics_and_graphs_again(tmp_path: Path) -> None:
@@ -239,6 +239,7 @@ def test_retro_makes_metrics_and_graphs_again(tmp_path: Path) -> None:
     assert run.session_metrics[0]["phases"] == {"act": 1.0}
     assert run.session_metrics[0]["total_reward_ma"] == pytest.approx(run.scores[0])
     assert len(list((path / "graph").glob("*.png"))) == 2 + 3 * 3
+    assert "PPO on CartPole-v1" in (path / "report.html").read_text()
 
 
 def test_retro_of_an_unknown_env_and_foreign_weights(tmp_path: Path) -> None:
