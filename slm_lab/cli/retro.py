@@ -33,6 +33,5 @@ def retro(
         count, foreign = find_models(run.path)
         if foreign:
             tell(f"{foreign} of {count} weight files are not of this lab and cannot be played")
-        sys.stdout.write(
-            f"{format_trial_metrics(metrics['scalar'])}\nGraphs   {run.path / 'graph'}\nReport   {run.path / REPORT_NAME}\n"
-        )
+        sys.stdout.write(f"{format_trial_metrics(metrics['scalar'])}\n")
+        sys.stdout.write(f"Graphs   {run.path / 'graph'}\nReport   {run.path / REPORT_NAME}\n")
