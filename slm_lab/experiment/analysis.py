@@ -4,6 +4,7 @@ s_i is the strength at checkpoint i: the return R_i minus that of a random polic
 """
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -144,8 +145,11 @@ def format_trial_metrics(scalar: Mapping[str, float]) -> str:
 
 def read_table(path: Path) -> dict[str, Array]:
     """A session's table; a row cut short by a kill is left out."""
-    with path.open(newline="") as file:
-        rows = list(csv.reader(file))
+    text = path.read_text()
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    # whatever is not ended by a line break may be half a number
+    if rows and not text.endswith("\n"):
+        rows.pop()
     if not rows:
         return {}
     header = rows[0]

@@ -1,0 +1,112 @@
+"""The lab's metrics on series worked out by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slm_lab.experiment.analysis import (
+    MA_WINDOW,
+    calc_consistency,
+    calc_session_metrics,
+    calc_spread,
+    calc_total_reward_ma,
+    calc_trial_metrics,
+    format_trial_metrics,
+    read_table,
+)
+
+
+def table(reward: list[float], frame: list[float] | None = None, opt_step: list[float] | None = None) -> dict:
+    count = len(reward)
+    return {
+        "total_reward": np.array(reward, float),
+        "frame": np.array(frame or [100.0 * (index + 1) for index in range(count)]),
+        "opt_step": np.array(opt_step or [float(index) for index in range(count)]),
+    }
+
+
+def test_metrics_of_a_session() -> None:
+    # strengths over a random return of 10: 0, 20, 10, 30 at frames 100, 200, 300, 400 and opt steps 0, 1, 2, 4
+    metrics = calc_session_metrics(table([10.0, 30.0, 20.0, 40.0], opt_step=[0.0, 1.0, 2.0, 4.0]), 10.0)
+    assert metrics.frame == 400
+    assert metrics.total_reward_ma == 25.0
+    assert metrics.strength == 15.0
+    assert metrics.max_strength == 30.0
+    assert metrics.final_strength == 30.0
+    # (0/100 + 20/200 + 10/300 + 30/400) / (1/100 + 1/200 + 1/300 + 1/400) = (0.625/3) / (0.0625/3)
+    assert metrics.sample_efficiency == pytest.approx(10.0)
+    # opt step 0 counts as 1: (0/1 + 20/1 + 10/2 + 30/4) / (1 + 1 + 1/2 + 1/4)
+    assert metrics.training_efficiency == pytest.approx(32.5 / 2.75)
+    # one fall of 10, from strengths that sum to 0 + 20 + 10
+    assert metrics.stability == pytest.approx(1 - 10 / 30)
+
+
+def test_metrics_of_a_trial_are_means_and_consistency() -> None:
+    tables = [table([20.0, 40.0]), table([30.0, 60.0])]
+    metrics = calc_trial_metrics(tables, 10.0)
+    scalar = metrics["scalar"]
+    assert scalar["frame"] == 200
+    assert scalar["total_reward_ma"] == (30.0 + 45.0) / 2
+    assert scalar["strength"] == (20.0 + 35.0) / 2
+    assert scalar["max_strength"] == scalar["final_strength"] == (30.0 + 50.0) / 2
+    assert scalar["stability"] == 1.0
+    # strengths 10, 30 and 20, 50: stds 5 and 10, means 15 and 40
+    assert scalar["consistency"] == pytest.approx(1 - 2 * 15 / 55)
+    assert metrics["total_reward_ma"]["values"] == (30.0, 45.0)
+    assert [session["strength"] for session in metrics["sessions"]] == [20.0, 35.0]
+
+
+def test_consistency_counts_up_to_the_shortest_session() -> None:
+    assert calc_consistency([np.array([10.0, 30.0, 7.0]), np.array([20.0, 50.0])]) == pytest.approx(1 - 2 * 15 / 55)
+    assert calc_consistency([np.array([1.0, 2.0])]) == 1.0
+
+
+def test_the_score_is_the_mean_of_the_last_hundred_rows() -> None:
+    reward = np.concatenate([np.zeros(50), np.full(MA_WINDOW, 7.0)])
+    assert calc_total_reward_ma(reward) == 7.0
+    assert calc_total_reward_ma(reward[:-50]) == 3.5
+    assert calc_total_reward_ma(np.array([math.nan, 4.0])) == 4.0
+    assert math.isnan(calc_total_reward_ma(np.array([math.nan])))
+
+
+def test_rows_before_the_first_episode_do_not_count() -> None:
+    known = calc_session_metrics(table([12.0, 14.0], frame=[200.0, 300.0], opt_step=[1.0, 2.0]), 10.0)
+    late = table([math.nan, 12.0, 14.0], frame=[100.0, 200.0, 300.0], opt_step=[0.0, 1.0, 2.0])
+    assert calc_session_metrics(late, 10.0) == known
+    nothing = calc_session_metrics(table([math.nan]), 10.0)
+    assert nothing.frame == 100
+    assert math.isnan(nothing.total_reward_ma)
+
+
+def test_spread_by_hand() -> None:
+    spread = calc_spread([1.0, 2.0, 3.0, 10.0])
+    assert spread.mean == 4.0
+    assert spread.std == pytest.approx(math.sqrt(50 / 3))
+    assert spread.iqm == 2.5
+    # t of 3 degrees of freedom at 97.5 % is 3.1824
+    assert spread.high - spread.mean == pytest.approx(3.1824 * math.sqrt(50 / 3) / 2, rel=1e-4)
+    assert spread.mean - spread.low == pytest.approx(spread.high - spread.mean)
+    one = calc_spread([5.0])
+    assert (one.mean, one.iqm) == (5.0, 5.0)
+    assert math.isnan(one.std)
+    assert math.isnan(one.low)
+
+
+def test_the_line_that_people_grep_for() -> None:
+    scalar = calc_trial_metrics([table([10.0, 30.0])], 10.0)["scalar"]
+    line = format_trial_metrics(scalar)
+    assert line.startswith("trial_metrics: frame:2.00e+02 | total_reward_ma:20.00 | strength:10 | max_strength:20 | ")
+    assert line.endswith(" | stability:1 | consistency:1")
+
+
+def test_a_row_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    # half of 300
+    path.write_text("total_reward,frame\n,100\n5,200\n7,3")
+    assert read_table(path)["frame"].tolist() == [100.0, 200.0]
+    path.write_text("total_reward,frame\n,100\n5,200\n7\n")
+    read = read_table(path)
+    assert read["frame"].tolist() == [100.0, 200.0]
+    assert math.isnan(read["total_reward"][0])
