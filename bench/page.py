@@ -17,7 +17,7 @@ TEMPLATE = Path(__file__).with_name("page.md")
 CONTENDERS = ("lab", "lab-plain", "lab-compiled", "sb3", "sbx", "tianshou", "torchrl", "limit")
 MISSING = "missing: not measured yet"
 NONE = ""
-QUICK_WARNING = "> Smoke measurements: smaller batches, seconds only. No figure here means anything.\n"
+QUICK_WARNING = "> Smoke measurements: smaller batches, seconds only. No figure here means anything.\n\n"
 
 
 def read_results(folder: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ DPI = 110
 
 def plot_rows(rows: Sequence[tuple[str, Mapping[str, Summary]]], path: Path) -> None:
     """Every contender's speed as a part of the limit, a line per row."""
-    figure, axes = plt.subplots(figsize=(7.5, 1.3 + 0.42 * len(rows)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.5, 1.6 + 0.42 * len(rows)), layout="constrained")
     seen: set[str] = set()
     for height, (_, summary) in enumerate(reversed(rows)):
         for contender, item in summary.items():
@@ -46,7 +46,9 @@ def plot_rows(rows: Sequence[tuple[str, Mapping[str, Summary]]], path: Path) -> 
     axes.axvline(100, color=STYLES["limit"][0], linewidth=1)
     axes.set_xlabel("speed as a part of the limit: matrix products and env steps alone (log scale)")
     axes.grid(axis="both", alpha=0.25)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16 + 0.1 / len(rows)), ncols=len(seen), frameon=False)
+    handles = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    named = [name for name in STYLES if name in handles]
+    figure.legend([handles[name] for name in named], named, loc="outside upper center", ncols=4, frameon=False)
     save(figure, path)
 
 
