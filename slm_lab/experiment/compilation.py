@@ -16,10 +16,10 @@ from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec
 from slm_lab.spec.schema import Spec
 
-# What compiling costs the first session of a trial, and what each gradient step then takes less; of PPO CartPole, whose
-# nets are small.
+# What compiling costs the first session of a trial, and what a gradient step with its share of acting then takes less;
+# of PPO CartPole, whose nets are small.
 COMPILE_SECONDS = 30.0
-SAVED_SECONDS = 0.0008
+SAVED_SECONDS = 0.0015
 AS_ASKED = "as meta.compile says"
 
 

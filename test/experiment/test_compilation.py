@@ -48,16 +48,16 @@ def resolve(spec: Spec) -> tuple[bool, str]:
 
 
 def test_auto_compiles_what_is_long_enough_over_all_sessions() -> None:
-    # an update per 8 frames: 4 sessions of 75,000 frames are 37,500 updates
-    assert resolve(build_spec(max_frame=80_000)) == (
+    # an update per 8 frames: 4 sessions of 40,000 frames are 20,000 updates
+    assert resolve(build_spec(max_frame=42_000)) == (
         True,
-        "Updates are compiled: about 40,000 gradient steps in all, which is worth the half minute it takes; later "
+        "Updates are compiled: about 21,000 gradient steps in all, which is worth the half minute it takes; later "
         "starts find it on disk",
     )
-    is_compiled, note = resolve(build_spec(max_frame=70_000))
+    is_compiled, note = resolve(build_spec(max_frame=38_000))
     assert not is_compiled
-    assert note == "Updates are not compiled: about 35,000 gradient steps in all, compiling pays from 37,500 on"
-    assert not resolve(build_spec(max_frame=80_000, max_session=1))[0]
+    assert note == "Updates are not compiled: about 19,000 gradient steps in all, compiling pays from 20,000 on"
+    assert not resolve(build_spec(max_frame=42_000, max_session=1))[0]
 
 
 @pytest.mark.parametrize("wish", [True, False])
