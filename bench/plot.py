@@ -6,6 +6,7 @@ from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from bench.summary import Summary, calc_mean
 
@@ -63,7 +64,14 @@ def plot_scaling(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
             line = ":" if name == "limit" else "-"
             axes.plot(x, y, marker="o", markersize=4, color=color, linestyle=line, label=name)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        values = [value for point in curve["points"] for one in point["values"].values() for value in one]
+        if max(values) > 5 * min(values):
+            axes.set_yscale("log")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        else:
+            # a small change must not look like a large one
+            axes.set_ylim(0, 1.2 * max(values))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.set_xticks(x, [f"{value:,}" if value < 10_000 else f"1e{len(str(value)) - 1}" for value in x])
         axes.set_xticks([], minor=True)
         axes.set_title(curve["title"].split(",")[0], fontsize=9)
