@@ -6,7 +6,6 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
 from typing import IO, Any
@@ -46,8 +45,7 @@ class CompiledFunction:
         if graph is None:
             if len(self.graphs) == MAX_GRAPHS:
                 raise RuntimeError(f"{self.function} must not be compiled: it met more than {MAX_GRAPHS} shapes")
-            with _one_at_a_time():
-                graph = self.graphs[key] = self._compile(args, inputs)
+            graph = self.graphs[key] = self._compile(args, inputs)
         return graph(inputs)
 
     def _compile(self, args: tuple[Any, ...], inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
@@ -60,11 +58,15 @@ class CompiledFunction:
             form[:] = [with_tensors(out, iter([EMPTY] * len(results)))]
             return results
 
-        # it would warn of a missing GPU whoever has not asked for one
-        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-        # the compiler takes seconds to import, and most runs do without
-        compiler = importlib.import_module("slm_lab.agent.net.graph")
-        compiled = compiler.compile_graph(flat_function, self.tensors, inputs)
+        with _open_lock() as lock:
+            # it would warn of a missing GPU whoever has not asked for one
+            logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+            # the compiler takes seconds to import, and most runs do without
+            compiler = importlib.import_module("slm_lab.agent.net.graph")
+            # Sessions that start together compile one after the other; all but the first find the result on disk. The
+            # system frees the lock when the process ends, however it ends.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            compiled = compiler.compile_graph(flat_function, self.tensors, inputs)
         (out,) = form
         return lambda inputs: with_tensors(out, iter(compiled([*self.tensors, *inputs])))
 
@@ -93,15 +95,6 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
     if value is None or isinstance(value, np.ndarray):
         return None
     raise TypeError(f"{value!r} would be taken as it is now, and never again; hand it over as a tensor")
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Sessions that start together compile one after the other; all but the first find the result on disk."""
-    with _open_lock() as file:
-        # freed by the system when the process ends, however it ends
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _open_lock() -> IO[str]:
