@@ -29,6 +29,8 @@ SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 1e-3, "momentum": 0.5
 ADAM: dict[str, Any] = {"optim_spec": {"name": "Adam", "lr": 1e-4, "eps": 1e-5}}
 CONV: dict[str, Any] = {
     "type": "ConvNet",
+    # raw pixels make a first step so long that its rounding errors stay for a while
+    "normalize": True,
     "conv_hid_layers": [[4, 3, 2]],
     "fc_hid_layers": [16],
     "hid_layers_activation": "relu",
