@@ -12,7 +12,7 @@ from slm_lab.experiment.doctor import MIN_ROWS, count_rows, diagnose
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.results import load_run
-from slm_lab.experiment.run import Options, enjoy, resume, start, summarize
+from slm_lab.experiment.run import Options, enjoy, resume, start, summarize, summarize_eval
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import LogFormat, setup_console
@@ -125,6 +125,8 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         sys.exit(result.stop_code)
     if result.metrics is not None:
         out.write(f"\nScore    {summarize(result)}\n")
+        if (evaluation := summarize_eval(result)) is not None:
+            out.write(f"At end   {evaluation}\n")
     out.write(f"Files    {result.folder}\n")
     out.write(f"Curve    {result.curve}\n")
     if result.report is not None:

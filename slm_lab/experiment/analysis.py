@@ -136,6 +136,12 @@ def calc_trial_metrics(tables: Sequence[Table], random_return: float) -> dict[st
     }
 
 
+def calc_final_eval(returns: Sequence[Sequence[float]]) -> dict[str, Any] | None:
+    """The spread over sessions of the mean return of their last evaluation; None where no session has one."""
+    means = [float(np.mean(values)) for values in returns if len(values)]
+    return asdict(calc_spread(means)) if means else None
+
+
 def format_trial_metrics(scalar: Mapping[str, float]) -> str:
     """The line people grep for."""
     parts = [f"frame:{scalar['frame']:.2e}", f"total_reward_ma:{scalar['total_reward_ma']:.2f}"]

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,13 @@ from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 
 # Parts of the seed key that keep envs for training and for evaluation apart.
-TRAIN_ENV, EVAL_ENV, ENJOY_ENV, VIDEO_ENV = 1, 2, 3, 4
+TRAIN_ENV, EVAL_ENV, ENJOY_ENV, VIDEO_ENV, FINAL_ENV = 1, 2, 3, 4, 5
 CHECKPOINT_SECONDS = 10.0
 # a video of training shows the first episode, at most so many steps of it
 MAX_VIDEO_STEP = 1000
+# The last evaluation ends here, or after as many steps as training took: ten games of an hour each are fewer, and
+# episodes may have no end.
+MAX_FINAL_STEP = 300_000
 # a session whose parent was killed needs a moment to save and end
 LOCK_SECONDS = 20.0
 FORMAT = 3
@@ -60,6 +63,8 @@ class SessionResult:
     frame: int
     wall_t: float
     phases: dict[str, float]
+    # raw returns of the episodes played at the end, without exploring; none if it was stopped, or they never ended
+    final_eval: list[float] = field(default_factory=list)
 
 
 def build_agent(spec: Spec, env: VecEnv, session: int, num_envs: int | None = None) -> Agent:
@@ -180,7 +185,10 @@ class Session:
         if is_done and (not self.tracker.rows or self.tracker.last("frame") != self.frame):
             self._log_row()
         self._save(obs, carry)
-        return SessionResult(self.session, is_done, self.frame, watch.total, watch.phases)
+        watch.lap("save")
+        final_eval = self._play_final() if is_done else []
+        watch.lap("evaluate")
+        return SessionResult(self.session, is_done, self.frame, watch.total, watch.phases, final_eval)
 
     # --- start and continuation
 
@@ -276,7 +284,9 @@ class Session:
         if self.log_due(self.frame):
             self._log_row()
         if self.eval_tracker is not None and self.eval_due(self.frame):
+            self.watch.lap("record")
             self._evaluate()
+            self.watch.lap("evaluate")
         if self.video_due is not None and self.video_due(self.frame):
             self._film()
 
@@ -329,6 +339,40 @@ class Session:
         self.eval_tracker.recent.clear()
         self.eval_tracker.record(returns, None)
         self.eval_tracker.add_row(self._clock())
+
+    def _play_final(self) -> list[float]:
+        """Raw returns of deterministic episodes with the last weights, each from a start of its own."""
+        num_episode = self.spec.meta.final_eval
+        if not num_episode:
+            return []
+        settings = build_settings(
+            self.spec.env,
+            (FINAL_ENV, self.spec.meta.seed, self.session),
+            num_episode,
+            device=str(self.agent.device),
+        )
+        env = build_vec_env(settings)
+        max_step = min(self.spec.env.max_frame, MAX_FINAL_STEP)
+        num_step = 0
+
+        def is_over() -> bool:
+            nonlocal num_step
+            num_step += num_episode
+            return self.should_stop() or num_step > max_step
+
+        try:
+            returns = list(play_episodes(env, self.agent, num_episode, is_over))
+        finally:
+            env.close()
+        if len(returns) == num_episode:
+            return returns
+        if not self.should_stop():
+            # a mean of those that have ended would be one of short episodes
+            logger.info(
+                f"No final evaluation: {len(returns)} of {num_episode} episodes ended within {max_step:,} steps "
+                "(meta.final_eval, env.max_t)"
+            )
+        return []
 
     def _film(self) -> None:
         """A video of one deterministic episode, always from the same start, in an env of its own."""
@@ -387,4 +431,11 @@ def clone_state(value: Any) -> Any:
 def write_session_metrics(folder: RunFolder, trial: int, result: SessionResult, metrics: dict[str, Any]) -> None:
     """One session's numbers as a file."""
     path = folder.session_metrics_file(trial, result.session)
-    write_json(path, {"session": result.session, "is_done": result.is_done, **metrics, "phases": result.phases})
+    content = {
+        "session": result.session,
+        "is_done": result.is_done,
+        **metrics,
+        "final_eval": result.final_eval,
+        "phases": result.phases,
+    }
+    write_json(path, content)

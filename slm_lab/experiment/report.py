@@ -116,7 +116,7 @@ def get_scores(run: Run) -> dict[int, float]:
 
 
 def _build_run(run: Run, name: str, folder: Path) -> dict[str, Any]:
-    scores, evals = get_scores(run), _get_evals(run)
+    scores, evals = get_scores(run), run.final_evals or _get_evals(run)
     spread = calc_spread(list(scores.values()))
     return {
         "name": name,

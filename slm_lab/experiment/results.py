@@ -70,6 +70,16 @@ class Run:
         return [calc_total_reward_ma(table["total_reward"]) for table in self.tables.values()]
 
     @property
+    def final_evals(self) -> dict[int, float]:
+        """The mean return of each session's last evaluation, of those that have one."""
+        evals = {}
+        for session, metrics in self.session_metrics.items():
+            match metrics.get("final_eval"):
+                case [*values] if values and all(isinstance(value, (int, float)) for value in values):
+                    evals[session] = float(np.mean(values))
+        return evals
+
+    @property
     def fps(self) -> float:
         """Frames per second of a session, their mean; NaN where the tables do not say."""
         speeds = [table["fps"][-1] for table in self.tables.values() if "fps" in table]

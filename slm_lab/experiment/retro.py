@@ -21,7 +21,7 @@ def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
         tell(f"no random baseline of {run.env_name} is known, so strength counts from 0")
         random_return = 0.0
     tables = run.tables
-    known = {key: run.metrics[key] for key in ("num_session", "failed", "is_complete") if key in run.metrics}
+    known = {key: run.metrics[key] for key in ("num_session", "failed", "is_complete", "final_eval") if key in run.metrics}
     metrics = calc_trial_metrics(list(tables.values()), random_return) | known
     metrics["session_index"] = list(tables)
     for session, table in tables.items():

@@ -204,6 +204,19 @@ def enjoy(where: str, options: Options, num_episode: int, on_episode: Callable[[
     return returns
 
 
+def summarize_eval(result: TrialResult) -> str | None:
+    """The last evaluation in one line; None where there was none."""
+    spread = result.metrics["final_eval"] if result.metrics is not None else None
+    if spread is None:
+        return None
+    text = f"total_reward {spread['mean']:.2f}"
+    if len(spread["values"]) > 1:
+        values = ", ".join(f"{value:.2f}" for value in spread["values"])
+        text += f", 95% interval [{spread['low']:.2f}, {spread['high']:.2f}]: {values}"
+    num_episode = max(len(session.final_eval) for session in result.results)
+    return f"{text} ({num_episode} deterministic episodes per session)"
+
+
 def summarize(result: TrialResult) -> str:
     """The score with its spread, in one line."""
     if result.metrics is None:

@@ -13,6 +13,7 @@ from slm_lab.env.build import make_random_env
 from slm_lab.env.make import build_settings
 from slm_lab.env.random_baseline import baseline_key, get_random_baseline
 from slm_lab.experiment.analysis import (
+    calc_final_eval,
     calc_session_metrics,
     calc_trial_metrics,
     format_trial_metrics,
@@ -166,6 +167,7 @@ class Trial:
             metrics["num_session"] = self.spec.meta.max_session
             metrics["session_index"] = list(tables)
             metrics["failed"] = sorted(failures)
+            metrics["final_eval"] = calc_final_eval([result.final_eval for result in results])
             metrics["is_complete"] = len(results) == self.spec.meta.max_session and all(r.is_done for r in results)
             for result in results:
                 if result.session in tables:

@@ -150,6 +150,9 @@ class MetaSpec(Model):
     rigorous_eval: NonNegativeInt = Field(
         0, description="Episodes of a deterministic evaluation in envs of its own; 0: none."
     )
+    final_eval: NonNegativeInt = Field(
+        10, description="Episodes played at the end with the deterministic policy, in envs of their own; 0: none."
+    )
     checkpoint_frequency: PositiveInt | None = Field(
         None, description="Frames between resume checkpoints; null: every ten seconds."
     )

@@ -16,9 +16,10 @@ from slm_lab.env.make import build_settings
 from slm_lab.experiment import checkpoint
 from slm_lab.experiment.analysis import read_table
 from slm_lab.experiment.checkpoint import load_latest, load_state, save_state
-from slm_lab.experiment.control import Session, build_agent, play_episodes
+from slm_lab.experiment.control import FINAL_ENV, Session, build_agent, play_episodes
 from slm_lab.experiment.executor import LocalExecutor, SessionTask
 from slm_lab.experiment.folder import RunFolder, open_run_folder
+from slm_lab.experiment.results import read_run
 from slm_lab.experiment.run import Options, best_session, load_trained, resume, start
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, SpecError
@@ -150,6 +151,56 @@ def test_evaluation_is_deterministic_and_leaves_training_alone(tmp_path: Path) -
     table = read_table(RunFolder(two.folder, "ppo_cartpole").table_file(0, 0, "eval"))
     assert table["frame"].tolist() == [700, 1400, 2100, 2800]
     assert not RunFolder(one.folder, "ppo_cartpole").table_file(0, 0, "eval").exists()
+
+
+def read_final_eval(folder: Path, session: int) -> list[float]:
+    path = RunFolder(folder, "ppo_cartpole").session_metrics_file(0, session)
+    values: list[float] = json.loads(path.read_text())["final_eval"]
+    return values
+
+
+def test_a_session_ends_with_deterministic_episodes_of_its_last_weights(finished: Path) -> None:
+    spec = load_spec(finished / "ppo_cartpole_spec.yaml").spec
+    means = []
+    for session in (0, 1):
+        returns = read_final_eval(finished, session)
+        assert len(returns) == spec.meta.final_eval == 10
+        env = build_vec_env(build_settings(spec.env, (FINAL_ENV, spec.meta.seed, session), 10))
+        agent = build_agent(spec, env, session, 10)
+        agent.load_model_state(load_state(RunFolder(finished, spec.name).model_file(0, session, "last")))
+        assert list(play_episodes(env, agent, 10)) == returns
+        means.append(float(np.mean(returns)))
+    metrics = json.loads((finished / "ppo_cartpole_t0_trial_metrics.json").read_text())
+    assert metrics["final_eval"]["values"] == means
+    assert read_run(finished).final_evals == dict(enumerate(means))
+
+
+def test_a_last_evaluation_that_was_stopped_is_made_up_for(tmp_path: Path) -> None:
+    spec = tiny(meta={"compile": False})
+    folder = RunFolder(tmp_path, spec.name)
+    stopped = Session(spec, folder, 0, 0, lambda _: None, lambda: False)
+    stopped.should_stop = lambda: stopped.frame >= spec.env.max_frame
+    result = stopped.run()
+    assert (result.is_done, result.final_eval) == (True, [])
+    continued = Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
+    whole = Session(spec, RunFolder(tmp_path / "whole", spec.name), 0, 0, lambda _: None, lambda: False).run()
+    assert continued.final_eval == whole.final_eval
+    assert len(whole.final_eval) == 10
+
+
+def test_episodes_without_an_end_leave_no_evaluation(tmp_path: Path) -> None:
+    # ten Pendulums of 200 steps do not end within 1,500
+    short = {"env.max_frame": 1500, "meta.max_session": 1, "meta.compile": False}
+    result = start(load_spec("ppo_pendulum", overrides=short).spec, Options(data_dir=tmp_path))
+    assert result.metrics is not None
+    assert result.metrics["final_eval"] is None
+    log = RunFolder(result.folder, "ppo_pendulum").log_file(0).read_text()
+    assert "0 of 10 episodes ended within 1,500 steps" in log
+
+
+def test_no_last_evaluation_where_none_is_asked_for(tmp_path: Path) -> None:
+    spec = tiny(meta={"final_eval": 0, "compile": False})
+    assert start(spec, Options(data_dir=tmp_path)).metrics["final_eval"] is None  # type: ignore[index]
 
 
 def test_evaluation_counts_one_episode_of_each_env_first() -> None:
