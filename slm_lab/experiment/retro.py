@@ -12,6 +12,9 @@ from slm_lab.experiment.report import write_report
 from slm_lab.experiment.results import Run, read_run
 from slm_lab.lib.io import write_json
 
+# what tables do not tell
+KEPT = ("num_session", "failed", "is_complete", "final_eval")
+
 
 def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
     """Write a run's metrics, graphs and report again, and return the metrics; what else they held is kept."""
@@ -21,7 +24,7 @@ def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
         tell(f"no random baseline of {run.env_name} is known, so strength counts from 0")
         random_return = 0.0
     tables = run.tables
-    known = {key: run.metrics[key] for key in ("num_session", "failed", "is_complete", "final_eval") if key in run.metrics}
+    known = {key: run.metrics[key] for key in KEPT if key in run.metrics}
     metrics = calc_trial_metrics(list(tables.values()), random_return) | known
     metrics["session_index"] = list(tables)
     for session, table in tables.items():
