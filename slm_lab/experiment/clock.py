@@ -15,10 +15,11 @@ class Stopwatch:
         """Begin to count now."""
         self._last = time.perf_counter()
 
-    def lap(self, phase: str) -> None:
-        """Count the time since the last lap to a phase."""
+    def lap(self, phase: str) -> float:
+        """Count the time since the last lap to a phase, and return what the clock says."""
         now = time.perf_counter()
         spent = now - self._last
         self.phases[phase] = self.phases.get(phase, 0.0) + spent
         self.total += spent
         self._last = now
+        return now

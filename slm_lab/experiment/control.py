@@ -31,7 +31,10 @@ from slm_lab.spec.schema import Spec
 
 # Parts of the seed key that keep envs for training and for evaluation apart.
 TRAIN_ENV, EVAL_ENV, ENJOY_ENV, VIDEO_ENV, FINAL_ENV = 1, 2, 3, 4, 5
+# Checkpoints by the clock come so often, or as seldom as keeps their share of the time: those of a large replay are
+# slow to write.
 CHECKPOINT_SECONDS = 10.0
+CHECKPOINT_SHARE = 0.005
 # a video of training shows the first episode, at most so many steps of it
 MAX_VIDEO_STEP = 1000
 # The last evaluation ends here, or after as many steps as training took: ten games of an hour each are fewer, and
@@ -129,8 +132,11 @@ class Session:
             for name, replay in self.agent.algorithm.replays.items()
         }
         self.frame = 0
+        # the next frame at which a row, an evaluation or a video may be due: one comparison per step
+        self.next_due = 0
         self.watch = Stopwatch()
-        self.last_save = time.monotonic()
+        self.last_save = time.perf_counter()
+        self.save_seconds = 0.0
         self.best_model: dict[str, Any] | None = None
         # an evaluation that a stop has cut short, to be made up for
         self.is_eval_due = False
@@ -169,16 +175,17 @@ class Session:
                 raise
             watch.lap("env")
             agent.observe(obs, act, step)
+            obs, carry = step.obs, reset_rows(act.carry, step.done)
             watch.lap("observe")
             self.frame += env.num_envs
             metrics = agent.update(self.frame)
             watch.lap("update")
-            obs, carry = step.obs, reset_rows(act.carry, step.done)
-            self._record(metrics)
-            watch.lap("record")
+            if metrics is not None or env.finished or self.frame >= self.next_due:
+                self._record(metrics)
+            now = watch.lap("record")
             for files in self.replay_files.values():
                 files.flush()
-            if self._is_save_due():
+            if self._is_save_due(now):
                 self._save(obs, carry)
             watch.lap("save")
         is_done = self.frame >= self.spec.env.max_frame
@@ -246,6 +253,7 @@ class Session:
 
     def _save(self, obs: Obs, carry: Any) -> None:
         folder, trial, session = self.folder, self.trial, self.session
+        began = time.perf_counter()
         state = {
             "format": FORMAT,
             "spec": self._identity(),
@@ -268,13 +276,14 @@ class Session:
         model = self.agent.model_state()
         save_state(folder.model_file(trial, session, "last"), model)
         save_state(folder.model_file(trial, session, "best"), self.best_model or model)
-        self.last_save = time.monotonic()
+        self.last_save = time.perf_counter()
+        self.save_seconds = self.last_save - began
 
-    def _is_save_due(self) -> bool:
+    def _is_save_due(self, now: float) -> bool:
         # saving changes nothing in the run, so it may follow the clock on the wall
         if self.save_due is not None:
             return self.save_due(self.frame)
-        return time.monotonic() - self.last_save > CHECKPOINT_SECONDS
+        return now - self.last_save > max(CHECKPOINT_SECONDS, self.save_seconds / CHECKPOINT_SHARE)
 
     # --- records
 
@@ -289,11 +298,13 @@ class Session:
             self.watch.lap("evaluate")
         if self.video_due is not None and self.video_due(self.frame):
             self._film()
+        periods = (self.log_due, self.eval_due if self.eval_tracker is not None else None, self.video_due)
+        self.next_due = min(due.next for due in periods if due is not None)
 
     def _log_row(self) -> None:
         row = self.tracker.add_row(self._clock())
         if self.tracker.is_best():
-            self.best_model = clone_state(self.agent.model_state())
+            self.best_model = copy_state(self.agent.model_state(), self.best_model)
         if self.writer is not None:
             for name, value in row.items():
                 if name != "frame" and not math.isnan(value):
@@ -419,12 +430,12 @@ def play_episodes(
         obs, carry = step.obs, reset_rows(act.carry, step.done)
 
 
-def clone_state(value: Any) -> Any:
-    """A copy that training does not change."""
+def copy_state(value: Any, old: Any = None) -> Any:
+    """A copy that training does not change; tensors of an older copy are written over."""
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return value.clone() if old is None else old.copy_(value)
     if isinstance(value, dict):
-        return {key: clone_state(item) for key, item in value.items()}
+        return {key: copy_state(item, None if old is None else old[key]) for key, item in value.items()}
     return value
 
 

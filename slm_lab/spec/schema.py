@@ -154,7 +154,7 @@ class MetaSpec(Model):
         10, description="Episodes played at the end with the deterministic policy, in envs of their own; 0: none."
     )
     checkpoint_frequency: PositiveInt | None = Field(
-        None, description="Frames between resume checkpoints; null: every ten seconds."
+        None, description="Frames between resume checkpoints; null: every ten seconds or, if slow, seldom."
     )
     video_frequency: PositiveInt | None = Field(
         None, description="Frames between videos of the deterministic policy, in session 0; null: none."

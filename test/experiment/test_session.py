@@ -200,7 +200,7 @@ def test_episodes_without_an_end_leave_no_evaluation(tmp_path: Path) -> None:
 
 def test_no_last_evaluation_where_none_is_asked_for(tmp_path: Path) -> None:
     spec = tiny(meta={"final_eval": 0, "compile": False})
-    assert start(spec, Options(data_dir=tmp_path)).metrics["final_eval"] is None  # type: ignore[index]
+    assert start(spec, Options(data_dir=tmp_path)).metrics["final_eval"] is None
 
 
 def test_evaluation_counts_one_episode_of_each_env_first() -> None:
