@@ -64,7 +64,7 @@ def _row(run: Run) -> tuple[str, ...]:
         run.label,
         run.env_name,
         "-" if math.isnan(score) else f"{score:.2f}",
-        str(len(run.tables)),
+        str(len(run.scores)),
         f"{run.frame:,}",
         format_seconds(time.time() - run.ended),
     )

@@ -65,14 +65,26 @@ class Run:
         return label
 
     @property
+    def counted_tables(self) -> dict[int, Mapping[str, Array]]:
+        """Tables of the sessions that count: of those with a result if the run has ended, else of all."""
+        ended = self.metrics.get("session_index")
+        counted = {s: table for s, table in self.tables.items() if s in ended} if isinstance(ended, list) else {}
+        return counted or dict(self.tables)
+
+    @property
+    def session_scores(self) -> dict[int, float]:
+        """total_reward_ma of each session that counts."""
+        return {s: calc_total_reward_ma(table["total_reward"]) for s, table in self.counted_tables.items()}
+
+    @property
     def scores(self) -> list[float]:
-        """total_reward_ma of each session."""
-        return [calc_total_reward_ma(table["total_reward"]) for table in self.tables.values()]
+        """The same without the sessions' numbers."""
+        return list(self.session_scores.values())
 
     @property
     def fps(self) -> float:
-        """Frames per second of a session, their mean; NaN where the tables do not say."""
-        speeds = [table["fps"][-1] for table in self.tables.values() if "fps" in table]
+        """Frames per second of a session that counts, their mean; NaN where the tables do not say."""
+        speeds = [table["fps"][-1] for table in self.counted_tables.values() if "fps" in table]
         return float(np.mean(speeds)) if speeds else math.nan
 
     @property

@@ -53,6 +53,14 @@ def make_run(
     return path
 
 
+def fail_session(path: Path, failed: int, count: int = 3) -> None:
+    """Let a run be one that has ended, with a session that failed early and far behind the others."""
+    write_table(path / "info" / f"demo_t0_s{failed}_session_df_train.csv", 21.0, rows=7)
+    ended = [session for session in range(count) if session != failed]
+    metrics = {"session_index": ended, "failed": [failed], "num_session": count, "is_complete": False}
+    write_json(path / "demo_t0_trial_metrics.json", metrics)
+
+
 def call(module: Any, *arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(module.app, list(arguments))
     return result.exit_code, result.stdout, result.stderr
@@ -261,6 +269,52 @@ def test_nan_in_a_column_and_unequal_sessions_are_drawn(tmp_path: Path) -> None:
     run = load_run("run", tmp_path)
     assert all(math.isfinite(score) for score in run.scores)
     assert call(plot, "-f", "run", "-d", str(tmp_path), "-o", str(tmp_path / "plots"))[0] == 0
+
+
+def test_a_failed_session_does_not_count(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    whole = load_run("run", tmp_path)
+    assert list(whole.session_scores) == [0, 1, 2]
+    fail_session(path, 1)
+    run = load_run("run", tmp_path)
+    assert run.session_scores == {session: whole.session_scores[session] for session in (0, 2)}
+    assert run.scores == list(run.session_scores.values())
+    # what was written names no session there is: all are better than none
+    write_json(path / "demo_t0_trial_metrics.json", {"session_index": [7]})
+    assert list(load_run("run", tmp_path).session_scores) == [0, 1, 2]
+
+
+def test_list_and_compare_leave_a_failed_session_out(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    fail_session(path, 1)
+    run = load_run("run", tmp_path)
+    mean = sum(run.scores) / 2
+    row = call(list_module, "-d", str(tmp_path))[1].splitlines()[1].split()
+    assert row[3:5] == [f"{mean:.2f}", "2"]
+    stdout = call(compare, "run", "run", "-d", str(tmp_path))[1]
+    assert stdout.count(f"{mean:.2f} [") == 2
+    assert stdout.count(f": {run.scores[0]:.2f}, {run.scores[1]:.2f}\n") == 2
+
+
+def test_plot_leaves_a_failed_session_out(tmp_path: Path) -> None:
+    fail_session(make_run(tmp_path, "run"), 1)
+    assert call(plot, "-f", "run", "-d", str(tmp_path), "-o", str(tmp_path / "plots"))[0] == 0
+    (page,) = (tmp_path / "plots").glob("*.html")
+    assert "PPO (2 sessions)" in page.read_text()
+
+
+def test_retro_leaves_a_failed_session_out_but_draws_it(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    fail_session(path, 1)
+    before = load_run("run", tmp_path)
+    assert call(retro, "run", "-d", str(tmp_path))[0] == 0
+    run = load_run("run", tmp_path)
+    assert run.random_return is not None
+    expected = calc_trial_metrics([before.tables[0], before.tables[2]], run.random_return)
+    assert run.metrics["scalar"] == pytest.approx(expected["scalar"])
+    assert (run.metrics["session_index"], run.metrics["failed"]) == ([0, 2], [1])
+    assert run.session_scores == before.session_scores
+    assert (path / "graph" / "demo_t0_s1_session_graph_train_mean_returns_vs_frames.png").exists()
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
