@@ -34,7 +34,7 @@ def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
     for kind, of_kind in (("train", run.tables), ("eval", run.eval_tables)):
         for session, table in of_kind.items():
             plot_session(table, folder.graph_prefix(run.trial, session), f"{title}, session {session}", kind)
-    plot_trial(list(counted.values()), folder.graph_prefix(run.trial), title)
+    plot_trial(counted, folder.graph_prefix(run.trial), title)
     write_report([read_run(run.path, run.trial)], folder.report_file)
     return metrics
 
