@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ BASELINES = Path(__file__).parents[1] / "env" / "random_baseline.json"
 # a table without these is not one of a session
 NEEDED = ("frame", "total_reward")
 _TABLE = re.compile(r"(?P<name>.+)_t(?P<trial>\d+)_s(?P<session>\d+)_session_df_(?P<kind>train|eval)\.csv")
-# algorithms by the names that papers use, in the order in which they are listed and coloured
-LABELS = ("REINFORCE", "SARSA", "DQN", "DDQN+PER", "A2C", "PPO", "SIL", "PPO+SIL", "SAC", "CrossQ", "Random")
+# algorithms by the names that papers use, where the spec has another
 _LABEL_OF = {
     "Reinforce": "REINFORCE",
     "VanillaDQN": "DQN",
@@ -132,6 +131,23 @@ def find_runs(data_dir: Path) -> list[Run]:
 def load_run(where: str, data_dir: Path, trial: int = 0) -> Run:
     """The run meant by a folder, a file in it, a glob or `latest`; what cannot be read is told in `problems`."""
     return read_run(find_run_path(where, data_dir), trial)
+
+
+def load_runs(places: Sequence[str], data_dir: Path) -> tuple[list[tuple[str, Run]], list[str]]:
+    """Runs that can be read, each with the place that was asked for, and a line for each that cannot; one at least can.
+
+    What is wrong inside a run that can be read is in its `problems`.
+    """
+    runs: list[tuple[str, Run]] = []
+    problems: list[str] = []
+    for place in places:
+        try:
+            runs.append((place, load_run(place, data_dir)))
+        except RunFolderError as error:
+            problems.append(str(error))
+    if not runs:
+        raise RunFolderError("; ".join(problems))
+    return runs, problems
 
 
 def read_run(path: Path, trial: int = 0) -> Run:
