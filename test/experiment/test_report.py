@@ -450,7 +450,7 @@ def test_command_compares_several_runs_and_says_what_it_left_out(tmp_path, monke
     assert "Left out: no run folder 'three'" in capsys.readouterr().err
     data = read_data(Path("all.html").read_text())
     assert [run["name"] for run in data["runs"]] == ["one", "two"]
-    assert data["problems"] == ["left out: no run folder 'three' (runs are folders in data)"]
+    assert data["problems"] == ["left out: no run folder 'three' (`slm-lab list` shows the runs in data)"]
     assert "two: probability of improvement 0.50" in data["comparison"]["verdicts"][0]
     assert call(monkeypatch, "three") == 2
     assert capsys.readouterr().err.startswith("Error: no run folder 'three'")

@@ -133,6 +133,19 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
         load_run("emty", tmp_path)
 
 
+def test_a_folder_that_is_not_there_says_how_to_see_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = "no run folder 'nope' (`slm-lab list` shows the runs in data)"
+    elsewhere = "no run folder 'nope' (`slm-lab list --data-dir 'my runs'` shows the runs in my runs)"
+    for options, message in (((), here), (("-d", "my runs"), elsewhere)):
+        assert call(compare, "nope", "nope", *options) == (2, "", f"Error: {message}\n")
+    make_run(Path("my runs"), "one")
+    code, stdout, _ = call(list_module, "--data-dir", "my runs")
+    assert (code, stdout.count("one ")) == (0, 1)
+
+
 def test_plot_draws_a_figure_per_env(tmp_path: Path) -> None:
     make_run(tmp_path, "one")
     make_run(tmp_path, "two", algorithm="ActorCritic", finals=(100.0,))
