@@ -216,6 +216,14 @@ def test_list_shows_and_sorts_runs(tmp_path: Path) -> None:
     assert "no run with results" in stderr
 
 
+def test_list_names_the_ways_to_sort(tmp_path: Path) -> None:
+    known = "age, score, env, algorithm, frames, run"
+    assert call(list_module, "--sort", "foo") == (2, "", f"Error: --sort: no order 'foo' (known: {known})\n")
+    code, _, stderr = call(list_module, "--sort", "scores")
+    assert (code, stderr) == (2, f"Error: --sort: no order 'scores'; did you mean 'score'? (known: {known})\n")
+    assert known in " ".join(call(list_module, "--help")[1].split())
+
+
 def test_find_runs_has_the_newest_first(tmp_path: Path) -> None:
     make_run(tmp_path, "one")
     make_run(tmp_path, "two")
