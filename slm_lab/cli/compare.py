@@ -1,5 +1,6 @@
 """`slm-lab compare A B`: whether one run is better than another, and in what they differ."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +32,7 @@ def compare(
             for problem in run.problems:
                 sys.stderr.write(f"Note: {problem}\n")
         ours, theirs = runs
-        scores = [[score for score in run.scores if score == score] for run in runs]
+        scores = [[score for score in run.scores if not math.isnan(score)] for run in runs]
         for run, values in zip(runs, scores, strict=True):
             if not values:
                 raise LabError(f"{run.path}: no episode has ended, so there is nothing to compare")
@@ -43,9 +44,9 @@ def compare(
         else:
             result = compare_scores(*scores)
             difference = result.difference
-            interval = "" if difference.low != difference.low else f" [{difference.low:.2f}, {difference.high:.2f}]"
+            interval = "" if math.isnan(difference.low) else f" [{difference.low:.2f}, {difference.high:.2f}]"
             out.write(f"\nA - B   {difference.value:+.2f}{interval}\n        {describe_improvement(result)}\n")
-        if ours.fps == ours.fps and theirs.fps == theirs.fps:
+        if not (math.isnan(ours.fps) or math.isnan(theirs.fps)):
             out.write(
                 f"Speed   {ours.fps:,.0f} and {theirs.fps:,.0f} frames per second, {ours.fps / theirs.fps:.2f} x\n"
             )

@@ -30,7 +30,7 @@ def doctor(
     out = sys.stdout
     for problem in run.problems:
         sys.stderr.write(f"Note: {problem}\n")
-    out.write(f"{run.path}: {run.label} on {run.env_name}, {len(run.tables)} session(s), {run.frame:,} frames\n")
+    out.write(f"{run.path}: {run.label} on {run.env_name}, {len(run.scores)} session(s), {run.frame:,} frames\n")
     findings = diagnose(run)
     out.writelines(f"\n{_describe(finding)}" for finding in findings)
     if not any(finding.level == "warn" for finding in findings):

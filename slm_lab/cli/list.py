@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -14,10 +14,9 @@ from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.results import Run, find_runs
-from slm_lab.lib.errors import LabError
+from slm_lab.lib.errors import LabError, nearest
 
 HEADER = ("run", "algorithm", "env", "score", "sessions", "frames", "age")
-Sort = Literal["age", "score", "env", "algorithm", "frames", "run"]
 SORTS: dict[str, Callable[[Run], Any]] = {
     "age": lambda run: -run.ended,
     # runs without a score come last
@@ -39,11 +38,13 @@ def _score(run: Run) -> float:
 def list_runs(
     pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only runs whose name has this in it.")] = "",
     local: Annotated[bool, typer.Option("--local", help="Runs on this machine, which is what is shown.")] = True,
-    sort: Annotated[Sort, typer.Option(help="What to sort by.")] = "age",
+    sort: Annotated[str, typer.Option(metavar="BY", help=f"One of {', '.join(SORTS)}.")] = "age",
     data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
 ) -> None:
     """Entry of the command."""
     with user_errors():
+        if sort not in SORTS:
+            raise LabError(f"--sort: no order '{sort}'{nearest(sort, SORTS)} (known: {', '.join(SORTS)})")
         runs = [run for run in find_runs(data_dir) if pattern in run.path.name]
         if not runs:
             what = f"no run named like '{pattern}'" if pattern else "no run with results"
@@ -64,7 +65,7 @@ def _row(run: Run) -> tuple[str, ...]:
         run.label,
         run.env_name,
         "-" if math.isnan(score) else f"{score:.2f}",
-        str(len(run.tables)),
+        str(len(run.scores)),
         f"{run.frame:,}",
         format_seconds(time.time() - run.ended),
     )

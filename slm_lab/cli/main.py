@@ -49,6 +49,15 @@ def route(arguments: list[str]) -> tuple[str, list[str]]:
     return "run", arguments
 
 
+def find_meant_command(word: str) -> str | None:
+    """The command that a first word is a slip of; None where it is a mode, a file or a spec, or near to no command."""
+    near = get_close_matches(word, COMMANDS, n=1)
+    if not near or word in MODES or word.endswith((".json", ".yaml", ".yml")):
+        return None
+    # loaded only here, where the word is in doubt
+    return None if import_module("slm_lab.spec.loading").is_shipped(word) else near[0]
+
+
 def main() -> None:
     """Entry point of the console script."""
     arguments = sys.argv[1:]
@@ -59,11 +68,9 @@ def main() -> None:
         sys.stdout.write(f"slm-lab {version('slm-lab')}\n")
         return
     name, rest = route(arguments)
-    if name == "run" and arguments[0] != "run" and len(arguments) == 1:
-        near = get_close_matches(arguments[0], COMMANDS, n=1, cutoff=0.5)
-        if near and arguments[0] not in MODES and not arguments[0].endswith((".json", ".yaml", ".yml")):
-            sys.stderr.write(f"Error: no command '{arguments[0]}'; did you mean 'slm-lab {near[0]}'?\n")
-            sys.exit(2)
+    if name == "run" and arguments[0] != "run" and (meant := find_meant_command(arguments[0])) is not None:
+        sys.stderr.write(f"Error: no command '{arguments[0]}'; did you mean 'slm-lab {meant}'?\n")
+        sys.exit(2)
     try:
         import_module(COMMANDS[name][0]).app(args=rest, prog_name=f"slm-lab {name}")
     except ModuleNotFoundError as error:

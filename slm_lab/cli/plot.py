@@ -9,7 +9,7 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.plot import DrawnRun, plot_runs
-from slm_lab.experiment.results import Run, load_run
+from slm_lab.experiment.results import Run, load_runs
 from slm_lab.lib.errors import LabError
 
 PLOTS = Path("docs/plots")
@@ -36,7 +36,9 @@ def plot(
         names = _split(legends) if legends is not None else None
         if names is not None and len(names) != len(places):
             raise LabError(f"--legends: {len(names)} names for {len(places)} runs; give one for each")
-        runs, problems = _load(places, data_dir)
+        loaded, problems = load_runs(places, data_dir)
+        runs = dict(loaded)
+        problems += [f"{place}: {problem}" for place, run in runs.items() for problem in run.problems]
         envs = list(dict.fromkeys(run.env_name for run in runs.values()))
         if title is not None and len(envs) > 1:
             raise LabError(f"--title: names one figure, but the runs are of {len(envs)} envs: {', '.join(envs)}")
@@ -45,7 +47,7 @@ def plot(
         for env in envs:
             chosen = {place: run for place, run in runs.items() if run.env_name == env}
             curves = [
-                DrawnRun(names[places.index(place)] if names else name, run.label, list(run.tables.values()))
+                DrawnRun(names[places.index(place)] if names else name, run.label, list(run.counted_tables.values()))
                 for (place, run), name in zip(chosen.items(), _name_apart(list(chosen.values())), strict=True)
             ]
             paths = plot_runs(curves, output, title or env, legend)
@@ -57,22 +59,6 @@ def plot(
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _load(places: list[str], data_dir: Path) -> tuple[dict[str, Run], list[str]]:
-    """Runs that can be read, and a line for what cannot; at least one can."""
-    runs: dict[str, Run] = {}
-    problems: list[str] = []
-    for place in places:
-        try:
-            runs[place] = load_run(place, data_dir)
-        except LabError as error:
-            problems.append(str(error))
-        else:
-            problems += [f"{place}: {problem}" for problem in runs[place].problems]
-    if not runs:
-        raise LabError("; ".join(problems))
-    return runs, problems
 
 
 def _name_apart(runs: list[Run]) -> list[str]:

@@ -10,7 +10,7 @@ from slm_lab.cli.failure import user_errors
 from slm_lab.experiment.folder import DATA_DIR, REPORT_NAME
 from slm_lab.experiment.report import write_report
 from slm_lab.experiment.report_comparison import compare_runs
-from slm_lab.experiment.results import Run, load_run
+from slm_lab.experiment.results import load_runs
 from slm_lab.lib.errors import RunFolderError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -28,27 +28,15 @@ def report(
     with user_errors():
         if len(where) > 1 and output is None:
             raise RunFolderError("a report of several runs is in none of their folders: add -o FILE.html")
-        runs, problems = _load(where, data_dir)
+        loaded, problems = load_runs(where, data_dir)
+        for problem in problems:
+            sys.stderr.write(f"Left out: {problem}\n")
+        runs = [run for _, run in loaded]
         path = output or runs[0].path / REPORT_NAME
         if path.is_dir():
             path /= REPORT_NAME
         try:
-            write_report(runs, path, compare_runs(runs), problems)
+            write_report(runs, path, compare_runs(runs), [f"left out: {problem}" for problem in problems])
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written ({error.strerror})") from None
         sys.stdout.write(f"Report   {path}\n")
-
-
-def _load(where: list[str], data_dir: Path) -> tuple[list[Run], list[str]]:
-    """The runs that can be read, and why others cannot; one at least is needed."""
-    runs, problems = [], []
-    for text in where:
-        try:
-            runs.append(load_run(text, data_dir))
-        except RunFolderError as error:
-            problems.append(str(error))
-    if not runs:
-        raise RunFolderError("\n".join(problems))
-    for problem in problems:
-        sys.stderr.write(f"Left out: {problem}\n")
-    return runs, [f"left out: {problem}" for problem in problems]

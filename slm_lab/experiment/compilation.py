@@ -39,7 +39,7 @@ def _decide(spec: Spec, agent: Agent) -> tuple[bool, str]:
         raise SpecError(f"meta.compile: {obstacle}; use auto or false")
     obstacle = obstacle or _find_machine_obstacle(agent)
     if wish == "auto":
-        obstacle = obstacle or _find_foreign_code(agent) or _find_slow_layer(agent)
+        obstacle = obstacle or _find_foreign_code(agent) or _find_no_gain(agent)
     if obstacle is not None:
         return False, obstacle
     if wish is True:
@@ -79,11 +79,15 @@ def _find_machine_obstacle(agent: Agent) -> str | None:
     return None
 
 
-def _find_slow_layer(agent: Agent) -> str | None:
-    """What is slower compiled: convolutions on a CPU, measured with PPO on Pong (148 against 182 frames per second)."""
+def _find_no_gain(agent: Agent) -> str | None:
+    """What gains nothing measurable: convolutions on a CPU.
+
+    Compiled code calls the same ones. PPO on Pong ran at 178 frames per second plain and 161 compiled: 1.11 times as
+    fast, with an interval of [0.37, 3.33] that has room for either.
+    """
     modules = agent.algorithm.modules.values()
     has_conv = any(isinstance(layer, nn.modules.conv._ConvNd) for module in modules for layer in module.modules())
-    return "convolutions are faster as they are on a CPU" if has_conv and agent.device.type == "cpu" else None
+    return "it gains nothing measurable with convolutions on a CPU" if has_conv and agent.device.type == "cpu" else None
 
 
 def _find_foreign_code(agent: Agent) -> str | None:

@@ -70,7 +70,7 @@ def diagnose(run: Run) -> list[Finding]:
 
 def count_rows(run: Run) -> int:
     """Rows with a score, of the session that has most."""
-    return max((len(_known(table["total_reward"])) for table in run.tables.values()), default=0)
+    return max((len(_known(table["total_reward"])) for table in run.counted_tables.values()), default=0)
 
 
 # --- rules
@@ -378,8 +378,8 @@ _EMPTY: Array = np.empty(0)
 
 
 def _judged(run: Run) -> Iterator[tuple[int, Table]]:
-    """Sessions with rows enough to say something."""
-    for session, table in run.tables.items():
+    """Sessions that count, with rows enough to say something."""
+    for session, table in run.counted_tables.items():
         if len(_known(table["total_reward"])) >= MIN_ROWS:
             yield session, table
 
@@ -475,8 +475,9 @@ def _lr_key(run: Run, part: str) -> str:
 
 def _where(run: Run, sessions: Mapping[int, Any]) -> str:
     """Which sessions, unless there is only one."""
-    if len(run.tables) == 1:
+    count = len(run.counted_tables)
+    if count == 1:
         return ""
-    if len(sessions) == len(run.tables):
+    if len(sessions) == count:
         return " in all sessions"
-    return f" in session {', '.join(map(str, sorted(sessions)))} of {len(run.tables)}"
+    return f" in session {', '.join(map(str, sorted(sessions)))} of {count}"

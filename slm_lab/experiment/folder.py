@@ -1,5 +1,6 @@
 """The files of a run: one place for every name."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,9 +86,7 @@ def open_run_folder(where: str, data_dir: Path) -> tuple[RunFolder, Spec]:
     # {name}_spec.yaml is the shortest; {name}_t0_spec.yaml are its trials
     spec_files.sort(key=lambda file: (len(file.name), file.name))
     if not spec_files:
-        raise RunFolderError(
-            f"{path} is not a run of this lab: it has no *{SPEC_SUFFIX} (runs are folders in {data_dir})"
-        )
+        raise RunFolderError(f"{path} is not a run of this lab: it has no *{SPEC_SUFFIX} ({_where_runs_are(data_dir)})")
     name = spec_files[0].name.removesuffix(SPEC_SUFFIX)
     if list(read_document(spec_files[0])) != [name]:
         raise RunFolderError(f"{spec_files[0]} does not hold the one spec '{name}'; was it renamed?")
@@ -115,4 +114,10 @@ def find_run_path(where: str, data_dir: Path) -> Path:
         if candidate.is_file():
             return candidate.parent
     known = [folder.name for folder in data_dir.glob("*") if folder.is_dir()]
-    raise RunFolderError(f"no run folder '{where}'{nearest(Path(where).name, known)} (runs are folders in {data_dir})")
+    raise RunFolderError(f"no run folder '{where}'{nearest(Path(where).name, known)} ({_where_runs_are(data_dir)})")
+
+
+def _where_runs_are(data_dir: Path) -> str:
+    """What to type to see the runs there are."""
+    option = [] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)]
+    return f"`{shlex.join(['slm-lab', 'list', *option])}` shows the runs in {data_dir}"

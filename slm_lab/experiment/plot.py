@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
@@ -150,13 +150,13 @@ def plot_session(table: Table, prefix: Path, title: str, kind: str = "train") ->
     return paths
 
 
-def plot_trial(tables: Sequence[Table], prefix: Path, title: str) -> list[Path]:
+def plot_trial(tables: Mapping[int, Table], prefix: Path, title: str) -> list[Path]:
     """Draw the returns of a trial's sessions, their mean and ±1 standard deviation; returns the graphs written."""
     paths = []
     for column, name, label, _ in _RETURNS:
-        series = [read_curve(table, column) for table in tables]
-        looks = zip(series, cycle(_STYLES), strict=False)
-        lines = [_Line(f"session {i}", x, y, look) for i, ((x, y), look) in enumerate(looks) if x.size]
+        curves = {session: read_curve(table, column) for session, table in tables.items()}
+        looks = zip(curves.items(), cycle(_STYLES), strict=False)
+        lines = [_Line(f"session {session}", x, y, look) for (session, (x, y)), look in looks if x.size]
         if lines:
             chart = _trial_chart(lines, title, label)
             paths += _write_chart(chart, prefix, f"trial_graph_{name}_vs_frames")

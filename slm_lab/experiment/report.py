@@ -108,15 +108,8 @@ def name_runs(runs: Sequence[Run]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
-def get_scores(run: Run) -> dict[int, float]:
-    """The score of each session that counts: of those with a result if the run has ended, else of all."""
-    ended = run.metrics.get("session_index")
-    sessions = [session for session in run.tables if session in ended] if isinstance(ended, list) else []
-    return {s: calc_total_reward_ma(run.tables[s]["total_reward"]) for s in sessions or run.tables}
-
-
 def _build_run(run: Run, name: str, folder: Path) -> dict[str, Any]:
-    scores, evals = get_scores(run), run.final_evals or _get_evals(run)
+    scores, evals = run.session_scores, run.final_evals or _get_evals(run)
     spread = calc_spread(list(scores.values()))
     return {
         "name": name,
@@ -162,11 +155,11 @@ def find_problems(run: Run) -> list[str]:
         problems.append("not every session is done: the score is of the rows so far")
     if not run.provenance:
         problems.append("no provenance.json: machine and versions are unknown")
-    ends = {session: _last(table, "frame") for session, table in run.tables.items()}
+    ends = {session: _last(table, "frame") for session, table in run.counted_tables.items()}
     if len(set(ends.values())) > 1:
         told = ", ".join(f"{_format(end)} in session {session}" for session, end in ends.items())
         problems.append(f"sessions of unequal length, so the mean goes up to the shortest: frame {told}")
-    if not any(np.isfinite(table["total_reward"]).any() for table in run.tables.values()):
+    if not any(math.isfinite(score) for score in run.scores):
         problems.append("no episode has ended, so there is no score; train longer, or set env.max_t")
     columns = dict.fromkeys(column for table in run.tables.values() for column in table)
     empty = [
@@ -188,9 +181,10 @@ def _build_facts(run: Run, spread: Spread, evals: Mapping[int, float]) -> list[l
         ["95 % interval", _format_interval(spread.low, spread.high), "of the mean"],
         ["IQM", _format(spread.iqm), "interquartile mean"],
     ]
-    if evals:
-        last = calc_spread(list(evals.values()))
-        note = f"95 % interval {_format_interval(last.low, last.high)}" if len(evals) > 1 else "1 session"
+    counted = [value for session, value in evals.items() if session in run.counted_tables]
+    if counted:
+        last = calc_spread(counted)
+        note = f"95 % interval {_format_interval(last.low, last.high)}" if len(counted) > 1 else "1 session"
         facts.append(["Last evaluation", _format(last.mean), note])
     facts.append(["Sessions", f"{len(spread.values)} of {asked}", "with a result"])
     facts.append(["Frames", _format(_furthest(run, "frame")), "env steps"])
@@ -300,30 +294,30 @@ def _build_charts(runs: Sequence[Run], env: str) -> list[dict[str, Any]]:
     here = {index: run for index, run in enumerate(runs) if run.env_name == env}
     charts = []
     for kind, title in TITLES.items():
-        tables = {index: run.tables if kind == "train" else run.eval_tables for index, run in here.items()}
-        curves = {name: _build_curves(tables, column, NUM_POINT) for name, column in RETURNS.items()}
+        curves = {name: _build_curves(here, column, NUM_POINT, kind) for name, column in RETURNS.items()}
         if curves["raw"]:
             charts.append({"name": kind, "title": title, "is_small": False, **curves})
-    tables = {index: run.tables for index, run in here.items()}
-    columns = dict.fromkeys(column for parts in tables.values() for table in parts.values() for column in table)
+    columns = dict.fromkeys(column for run in here.values() for table in run.tables.values() for column in table)
     # The learning rate is a setting, the others are results.
     for column in sorted((name for name in columns if name not in BOOKKEEPING), key=lambda name: name == "lr"):
-        curves = {"raw": _build_curves(tables, column, NUM_POINT_SMALL)}
+        curves = {"raw": _build_curves(here, column, NUM_POINT_SMALL)}
         if curves["raw"]:
             charts.append({"name": column, "title": column, "is_small": True, **curves})
     return charts
 
 
-def _build_curves(tables: Mapping[int, Mapping[int, Table]], column: str, num_point: int) -> list[dict[str, Any]]:
-    """One column: a curve for every session of every run that has values, and their mean with its band."""
+def _build_curves(runs: Mapping[int, Run], column: str, num_point: int, kind: str = "train") -> list[dict[str, Any]]:
+    """One column: a curve for every session of every run that has values, and the mean of those that count."""
     result = []
-    for index, parts in tables.items():
-        curves = {session: read_curve(table, column) for session, table in parts.items()}
+    for index, run in runs.items():
+        tables = run.tables if kind == "train" else run.eval_tables
+        curves = {session: read_curve(table, column) for session, table in tables.items()}
         curves = {session: curve for session, curve in curves.items() if curve[0].size}
         for session, (x, y) in curves.items():
             picked = pick_points(y, num_point)
             result.append({"run": index, "session": session, "x": _plain(x[picked]), "y": _plain(y[picked])})
-        average = average_curves(list(curves.values())) if len(curves) > 1 else None
+        counted = [curve for session, curve in curves.items() if session in run.counted_tables]
+        average = average_curves(counted) if len(counted) > 1 else None
         if average is not None:
             picked = pick_points(average.mean, num_point)
             x, y, std = average.x[picked], average.mean[picked], average.std[picked]
@@ -336,7 +330,7 @@ def _build_comparison(runs: Sequence[Run], names: Sequence[str], verdicts: Seque
     has_envs = len({run.env_name for run in runs}) > 1
     rows = []
     for run, name in zip(runs, names, strict=True):
-        spread = calc_spread(list(get_scores(run).values()))
+        spread = calc_spread(run.scores)
         row = [name, run.label, *([run.env_name] if has_envs else []), str(len(spread.values))]
         row.append(_format(_furthest(run, "frame")))
         rows.append([*row, _format(spread.mean), _format_interval(spread.low, spread.high), _format(spread.iqm)])

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from slm_lab.experiment.report import Verdict, get_scores
+from slm_lab.experiment.report import Verdict
 from slm_lab.experiment.results import Run
 from slm_lab.experiment.statistics import Estimate, compare, describe_improvement
 
@@ -13,7 +13,7 @@ def compare_runs(runs: Sequence[Run]) -> list[Verdict]:
     first: dict[str, list[float]] = {}
     verdicts = []
     for run in runs:
-        scores = [score for score in get_scores(run).values() if math.isfinite(score)]
+        scores = [score for score in run.scores if math.isfinite(score)]
         if not scores:
             verdicts.append(Verdict(text="no score"))
         elif run.env_name not in first:

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ BASELINES = Path(__file__).parents[1] / "env" / "random_baseline.json"
 # a table without these is not one of a session
 NEEDED = ("frame", "total_reward")
 _TABLE = re.compile(r"(?P<name>.+)_t(?P<trial>\d+)_s(?P<session>\d+)_session_df_(?P<kind>train|eval)\.csv")
-# algorithms by the names that papers use, in the order in which they are listed and coloured
-LABELS = ("REINFORCE", "SARSA", "DQN", "DDQN+PER", "A2C", "PPO", "SIL", "PPO+SIL", "SAC", "CrossQ", "Random")
+# algorithms by the names that papers use, where the spec has another
 _LABEL_OF = {
     "Reinforce": "REINFORCE",
     "VanillaDQN": "DQN",
@@ -65,9 +64,21 @@ class Run:
         return label
 
     @property
+    def counted_tables(self) -> dict[int, Mapping[str, Array]]:
+        """Tables of the sessions that count: of those with a result if the run has ended, else of all."""
+        ended = self.metrics.get("session_index")
+        counted = {s: table for s, table in self.tables.items() if s in ended} if isinstance(ended, list) else {}
+        return counted or dict(self.tables)
+
+    @property
+    def session_scores(self) -> dict[int, float]:
+        """total_reward_ma of each session that counts."""
+        return {s: calc_total_reward_ma(table["total_reward"]) for s, table in self.counted_tables.items()}
+
+    @property
     def scores(self) -> list[float]:
-        """total_reward_ma of each session."""
-        return [calc_total_reward_ma(table["total_reward"]) for table in self.tables.values()]
+        """The same without the sessions' numbers."""
+        return list(self.session_scores.values())
 
     @property
     def final_evals(self) -> dict[int, float]:
@@ -81,8 +92,8 @@ class Run:
 
     @property
     def fps(self) -> float:
-        """Frames per second of a session, their mean; NaN where the tables do not say."""
-        speeds = [table["fps"][-1] for table in self.tables.values() if "fps" in table]
+        """Frames per second of a session that counts, their mean; NaN where the tables do not say."""
+        speeds = [table["fps"][-1] for table in self.counted_tables.values() if "fps" in table]
         return float(np.mean(speeds)) if speeds else math.nan
 
     @property
@@ -130,6 +141,23 @@ def find_runs(data_dir: Path) -> list[Run]:
 def load_run(where: str, data_dir: Path, trial: int = 0) -> Run:
     """The run meant by a folder, a file in it, a glob or `latest`; what cannot be read is told in `problems`."""
     return read_run(find_run_path(where, data_dir), trial)
+
+
+def load_runs(places: Sequence[str], data_dir: Path) -> tuple[list[tuple[str, Run]], list[str]]:
+    """Runs that can be read, each with the place that was asked for, and a line for each that cannot; one at least can.
+
+    What is wrong inside a run that can be read is in its `problems`.
+    """
+    runs: list[tuple[str, Run]] = []
+    problems: list[str] = []
+    for place in places:
+        try:
+            runs.append((place, load_run(place, data_dir)))
+        except RunFolderError as error:
+            problems.append(str(error))
+    if not runs:
+        raise RunFolderError("; ".join(problems))
+    return runs, problems
 
 
 def read_run(path: Path, trial: int = 0) -> Run:

@@ -23,20 +23,21 @@ def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
     if random_return is None:
         tell(f"no random baseline of {run.env_name} is known, so strength counts from 0")
         random_return = 0.0
-    tables = run.tables
+    counted = run.counted_tables
     known = {key: run.metrics[key] for key in KEPT if key in run.metrics}
-    metrics = calc_trial_metrics(list(tables.values()), random_return) | known
-    metrics["session_index"] = list(tables)
-    for session, table in tables.items():
+    metrics = calc_trial_metrics(list(counted.values()), random_return) | known
+    metrics["session_index"] = list(counted)
+    # a failed session is not in the trial's score, but has figures of its own
+    for session, table in run.tables.items():
         old = run.session_metrics.get(session, {})
         new = asdict(calc_session_metrics(table, random_return))
         write_json(folder.session_metrics_file(run.trial, session), {"session": session, **old, **new})
     write_json(folder.trial_metrics_file(run.trial), metrics)
     title = f"{run.label} on {run.env_name}"
-    for kind, of_kind in (("train", tables), ("eval", run.eval_tables)):
+    for kind, of_kind in (("train", run.tables), ("eval", run.eval_tables)):
         for session, table in of_kind.items():
             plot_session(table, folder.graph_prefix(run.trial, session), f"{title}, session {session}", kind)
-    plot_trial(list(tables.values()), folder.graph_prefix(run.trial), title)
+    plot_trial(counted, folder.graph_prefix(run.trial), title)
     write_report([read_run(run.path, run.trial)], folder.report_file)
     return metrics
 

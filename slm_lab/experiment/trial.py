@@ -214,13 +214,13 @@ class Trial:
         if time.monotonic() - self.last_plot > PLOT_SECONDS:
             tables = self._tables(list(range(self.spec.meta.max_session)))
             if tables:
-                plot_trial(list(tables.values()), self.folder.graph_prefix(self.trial), self._title)
+                plot_trial(tables, self.folder.graph_prefix(self.trial), self._title)
             self.last_plot = time.monotonic()
 
     def _plot(self, tables: dict[int, dict[str, Any]]) -> None:
         for session, table in tables.items():
             plot_session(table, self.folder.graph_prefix(self.trial, session), f"{self._title}, session {session}")
-        plot_trial(list(tables.values()), self.folder.graph_prefix(self.trial), self._title)
+        plot_trial(tables, self.folder.graph_prefix(self.trial), self._title)
 
     def _write_report(self) -> Path | None:
         """The page about the run; whatever is wrong with it, the run is not lost."""

@@ -132,6 +132,11 @@ def spec_files() -> list[Path]:
     return sorted(file for file in SHIPPED.rglob("*") if file.suffix in SUFFIXES)
 
 
+def is_shipped(name: str) -> bool:
+    """Whether a shipped spec, or a shipped file without its suffix, is called so."""
+    return any(name == file.stem or name in spec_names(file) for file in spec_files())
+
+
 def spec_names(path: Path) -> list[str]:
     """Names of the specs in a file."""
     return [name for name in read_document(path) if not name.startswith("_")]

@@ -4,13 +4,16 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from slm_lab.cli import main as main_module
 from slm_lab.cli.main import COMMANDS, main, route
+from slm_lab.spec import loading
 
 HEAVY = ("torch", "pydantic", "typer", "gymnasium", "numpy", "yaml", "matplotlib", "loguru")
 LOADED = """
@@ -55,7 +58,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     def app(args: list[str], prog_name: str) -> None:
         recorded.append((args, prog_name))
 
-    monkeypatch.setattr(main_module, "import_module", lambda name: types.SimpleNamespace(app=app))
+    def load(name: str) -> types.ModuleType | types.SimpleNamespace:
+        return types.SimpleNamespace(app=app) if name.startswith("slm_lab.cli.") else import_module(name)
+
+    monkeypatch.setattr(main_module, "import_module", load)
     return recorded
 
 
@@ -106,11 +112,17 @@ def test_older_forms_without_run_still_run(calls: Recorded, call: Callable[..., 
     assert calls == [(arguments, "slm-lab run")] * 2
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("rn", "run"), ("runn", "run"), ("specs", "spec"), ("spce", "spec")])
+@pytest.mark.parametrize(("typed", "meant"), [("rn", "run"), ("runn", "run"), ("specs", "spec"), ("doctr", "doctor")])
+@pytest.mark.parametrize("rest", [[], ["latest"], ["latest", "--data-dir", "x"]])
 def test_a_mistyped_command_is_told_the_nearest(
-    calls: Recorded, call: Callable[..., int], capsys: pytest.CaptureFixture[str], typed: str, meant: str
+    calls: Recorded,
+    call: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    typed: str,
+    meant: str,
+    rest: list[str],
 ) -> None:
-    assert call(typed) == 2
+    assert call(typed, *rest) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"Error: no command '{typed}'; did you mean 'slm-lab {meant}'?\n")
     assert calls == []
@@ -119,7 +131,25 @@ def test_a_mistyped_command_is_told_the_nearest(
 @pytest.mark.parametrize("typed", ["spec.json", "run.yaml", "specs.yml"])
 def test_a_file_is_never_a_mistyped_command(calls: Recorded, call: Callable[..., int], typed: str) -> None:
     assert call(typed) == 0
-    assert calls == [([typed], "slm-lab run")]
+    assert call(typed, "train") == 0
+    assert calls == [([typed], "slm-lab run"), ([typed, "train"], "slm-lab run")]
+
+
+def test_a_spec_is_never_a_mistyped_command(
+    calls: Recorded, call: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for command in COMMANDS:
+        monkeypatch.setattr(loading, "SHIPPED", tmp_path / "none")
+        assert call(f"{command}s", "train") == 2
+        # a spec of that name, in a file of another; then a file of that name
+        folder = tmp_path / command
+        folder.mkdir()
+        (folder / "other.json").write_text(f'{{"{command}s": {{}}, "{command}x": {{}}}}')
+        (folder / f"{command}y.yaml").write_text("some: {}")
+        monkeypatch.setattr(loading, "SHIPPED", folder)
+        for word in (f"{command}s", f"{command}x", f"{command}y"):
+            assert call(word, "train") == 0
+            assert calls.pop() == ([word, "train"], "slm-lab run")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])

@@ -6,10 +6,21 @@ import pytest
 from loguru import logger
 
 
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    """Lines of the log as they are written."""
+def _record(level: str) -> Iterator[list[str]]:
+    """Lines of the log from a level on, as they are written."""
     lines: list[str] = []
-    sink = logger.add(lambda message: lines.append(str(message)), level="INFO")
+    sink = logger.add(lambda message: lines.append(str(message)), level=level)
     yield lines
     logger.remove(sink)
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """What is told."""
+    yield from _record("INFO")
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """What is warned of."""
+    yield from _record("WARNING")

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from loguru import logger
 
 from slm_lab.env import vec_env
 from slm_lab.env.build import build_vec_env, choose_workers
@@ -49,15 +47,6 @@ class Counter(gym.Env[Array, Any]):
 def _counter() -> None:
     if "test/Counter-v0" not in gym.registry:
         gym.register("test/Counter-v0", entry_point=lambda **_: Counter())
-
-
-@pytest.fixture
-def warnings() -> Iterator[list[str]]:
-    """Warnings as they are written."""
-    lines: list[str] = []
-    sink = logger.add(lambda message: lines.append(str(message)), level="WARNING")
-    yield lines
-    logger.remove(sink)
 
 
 def settings(name: str = "test/Counter-v0", num_envs: int = 2, **options: Any) -> EnvSettings:

@@ -339,6 +339,14 @@ def test_a_planted_fault_is_found_and_nothing_else(make: Callable[[int], Run], s
     assert warnings_of(make(seed)) == [PLANTED[make]]
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_session_that_failed_is_not_judged(seed: int) -> None:
+    run = one_seed_failed(seed)
+    (failed,) = [session for session, table in run.tables.items() if table["total_reward"][-1] < 100]
+    ended = [session for session in run.tables if session != failed]
+    assert warnings_of(replace(run, metrics={**run.metrics, "session_index": ended, "failed": [failed]})) == []
+
+
 def only(run: Run) -> Finding:
     """The one finding that is worth a change."""
     [finding] = [finding for finding in diagnose(run) if finding.level == "warn"]

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ def read_page(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return traces, layout
 
 
+def draw_trial(tables: Sequence[Table], prefix: Path, title: str) -> list[Path]:
+    """Sessions numbered from 0 on."""
+    return plot_trial(dict(enumerate(tables)), prefix, title)
+
+
 def assert_drawn(path: Path) -> None:
     """A readable picture that is not blank."""
     image = matplotlib.image.imread(path)
@@ -65,7 +71,7 @@ def test_session_files(tmp_path, kind) -> None:
 
 
 def test_trial_files(tmp_path) -> None:
-    paths = plot_trial([make_table(seed=i) for i in range(3)], tmp_path / "demo_t0", "demo")
+    paths = draw_trial([make_table(seed=i) for i in range(3)], tmp_path / "demo_t0", "demo")
     expected = {f"demo_t0_trial_graph_{name}_vs_frames.{ending}" for name in RETURNS for ending in ("png", "html")}
     assert names(paths) == expected
     for path in paths:
@@ -74,7 +80,7 @@ def test_trial_files(tmp_path) -> None:
 
 
 def test_prefix_with_a_dot_keeps_its_name(tmp_path) -> None:
-    paths = plot_trial([make_table()], tmp_path / "lr_0.1", "demo")
+    paths = draw_trial([make_table()], tmp_path / "lr_0.1", "demo")
     assert all(path.name.startswith("lr_0.1_trial_graph_") for path in paths)
 
 
@@ -99,19 +105,19 @@ def test_pages_share_one_script(tmp_path) -> None:
 
 
 def test_plotly_accepts_every_option(tmp_path) -> None:
-    page = plot_trial([make_table(), make_table(rows=20)], tmp_path / "demo", "demo")[1]
+    page = draw_trial([make_table(), make_table(rows=20)], tmp_path / "demo", "demo")[1]
     traces, layout = read_page(page)
     plotly.graph_objects.Figure(data=traces, layout=layout)  # raises on an unknown option
 
 
 def test_same_data_gives_the_same_files(tmp_path) -> None:
-    first, second = (plot_trial([make_table(), make_table()], tmp_path / name / "demo", "demo") for name in "ab")
+    first, second = (draw_trial([make_table(), make_table()], tmp_path / name / "demo", "demo") for name in "ab")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
 def test_trial_on_the_same_frames_is_the_plain_mean(tmp_path) -> None:
     tables = [make_table(seed=i) for i in range(4)]
-    traces, layout = read_page(plot_trial(tables, tmp_path / "demo", "demo")[1])
+    traces, layout = read_page(draw_trial(tables, tmp_path / "demo", "demo")[1])
     assert [trace["name"] for trace in traces] == [
         *(f"session {i}" for i in range(4)),
         "mean of 4 sessions",
@@ -132,7 +138,7 @@ def test_trial_of_unequal_sessions_stops_at_the_shortest(tmp_path) -> None:
 
     # The reward is linear in the frame, so interpolating must give it back.
     traces, layout = read_page(
-        plot_trial([line(30, 1000), line(10, 2000), line(50, 700)], tmp_path / "demo", "demo")[1]
+        draw_trial([line(30, 1000), line(10, 2000), line(50, 700)], tmp_path / "demo", "demo")[1]
     )
     mean, band = traces[3], traces[4]
     assert (mean["x"][0], mean["x"][-1]) == (2000, 20_000)
@@ -143,25 +149,31 @@ def test_trial_of_unequal_sessions_stops_at_the_shortest(tmp_path) -> None:
 
 def test_trial_without_common_frames_has_no_mean(tmp_path) -> None:
     late = make_table() | dict(frame=make_table()["frame"] + 1e6)
-    traces, layout = read_page(plot_trial([make_table(), late], tmp_path / "demo", "demo")[1])
+    traces, layout = read_page(draw_trial([make_table(), late], tmp_path / "demo", "demo")[1])
     assert [trace["name"] for trace in traces] == ["session 0", "session 1"]
     assert "no mean" in layout["title"]["subtitle"]["text"]
 
 
 def test_trial_of_one_session_is_its_line(tmp_path) -> None:
-    traces, layout = read_page(plot_trial([make_table()], tmp_path / "demo", "demo")[1])
+    traces, layout = read_page(draw_trial([make_table()], tmp_path / "demo", "demo")[1])
     assert [trace["name"] for trace in traces] == ["session 0"]
     assert not layout["showlegend"]
 
 
+def test_curves_have_the_numbers_of_their_sessions(tmp_path) -> None:
+    """Session 1 failed, say, and is not among them."""
+    page = plot_trial({0: make_table(), 2: make_table(seed=2)}, tmp_path / "demo", "demo")[1]
+    assert [trace["name"] for trace in read_page(page)[0][:2]] == ["session 0", "session 2"]
+
+
 def test_session_without_rows_keeps_the_numbers_of_the_others(tmp_path) -> None:
-    traces, _ = read_page(plot_trial([{}, make_table(), make_table()], tmp_path / "demo", "demo")[1])
+    traces, _ = read_page(draw_trial([{}, make_table(), make_table()], tmp_path / "demo", "demo")[1])
     assert [trace["name"] for trace in traces][:3] == ["session 1", "session 2", "mean of 2 sessions"]
 
 
 def test_many_sessions_and_one_row_in_one_of_them(tmp_path) -> None:
     tables = [make_table(rows=1 if i == 0 else 5, seed=i) for i in range(30)]
-    for path in plot_trial(tables, tmp_path / "demo", "a long title " * 20):
+    for path in draw_trial(tables, tmp_path / "demo", "a long title " * 20):
         assert path.stat().st_size
 
 
@@ -169,7 +181,7 @@ def test_one_row_is_a_point(tmp_path) -> None:
     paths = plot_session(make_table(rows=1), tmp_path / "demo", "demo")
     assert len(paths) == 5
     assert read_page(paths[1])[0][0]["mode"] == "markers"
-    assert len(plot_trial([make_table(rows=1)] * 2, tmp_path / "demo", "demo")) == 4
+    assert len(draw_trial([make_table(rows=1)] * 2, tmp_path / "demo", "demo")) == 4
 
 
 @pytest.mark.parametrize(
@@ -185,12 +197,12 @@ def test_one_row_is_a_point(tmp_path) -> None:
 )
 def test_nothing_to_draw_writes_nothing(tmp_path, table) -> None:
     assert plot_session(table, tmp_path / "demo", "demo") == []
-    assert plot_trial([table, table], tmp_path / "demo", "demo") == []
+    assert draw_trial([table, table], tmp_path / "demo", "demo") == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_tables_write_nothing(tmp_path) -> None:
-    assert plot_trial([], tmp_path / "demo", "demo") == []
+    assert draw_trial([], tmp_path / "demo", "demo") == []
 
 
 def test_rows_that_cannot_be_drawn_are_left_out(tmp_path) -> None:
@@ -210,7 +222,7 @@ def test_rows_are_sorted_and_the_last_of_a_frame_counts(tmp_path) -> None:
 def test_extreme_values_are_drawn(tmp_path) -> None:
     table = make_table(rows=3) | dict(total_reward=np.array([-1e99, 0, 1e99]), loss=np.array([1e38, 1e-38, -1e38]))
     assert len(plot_session(table, tmp_path / "demo", "demo")) == 5
-    assert len(plot_trial([table, make_table(rows=4)], tmp_path / "demo", "demo")) == 4
+    assert len(draw_trial([table, make_table(rows=4)], tmp_path / "demo", "demo")) == 4
 
 
 @pytest.mark.parametrize("count", [1, 4, 10])
@@ -244,7 +256,8 @@ import sys
 from pathlib import Path
 import numpy as np
 from slm_lab.experiment.plot import plot_trial
-assert plot_trial([dict(frame=np.arange(3.0), total_reward=np.arange(3.0))], Path({str(tmp_path)!r}) / "demo", "demo")
+table = dict(frame=np.arange(3.0), total_reward=np.arange(3.0))
+assert plot_trial({{0: table}}, Path({str(tmp_path)!r}) / "demo", "demo")
 assert not {{"matplotlib.pyplot", "torch", "pandas"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -177,6 +177,36 @@ def test_a_failed_session_is_shown_and_does_not_count(tmp_path) -> None:
     assert "failed and not in the score: session 2" in shown["problems"]
 
 
+def write_failed_run(folder: Path) -> Run:
+    """Three sessions that end well, and one that failed halfway, far behind them."""
+    tables = {s: make_table(seed=s) for s in range(4)}
+    tables[2] = make_table(rows=20, level=30.0)
+    run = write_run(folder, tables, evals=tables)
+    write_json(folder / "demo_t0_trial_metrics.json", {**run.metrics, "session_index": [0, 1, 3], "failed": [2]})
+    return read_run(folder)
+
+
+def test_a_failed_session_is_drawn_but_not_in_means(tmp_path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    data = build_report([run], tmp_path)
+    for kind in ("train", "eval"):
+        curves = get_chart(data, kind)["raw"]
+        assert [curve["session"] for curve in curves] == [0, 1, 2, 3, None]
+        stack = np.stack([run.tables[session]["total_reward"] for session in (0, 1, 3)])
+        np.testing.assert_allclose(curves[4]["y"], stack.mean(0), rtol=1e-5)
+    assert not any("unequal length" in problem for problem in data["runs"][0]["problems"])
+    last = np.mean([run.tables[session]["total_reward"][-1] for session in (0, 1, 3)])
+    assert ["Last evaluation", f"{last:.2f}"] in [fact[:2] for fact in data["runs"][0]["facts"]]
+
+
+def test_a_failed_session_is_not_compared(tmp_path) -> None:
+    runs = [write_failed_run(tmp_path / "a"), write_run(tmp_path / "b", {s: make_table(seed=s) for s in (0, 1, 3)})]
+    same = [write_run(tmp_path / "c", {s: make_table(seed=s) for s in (0, 1, 3)}), runs[1]]
+    assert compare_runs(runs) == compare_runs(same)
+    comparison = build_report(runs, tmp_path)["comparison"]
+    assert comparison["rows"][0][2:] == comparison["rows"][1][2:]
+
+
 def test_evaluations_have_a_score_and_a_chart(tmp_path) -> None:
     evals = {session: make_table(rows=5, step=4000, seed=session) for session in range(4)}
     run = write_run(tmp_path / "run", evals=evals)
@@ -420,7 +450,7 @@ def test_command_compares_several_runs_and_says_what_it_left_out(tmp_path, monke
     assert "Left out: no run folder 'three'" in capsys.readouterr().err
     data = read_data(Path("all.html").read_text())
     assert [run["name"] for run in data["runs"]] == ["one", "two"]
-    assert data["problems"] == ["left out: no run folder 'three' (runs are folders in data)"]
+    assert data["problems"] == ["left out: no run folder 'three' (`slm-lab list` shows the runs in data)"]
     assert "two: probability of improvement 0.50" in data["comparison"]["verdicts"][0]
     assert call(monkeypatch, "three") == 2
     assert capsys.readouterr().err.startswith("Error: no run folder 'three'")

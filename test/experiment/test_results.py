@@ -53,6 +53,14 @@ def make_run(
     return path
 
 
+def fail_session(path: Path, failed: int, count: int = 3) -> None:
+    """Let a run be one that has ended, with a session that failed early and far behind the others."""
+    write_table(path / "info" / f"demo_t0_s{failed}_session_df_train.csv", 21.0, rows=7)
+    ended = [session for session in range(count) if session != failed]
+    metrics = {"session_index": ended, "failed": [failed], "num_session": count, "is_complete": False}
+    write_json(path / "demo_t0_trial_metrics.json", metrics)
+
+
 def call(module: Any, *arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(module.app, list(arguments))
     return result.exit_code, result.stdout, result.stderr
@@ -125,6 +133,19 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
         load_run("emty", tmp_path)
 
 
+def test_a_folder_that_is_not_there_says_how_to_see_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = "no run folder 'nope' (`slm-lab list` shows the runs in data)"
+    elsewhere = "no run folder 'nope' (`slm-lab list --data-dir 'my runs'` shows the runs in my runs)"
+    for options, message in (((), here), (("-d", "my runs"), elsewhere)):
+        assert call(compare, "nope", "nope", *options) == (2, "", f"Error: {message}\n")
+    make_run(Path("my runs"), "one")
+    code, stdout, _ = call(list_module, "--data-dir", "my runs")
+    assert (code, stdout.count("one ")) == (0, 1)
+
+
 def test_plot_draws_a_figure_per_env(tmp_path: Path) -> None:
     make_run(tmp_path, "one")
     make_run(tmp_path, "two", algorithm="ActorCritic", finals=(100.0,))
@@ -195,6 +216,14 @@ def test_list_shows_and_sorts_runs(tmp_path: Path) -> None:
     assert "no run with results" in stderr
 
 
+def test_list_names_the_ways_to_sort(tmp_path: Path) -> None:
+    known = "age, score, env, algorithm, frames, run"
+    assert call(list_module, "--sort", "foo") == (2, "", f"Error: --sort: no order 'foo' (known: {known})\n")
+    code, _, stderr = call(list_module, "--sort", "scores")
+    assert (code, stderr) == (2, f"Error: --sort: no order 'scores'; did you mean 'score'? (known: {known})\n")
+    assert known in " ".join(call(list_module, "--help")[1].split())
+
+
 def test_find_runs_has_the_newest_first(tmp_path: Path) -> None:
     make_run(tmp_path, "one")
     make_run(tmp_path, "two")
@@ -261,6 +290,52 @@ def test_nan_in_a_column_and_unequal_sessions_are_drawn(tmp_path: Path) -> None:
     run = load_run("run", tmp_path)
     assert all(math.isfinite(score) for score in run.scores)
     assert call(plot, "-f", "run", "-d", str(tmp_path), "-o", str(tmp_path / "plots"))[0] == 0
+
+
+def test_a_failed_session_does_not_count(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    whole = load_run("run", tmp_path)
+    assert list(whole.session_scores) == [0, 1, 2]
+    fail_session(path, 1)
+    run = load_run("run", tmp_path)
+    assert run.session_scores == {session: whole.session_scores[session] for session in (0, 2)}
+    assert run.scores == list(run.session_scores.values())
+    # what was written names no session there is: all are better than none
+    write_json(path / "demo_t0_trial_metrics.json", {"session_index": [7]})
+    assert list(load_run("run", tmp_path).session_scores) == [0, 1, 2]
+
+
+def test_list_and_compare_leave_a_failed_session_out(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    fail_session(path, 1)
+    run = load_run("run", tmp_path)
+    mean = sum(run.scores) / 2
+    row = call(list_module, "-d", str(tmp_path))[1].splitlines()[1].split()
+    assert row[3:5] == [f"{mean:.2f}", "2"]
+    stdout = call(compare, "run", "run", "-d", str(tmp_path))[1]
+    assert stdout.count(f"{mean:.2f} [") == 2
+    assert stdout.count(f": {run.scores[0]:.2f}, {run.scores[1]:.2f}\n") == 2
+
+
+def test_plot_leaves_a_failed_session_out(tmp_path: Path) -> None:
+    fail_session(make_run(tmp_path, "run"), 1)
+    assert call(plot, "-f", "run", "-d", str(tmp_path), "-o", str(tmp_path / "plots"))[0] == 0
+    (page,) = (tmp_path / "plots").glob("*.html")
+    assert "PPO (2 sessions)" in page.read_text()
+
+
+def test_retro_leaves_a_failed_session_out_but_draws_it(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    fail_session(path, 1)
+    before = load_run("run", tmp_path)
+    assert call(retro, "run", "-d", str(tmp_path))[0] == 0
+    run = load_run("run", tmp_path)
+    assert run.random_return is not None
+    expected = calc_trial_metrics([before.tables[0], before.tables[2]], run.random_return)
+    assert run.metrics["scalar"] == pytest.approx(expected["scalar"])
+    assert (run.metrics["session_index"], run.metrics["failed"]) == ([0, 2], [1])
+    assert run.session_scores == before.session_scores
+    assert (path / "graph" / "demo_t0_s1_session_graph_train_mean_returns_vs_frames.png").exists()
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:

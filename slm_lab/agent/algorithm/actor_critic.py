@@ -67,7 +67,7 @@ class ActorCritic(Algorithm):
             }
         self.value_loss = MEAN_LOSSES[spec.net.for_role("critic").loss_spec.name]
         self.step = context.build_step(self.calc_loss, self.net, self.optimizers.values())
-        self.policy = ActionPolicy(context.family, self.config.action_policy)
+        self.policy = ActionPolicy(context.family, self.config.action_policy, self.config.explore_var_spec)
         self.explore = context.build_function(self._explore, self.net)
         self.ret_stats = RunningStats(())
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self._frequency())
@@ -85,8 +85,7 @@ class ActorCritic(Algorithm):
         if not explore:
             param, next_carry = self.net.step_actor(obs, carry)
             return Act(self.context.family.mode(param), next_carry, {})
-        explore_var = calc_schedule(self.config.explore_var_spec or 0.0, self.frame)
-        chance = self.policy.chance(len(obs), explore_var, self.context.act_generator)
+        chance = self.policy.chance(len(obs), self.frame, self.context.act_generator)
         action, next_carry, extra = self.explore(obs, carry, chance)
         return Act(action, next_carry, extra if carry is None else {**extra, "carry": carry})
 

@@ -16,7 +16,6 @@ from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.agent.net.parts import for_acting
 from slm_lab.agent.net.target import Target
 from slm_lab.agent.net.value import QNet
-from slm_lab.agent.schedule import calc_schedule
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import DoubleDQNSpec, DQNSpec, VanillaDQNSpec
@@ -66,7 +65,6 @@ class QLearning(Algorithm):
         config = spec.algorithm
         assert isinstance(config, (VanillaDQNSpec, DQNSpec, DoubleDQNSpec))
         self.config = config
-        self.explore_var_spec = config.explore_var_spec or 0.0
         self.family = require_choices(context.family, config.name)
         self.net = QNet(
             for_acting(spec.net, context.parts), context.obs_shape, self.family.param_size, context.parts
@@ -82,7 +80,7 @@ class QLearning(Algorithm):
         self.loss = ELEMENT_LOSSES[spec.net.loss_spec.name]
         frozen = {} if self.target is None else {self.target.module: self.target.flat}
         self.step = context.build_step(self._calc_any_loss, self.net, [self.optimizer], frozen)
-        self.policy = ActionPolicy(self.family, config.action_policy)
+        self.policy = ActionPolicy(self.family, config.action_policy, config.explore_var_spec)
         self.explore = context.build_function(self._explore, self.net)
         self.burn_in = spec.net.burn_in if isinstance(spec.net, RecurrentNetSpec) else 0
         self.memory = context.build_replay(spec.memory, config.gamma, self.net.state_size)
@@ -109,8 +107,7 @@ class QLearning(Algorithm):
         if not explore:
             q, next_carry = self.net.step(obs, carry)
             return Act(self.family.mode(q), next_carry, {})
-        explore_var = calc_schedule(self.explore_var_spec, self.frame)
-        chance = self.policy.chance(len(obs), explore_var, self.context.act_generator)
+        chance = self.policy.chance(len(obs), self.frame, self.context.act_generator)
         action, next_carry = self.explore(obs, carry, chance)
         return Act(action, next_carry, {} if carry is None else {"carry": carry})
 
@@ -199,7 +196,7 @@ class QLearning(Algorithm):
                 rows.append({"loss": loss, "q": q.mean(), "td_error": error.abs().mean(), "grad_norm": grad_norm})
             if isinstance(batch, Batch):
                 self.memory.update_priority(batch.slot, error)
-        return {**gather_metrics(rows, frame), "explore_var": calc_schedule(self.explore_var_spec, frame)}
+        return {**gather_metrics(rows, frame), "explore_var": self.policy.calc_explore_var(frame)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

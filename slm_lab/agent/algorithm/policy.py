@@ -16,8 +16,10 @@ from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from slm_lab.agent.schedule import calc_schedule
 from slm_lab.env.layout import in_one_line
 from slm_lab.lib.errors import SpecError
+from slm_lab.spec.types import ScheduleSpec
 
 # combinations of several choices that one output layer may value
 MAX_JOINT = 4096
@@ -373,14 +375,21 @@ class ActionPolicy:
 
     family: ActionFamily
     how: str
+    # share of random actions or temperature, where `how` has one
+    explore_var: float | ScheduleSpec | None
 
-    def chance(self, num: int, explore_var: float, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """All that is drawn for the actions of N envs; every env draws for itself."""
+    def calc_explore_var(self, frame: int) -> float:
+        """The share or temperature at a frame."""
+        return calc_schedule(0.0 if self.explore_var is None else self.explore_var, frame)
+
+    def chance(self, num: int, frame: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """All that is drawn for the actions of N envs at a frame; every env draws for itself."""
         family, device = self.family, generator.device
         if self.how == "default":
             return (family.noise(num, generator),)
         if self.how == "random":
             return (family.random(num, generator),)
+        explore_var = self.calc_explore_var(frame)
         if self.how == "boltzmann":
             return family.noise(num, generator), torch.tensor(max(explore_var, 1e-8), device=device)
         explores = torch.rand(num, generator=generator, device=device) < explore_var
@@ -404,5 +413,5 @@ def draw_action(
     family: ActionFamily, param: Tensor, how: str, explore_var: float, generator: torch.Generator
 ) -> Tensor:
     """Draw actions for N envs by an action policy."""
-    policy = ActionPolicy(family, how)
-    return policy.choose(param, policy.chance(len(param), explore_var, generator))
+    policy = ActionPolicy(family, how, explore_var)
+    return policy.choose(param, policy.chance(len(param), 0, generator))

@@ -48,7 +48,7 @@ class Reinforce(Algorithm):
         self.modules = {"actor": self.net}
         self.optimizers = {"actor": FlatOptimizer(FlatParams(self.net.parameters()), net)}
         self.step = context.build_step(self.calc_loss, self.net, self.optimizers.values())
-        self.policy = ActionPolicy(context.family, self.config.action_policy)
+        self.policy = ActionPolicy(context.family, self.config.action_policy, self.config.explore_var_spec)
         self.explore = context.build_function(self._explore, self.net)
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, self.config.training_frequency)
 
@@ -57,8 +57,7 @@ class Reinforce(Algorithm):
         if not explore:
             param, next_carry = self.net.step(obs, carry)
             return Act(self.context.family.mode(param), next_carry, {})
-        explore_var = calc_schedule(self.config.explore_var_spec or 0.0, self.frame)
-        chance = self.policy.chance(len(obs), explore_var, self.context.act_generator)
+        chance = self.policy.chance(len(obs), self.frame, self.context.act_generator)
         action, next_carry = self.explore(obs, carry, chance)
         return Act(action, next_carry, {} if carry is None else {"carry": carry})
 

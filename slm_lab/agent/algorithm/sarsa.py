@@ -15,7 +15,6 @@ from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.agent.net.parts import for_acting
 from slm_lab.agent.net.value import QNet
-from slm_lab.agent.schedule import calc_schedule
 from slm_lab.spec.algorithm import SarsaSpec
 from slm_lab.spec.schema import AgentSpec
 
@@ -31,7 +30,6 @@ class SARSA(Algorithm):
         config = spec.algorithm
         assert isinstance(config, SarsaSpec)
         self.config = config
-        self.explore_var_spec = config.explore_var_spec or 0.0
         self.family = require_choices(context.family, config.name)
         self.net = QNet(
             for_acting(spec.net, context.parts), context.obs_shape, self.family.param_size, context.parts
@@ -42,20 +40,18 @@ class SARSA(Algorithm):
         self.optimizers = {"net": self.optimizer}
         self.loss = MEAN_LOSSES[spec.net.loss_spec.name]
         self.step = context.build_step(self.calc_loss, self.net, [self.optimizer])
-        self.policy = ActionPolicy(self.family, config.action_policy)
+        self.policy = ActionPolicy(self.family, config.action_policy, config.explore_var_spec)
         self.explore = context.build_function(self._explore, self.net)
         self.memory = build_on_policy(spec.memory, context.num_envs, context.device, config.training_frequency)
         # the last step of each env waits here until the action after it is known
         self.pending: Transition | None = None
 
-    def _chance(self, num: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        return self.policy.chance(num, calc_schedule(self.explore_var_spec, self.frame), generator)
-
     @torch.inference_mode()
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
         if not explore:
             return Act(self.family.mode(self.net(obs)), carry, {})
-        return Act(self.explore(obs, self._chance(len(obs), self.context.act_generator)), carry, {})
+        chance = self.policy.chance(len(obs), self.frame, self.context.act_generator)
+        return Act(self.explore(obs, chance), carry, {})
 
     def _explore(self, obs: Tensor, chance: tuple[Tensor, ...]) -> Tensor:
         return self.policy.choose(self.net(obs), chance)
@@ -81,7 +77,8 @@ class SARSA(Algorithm):
         next_action = rollout.extra["next_action"].flatten(0, 1).clone()
         # where the clock cut an episode no action followed: one is drawn as the policy would have
         cut = rollout.truncated.flatten()
-        next_action[cut] = self.policy.choose(q[cut], self._chance(len(q[cut]), self.context.train_generator))
+        chance = self.policy.chance(len(q[cut]), self.frame, self.context.train_generator)
+        next_action[cut] = self.policy.choose(q[cut], chance)
         return pick_value(q, self.family.to_index(next_action)).view(rollout.reward.shape)
 
     def calc_loss(self, obs: Tensor, action: Tensor, ret: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,7 +99,7 @@ class SARSA(Algorithm):
         self.net.eval()
         self.opt_step += 1
         row = {"loss": loss, "q": q.mean(), "td_error": error.abs().mean(), "grad_norm": grad_norm}
-        return {**gather_metrics([row], frame), "explore_var": calc_schedule(self.explore_var_spec, frame)}
+        return {**gather_metrics([row], frame), "explore_var": self.policy.calc_explore_var(frame)}
 
     def memory_state(self) -> dict[str, Any]:
         pending = None if self.pending is None else {**self.pending._asdict(), "extra": {}}
