@@ -20,6 +20,8 @@ from slm_lab.spec.schema import Spec
 
 # Parts of the seed key that keep the random streams of a session apart.
 _INIT, _ACT, _TRAIN = 101, 102, 103
+# columns of a run's table on what normalises its observations and its rewards
+NORM_COLUMNS = ("obs_norm_shift", "reward_norm_std")
 
 
 class Agent:
@@ -72,6 +74,8 @@ class Agent:
         self.reward_scaler = RewardScaler(
             num_envs, spec.agent.algorithm.gamma, env.reward_scale, env.normalize_reward, env.clip_reward
         )
+        is_on = (env.normalize_obs, env.normalize_reward)
+        self.norm_names = tuple(name for name, is_own in zip(NORM_COLUMNS, is_on, strict=True) if is_own)
 
     def encode(self, obs: Obs) -> Tensor:
         """Raw observations as the nets see them."""
@@ -111,6 +115,16 @@ class Agent:
             )
         )
 
+    def measure_norms(self) -> Metrics:
+        """Where the normalisers stand, for a row of the table: how far they moved since the row before."""
+        metrics: Metrics = {}
+        obs_column, reward_column = NORM_COLUMNS
+        if self.obs_normalizer is not None:
+            metrics[obs_column] = self.obs_normalizer.measure_shift()
+        if self.reward_scaler.normalize:
+            metrics[reward_column] = self.reward_scaler.std
+        return metrics
+
     def update(self, frame: int) -> Metrics | None:
         """Train if training is due."""
         return self.algorithm.update(frame)
@@ -132,7 +146,7 @@ class Agent:
         """Everything a continuation needs."""
         return {
             "algorithm": self.algorithm.state_dict(),
-            "obs_normalizer": self.obs_normalizer.stats.state_dict() if self.obs_normalizer else None,
+            "obs_normalizer": self.obs_normalizer.state_dict() if self.obs_normalizer else None,
             "reward_scaler": self.reward_scaler.state_dict(),
             "act_generator": self.context.act_generator.get_state(),
             "train_generator": self.context.train_generator.get_state(),
@@ -144,7 +158,7 @@ class Agent:
         """Continue from a saved state."""
         self.algorithm.load_state_dict(state["algorithm"])
         if self.obs_normalizer is not None:
-            self.obs_normalizer.stats.load_state_dict(state["obs_normalizer"])
+            self.obs_normalizer.load_state_dict(state["obs_normalizer"])
         self.reward_scaler.load_state_dict(state["reward_scaler"])
         self.context.act_generator.set_state(state["act_generator"])
         self.context.train_generator.set_state(state["train_generator"])

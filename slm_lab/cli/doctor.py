@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.doctor import MIN_ROWS, RULES, Finding, count_rows, diagnose
+from slm_lab.experiment.doctor import Finding, conclude, diagnose
 from slm_lab.experiment.folder import DATA_DIR
-from slm_lab.experiment.results import Run, load_run
+from slm_lab.experiment.results import load_run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -34,7 +34,7 @@ def doctor(
     findings = diagnose(run)
     out.writelines(f"\n{_describe(finding)}" for finding in findings)
     if not any(finding.level == "warn" for finding in findings):
-        out.write(f"\n{_conclude(run)}\n")
+        out.write(f"\n{conclude(run)}\n")
 
 
 def _describe(finding: Finding) -> str:
@@ -44,10 +44,3 @@ def _describe(finding: Finding) -> str:
         f"      Means  {finding.meaning}\n"
         f"      Try    {finding.advice}\n"
     )
-
-
-def _conclude(run: Run) -> str:
-    rows = count_rows(run)
-    if rows < MIN_ROWS:
-        return f"Too short to judge: {rows} row(s) with a score, {MIN_ROWS} are needed (meta.log_frequency)."
-    return f"Nothing found: {len(RULES)} rules looked at {rows} rows."

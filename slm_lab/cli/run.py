@@ -150,7 +150,7 @@ def _diagnosis(result: TrialResult, options: Options) -> str:
     titles = [finding.title for finding in diagnose(run) if finding.level == "warn"]
     if titles:
         return f"Doctor   {'; '.join(titles)}: see slm-lab doctor {result.folder}\n"
-    return "Doctor   nothing found\n" if count_rows(run) >= MIN_ROWS else ""
+    return "Doctor   nothing to remark\n" if count_rows(run) >= MIN_ROWS else ""
 
 
 def _time_split(result: TrialResult, per_session: bool) -> str:

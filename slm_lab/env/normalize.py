@@ -1,5 +1,6 @@
 """Running normalisers of observations and rewards; part of the agent's state, frozen in evaluation."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,8 @@ class ObsNormalizer:
         self.stats = RunningStats(shape)
         self.clip = clip
         self.eps = eps
+        # mean and log std when the shift was last measured
+        self._mark: tuple[Array, Array] | None = None
 
     def update(self, obs: Array | Tensor) -> None:
         """Take a batch of raw observations into the statistics."""
@@ -85,6 +88,31 @@ class ObsNormalizer:
         if self.clip is not None:
             scaled = np.clip(scaled, -self.clip, self.clip)
         return scaled.astype(np.float32)
+
+    def measure_shift(self) -> float:
+        """How far the statistics moved since this was last asked: the root mean square over all numbers of an
+        observation of the change of the mean, in stds, and the change of the log std, both squared and added.
+        """
+        if not self.stats.count:
+            return math.nan
+        mean, log_std = _to_numpy(self.stats.mean), 0.5 * np.log(_to_numpy(self.stats.var) + self.eps)
+        last, self._mark = self._mark, (mean, log_std)
+        if last is None:
+            return math.nan
+        square = ((mean - last[0]) / np.exp(log_std)) ** 2 + (log_std - last[1]) ** 2
+        return float(np.sqrt(square.mean()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Statistics, and those that the next shift is measured from."""
+        mark = None if self._mark is None else {"mean": self._mark[0].copy(), "log_std": self._mark[1].copy()}
+        return {**self.stats.state_dict(), "mark": mark}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.stats.load_state_dict(state)
+        # states of before shifts were measured have none
+        mark = state.get("mark")
+        self._mark = None if mark is None else (np.array(mark["mean"]), np.array(mark["log_std"]))
 
 
 class RewardScaler:
@@ -116,11 +144,12 @@ class RewardScaler:
         if self.normalize:
             self.ret = self.ret * self.gamma + reward
             self.stats.update(self.ret)
-            reward = reward / self._std()
+            reward = reward / self.std
             self.ret[done] = 0
         return np.clip(reward, *self.bounds) if self.bounds else reward
 
-    def _std(self) -> float:
+    @property
+    def std(self) -> float:
         """Running std of the return; one imagined return of variance 1 keeps the first rewards from being blown up."""
         count = self.stats.count
         return float(np.sqrt((self.stats.var * count + 1) / (count + 1) + self.eps))

@@ -113,7 +113,7 @@ class Session:
                 "statistically, with new episodes"
             )
         self.agent = build_agent(spec, self.env, session)
-        names = self.agent.algorithm.metric_names
+        names = (*self.agent.algorithm.metric_names, *self.agent.norm_names)
         self.tracker = Tracker(folder.table_file(trial, session, "train"), names)
         self.eval_tracker = Tracker(folder.table_file(trial, session, "eval"), ()) if spec.meta.rigorous_eval else None
         self.eval_env: VecEnv | None = None
@@ -302,7 +302,7 @@ class Session:
         self.next_due = min(due.next for due in periods if due is not None)
 
     def _log_row(self) -> None:
-        row = self.tracker.add_row(self._clock())
+        row = self.tracker.add_row(self._clock() | self.agent.measure_norms())
         if self.tracker.is_best():
             self.best_model = copy_state(self.agent.model_state(), self.best_model)
         if self.writer is not None:

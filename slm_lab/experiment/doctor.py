@@ -25,6 +25,10 @@ CLIP_FRAC_HIGH = 0.3
 KL_LARGE = 0.1
 # share of the run after which steps of the policy are judged
 SETTLED = 0.2
+# stds over the last fifth of the run; batches that wander about one place stay below it however short rows are
+OBS_SHIFT = 0.3
+# change of the log of the std over the last fifth; returns that grow evenly from nothing have 0.22
+REWARD_SHIFT = 0.2
 # times the returns that were reached
 Q_FACTOR = 2.0
 # share of all that was gained
@@ -71,6 +75,14 @@ def diagnose(run: Run) -> list[Finding]:
 def count_rows(run: Run) -> int:
     """Rows with a score, of the session that has most."""
     return max((len(_known(table["total_reward"])) for table in run.counted_tables.values()), default=0)
+
+
+def conclude(run: Run) -> str:
+    """What to say of a run in which nothing is worth a change."""
+    rows = count_rows(run)
+    if rows < MIN_ROWS:
+        return f"Too short to judge: {rows} row(s) with a score, {MIN_ROWS} are needed (meta.log_frequency)."
+    return f"Nothing to remark: {len(RULES)} rules looked at {rows} rows."
 
 
 # --- rules
@@ -174,6 +186,48 @@ def find_large_kl(run: Run) -> Finding | None:
         "each training takes the policy far from the one that gathered the data, where the data say little",
         f"set {keys[0]} (0.02 is common), or lower {lr} or {keys[2]}",
         keys,
+    )
+
+
+def find_norm_drift(run: Run) -> Finding | None:
+    """Normalisers that still move at the end; worth a change only if the score suffers."""
+    observations: dict[int, float] = {}
+    rewards: dict[int, tuple[float, float]] = {}
+    is_hurt = False
+    for session, table in _judged(run):
+        moved = _sum(table.get("obs_norm_shift", _EMPTY), 0.8, 1)
+        std = _part(table.get("reward_norm_std", _EMPTY), 0.8, 1)
+        if moved > OBS_SHIFT:
+            observations[session] = moved
+        if len(std) >= MIN_VALUES and min(std[0], std[-1]) > 0 and abs(math.log(std[-1] / std[0])) > REWARD_SHIFT:
+            rewards[session] = float(std[0]), float(std[-1])
+        if session in observations or session in rewards:
+            is_hurt |= _is_low(run, table) or _is_hurt(run, table)
+    if not observations and not rewards:
+        return None
+    seen, advice, keys = [], ["train longer: raise env.max_frame"], ["env.max_frame"]
+    if observations:
+        seen.append(
+            f"obs_norm_shift adds up to {max(observations.values()):.2g} stds over the last fifth"
+            f"{_where(run, observations)}"
+        )
+        advice.append("lower env.clip_obs against rare large values")
+        advice.append("turn env.normalize_obs off if observations are of one size anyway")
+        keys += ["env.clip_obs", "env.normalize_obs"]
+    if rewards:
+        first, last = max(rewards.values(), key=lambda pair: abs(math.log(pair[1] / pair[0])))
+        seen.append(f"reward_norm_std went from {first:.4g} to {last:.4g} over the last fifth{_where(run, rewards)}")
+        advice.append(f"turn env.normalize_reward off and set a fixed env.reward_scale, about {1 / last:.2g}")
+        keys += ["env.normalize_reward", "env.reward_scale"]
+    what = " and ".join(name for name, hit in (("observations", observations), ("rewards", rewards)) if hit)
+    return Finding(
+        "warn" if is_hurt else "info",
+        "normaliser drifting",
+        "; ".join(seen),
+        f"the same {what} look different to the net from one batch to the next, so it learns after a moving target"
+        + ("" if is_hurt else "; the score does not suffer from it"),
+        "; or ".join(advice),
+        tuple(keys),
     )
 
 
@@ -364,6 +418,7 @@ RULES: tuple[Rule, ...] = (
     find_useless_values,
     find_high_clip_frac,
     find_large_kl,
+    find_norm_drift,
     find_overestimation,
     find_disagreement,
     find_loss_of_score,
@@ -396,6 +451,13 @@ def _part(column: Array, begin: float, end: float) -> Array:
 def _median(values: Array) -> float:
     """NaN, which no comparison is true for, where values are few."""
     return float(np.median(values)) if len(values) >= MIN_VALUES else math.nan
+
+
+def _sum(column: Array, begin: float, end: float) -> float:
+    """The sum between two shares of a column's rows, those without a value as the others; NaN where values are few."""
+    count = int(end * len(column)) - int(begin * len(column))
+    values = _part(column, begin, end)
+    return float(values.mean()) * count if len(values) >= MIN_VALUES else math.nan
 
 
 def _tenths(column: Array) -> list[float]:

@@ -11,7 +11,7 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 
 from slm_lab.experiment.analysis import METRICS, Array, Spread, Table, calc_spread, calc_total_reward_ma
 from slm_lab.experiment.curve import BOOKKEEPING, average_curves, pick_points, read_curve
+from slm_lab.experiment.doctor import conclude, diagnose
 from slm_lab.experiment.folder import SPEC_SUFFIX
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.results import Run
@@ -123,6 +124,7 @@ def _build_run(run: Run, name: str, folder: Path) -> dict[str, Any]:
             "high": _number(spread.high),
             "values": [[session, _number(value)] for session, value in scores.items()],
         },
+        "doctor": _build_doctor(run),
         "sessions": _build_sessions(run, scores, evals),
         "metrics": _build_metrics(run),
         "phases": _build_phases(run),
@@ -192,6 +194,13 @@ def _build_facts(run: Run, spread: Spread, evals: Mapping[int, float]) -> list[l
     if math.isfinite(wall):
         facts.append(["Time", format_seconds(wall), "longest session"])
     return facts
+
+
+def _build_doctor(run: Run) -> dict[str, Any]:
+    """What stands out in the tables, and a line for where nothing is worth a change."""
+    findings = diagnose(run)
+    is_quiet = not any(finding.level == "warn" for finding in findings)
+    return {"findings": [asdict(finding) for finding in findings], "conclusion": conclude(run) if is_quiet else ""}
 
 
 def _build_sessions(run: Run, scores: Mapping[int, float], evals: Mapping[int, float]) -> dict[str, Any]:

@@ -106,7 +106,10 @@ class Tracker:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a saved table."""
-        self.rows = [list(map(float, row)) for row in state["rows"]]
+        rows = state["rows"]
+        # a table of an older version may lack the last columns
+        empty = [math.nan] * (len(self.columns) - np.shape(rows)[1])
+        self.rows = [[*map(float, row), *empty] for row in rows]
         self.recent = deque(state["recent"], maxlen=MA_WINDOW)
         self.best = state["best"]
         self._sums = dict(state["sums"])

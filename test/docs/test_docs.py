@@ -17,6 +17,7 @@ import typer
 import yaml
 from pydantic_core import PydanticUndefined
 
+from slm_lab.agent.agent import NORM_COLUMNS
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.cli import run as run_command
 from slm_lab.cli import spec as spec_command
@@ -166,6 +167,11 @@ def test_every_metric_is_explained(name) -> None:
     assert not missing
     page = own_page(name).read_text()
     assert all(f"`{column}`" in page for column in ALGORITHMS[name].metric_names)
+
+
+def test_every_column_of_a_normaliser_is_explained() -> None:
+    text = (ROOT / "docs" / "METRICS.md").read_text()
+    assert all(f"| `{name}` |" in text for name in NORM_COLUMNS)
 
 
 def test_every_trial_metric_is_explained() -> None:

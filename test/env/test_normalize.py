@@ -258,3 +258,63 @@ def test_reward_scaler_round_trip() -> None:
         np.testing.assert_array_equal(one(reward, done), two(reward, done))
     # the saved state did not move
     assert state["stats"]["count"] == 2
+
+
+# --- how far statistics move
+
+
+def test_the_shift_is_the_change_of_mean_and_log_std() -> None:
+    normalizer = ObsNormalizer((2,), clip=None)
+    assert np.isnan(normalizer.measure_shift())
+    normalizer.update(np.array([[-1.0, -3.0], [1.0, 3.0]]))
+    # there is nothing to compare the first statistics with
+    assert np.isnan(normalizer.measure_shift())
+    assert normalizer.measure_shift() == 0
+    # the first number stays where it is; the second has the mean 2 and the variance 10.5 now
+    normalizer.update(np.array([[-1.0, 2.0], [1.0, 6.0]]))
+    square = (2**2 / 10.5 + (0.5 * np.log(10.5 / 9)) ** 2) / 2
+    assert normalizer.measure_shift() == pytest.approx(np.sqrt(square), rel=1e-6)
+    assert normalizer.measure_shift() == 0
+
+
+def test_the_shift_does_not_depend_on_the_units() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(0, 1, (20, 3)), rng.normal(1, 2, (20, 3))
+    shifts = []
+    for scale, offset in ((1.0, 0.0), (1000.0, -5e4)):
+        normalizer = ObsNormalizer((3,), clip=None)
+        for batch in (first, second):
+            normalizer.update(scale * batch + offset)
+            shift = normalizer.measure_shift()
+        shifts.append(shift)
+    assert shifts[0] > 0.1
+    assert shifts[0] == pytest.approx(shifts[1], rel=1e-6)
+
+
+def test_the_shift_of_tensors_is_that_of_arrays() -> None:
+    rng = np.random.default_rng(0)
+    arrays, tensors = ObsNormalizer((3,), clip=None), ObsNormalizer((3,), clip=None)
+    for index in range(3):
+        batch = rng.normal(index, 1, (5, 3))
+        arrays.update(batch)
+        tensors.update(torch.from_numpy(batch))
+        assert tensors.measure_shift() == pytest.approx(arrays.measure_shift(), rel=1e-12, nan_ok=True)
+
+
+def test_the_shift_is_measured_from_where_a_saved_state_stood() -> None:
+    rng = np.random.default_rng(0)
+    batches = rng.normal(size=(3, 5, 2))
+    whole = ObsNormalizer((2,), clip=None)
+    whole.update(batches[0])
+    whole.measure_shift()
+    whole.update(batches[1])
+    continued = ObsNormalizer((2,), clip=None)
+    continued.load_state_dict(whole.state_dict())
+    for normalizer in (whole, continued):
+        normalizer.update(batches[2])
+    assert continued.measure_shift() == whole.measure_shift() > 0
+    # a state of before shifts were measured: the first one is not known
+    state = whole.state_dict()
+    del state["mark"]
+    continued.load_state_dict(state)
+    assert np.isnan(continued.measure_shift())

@@ -41,6 +41,8 @@ PPO: dict[str, Course] = {
     "kl": (0.005, 0.0013, 0.3),
     "grad_norm": (0.2, 0.45, 0.2),
 }
+# normalisers settle: their steps become smaller as they have seen more
+SETTLED = {"obs_norm_shift": (0.3, 0.0015, 0.4), "reward_norm_std": (1.2, 6.0, 0.005)}
 # returns are all alike in the end: nothing is left to explain, and the little there is is explained badly
 SOLVED = PPO | {"explained_var": (0.3, -8.0, 0.5), "val_loss": (40.0, 1e-6, 0.5)}
 DQN: dict[str, Course] = {"q": (40.0, 100.0, 0.02), "td_error": (1.0, 0.3, 0.2), "grad_norm": (5.0, 1.0, 0.3)}
@@ -157,6 +159,12 @@ def ppo_pendulum(seed: int) -> Run:
     return make_run(sessions(seed, 4, columns, (-1200, -160)), env="Pendulum-v1", random_return=-1207.6, gamma=0.95)
 
 
+def ppo_pendulum_normalised(seed: int) -> Run:
+    columns = PPO | SETTLED | {"entropy": (1.4, -0.8, 0.1), "reward_norm_std": (40.0, 30.0, 0.005)}
+    tables = sessions(seed, 2, columns, (-1200, -160))
+    return make_run(tables, env="Pendulum-v1", random_return=-1207.6, gamma=0.95, normalize_reward=True)
+
+
 def ppo_lunar(seed: int) -> Run:
     columns = PPO | {"entropy": (1.3, 0.6, 0.05), "kl": (0.018, 0.005, 0.3), "clip_frac": (0.2, 0.06, 0.2)}
     tables = sessions(seed, 4, columns, (-180, 250), noise=0.03)
@@ -164,7 +172,8 @@ def ppo_lunar(seed: int) -> Run:
 
 
 def ppo_halfcheetah(seed: int) -> Run:
-    columns = PPO | {"entropy": (-3.9, -7.9, 0.02), "clip_frac": (0.61, 0.5, 0.05), "kl": (0.033, 0.02, 0.3)}
+    columns = PPO | SETTLED
+    columns |= {"entropy": (-3.9, -7.9, 0.02), "clip_frac": (0.61, 0.5, 0.05), "kl": (0.033, 0.02, 0.3)}
     tables = sessions(seed, 1, columns, (-280, 5300), num_row=100, width=0.08)
     return make_run(tables, env="HalfCheetah-v5", random_return=-282.5, normalize_reward=True, clip_reward=10.0)
 
@@ -208,6 +217,7 @@ HEALTHY: tuple[Callable[[int], Run], ...] = (
     reinforce_cartpole,
     ppo_acrobot,
     ppo_pendulum,
+    ppo_pendulum_normalised,
     ppo_lunar,
     ppo_halfcheetah,
     dqn_cartpole,
@@ -256,6 +266,17 @@ def clipped(seed: int) -> Run:
 def far_steps(seed: int) -> Run:
     columns = PPO | {"clip_frac": (0.25, 0.25, 0.1), "kl": (0.2, 0.4, 0.5)}
     return make_run(sessions(seed, 2, columns, (22, 130)))
+
+
+def drifting_observations(seed: int) -> Run:
+    columns = PPO | {"obs_norm_shift": (0.1, 0.006, 0.3)}
+    return make_run(sessions(seed, 2, columns, (22, 31)), normalize_obs=True)
+
+
+def drifting_rewards_of_one_session(seed: int) -> Run:
+    tables = sessions(seed, 2, PPO | SETTLED, (-280, -160))
+    tables[1]["reward_norm_std"] *= np.exp(np.linspace(0, 1.6, NUM_ROW))
+    return make_run(tables, env="HalfCheetah-v5", random_return=-282.5, normalize_reward=True)
 
 
 def overestimated(seed: int) -> Run:
@@ -320,6 +341,8 @@ PLANTED: dict[Callable[[int], Run], str] = {
     harmful_critic_of_one_session: "values explain nothing",
     clipped: "clip fraction high",
     far_steps: "KL large",
+    drifting_observations: "normaliser drifting",
+    drifting_rewards_of_one_session: "normaliser drifting",
     overestimated: "Q far above returns",
     overestimated_with_costs: "Q far above returns",
     overestimated_softly: "Q far above returns",
@@ -401,6 +424,41 @@ def test_a_high_clip_fraction_is_held_against_a_score_that_fell() -> None:
     table["total_reward"] = table["total_reward"] - 0.25 * 458 * fall
     assert warnings_of(make_run([table])) == ["clip fraction high"]
     assert warnings_of(make_run([table | {"clip_frac": np.full(NUM_ROW, 0.1)}])) == []
+
+
+def test_a_drifting_normaliser_is_only_mentioned_while_the_score_is_good() -> None:
+    run = drifting_observations(0)
+    assert [finding.level for finding in diagnose(run)] == ["warn"]
+    good = {session: table | {"total_reward": 16 * table["total_reward"]} for session, table in run.tables.items()}
+    [finding] = diagnose(replace(run, tables=good))
+    assert (finding.level, finding.title) == ("info", "normaliser drifting")
+    assert finding.meaning.endswith("the score does not suffer from it")
+
+
+def test_what_drifts_is_named_with_its_number_and_its_keys() -> None:
+    finding = only(drifting_observations(0))
+    assert "obs_norm_shift adds up to 0.5 stds over the last fifth in all sessions" in finding.seen
+    assert finding.keys == ("env.max_frame", "env.clip_obs", "env.normalize_obs")
+    run = drifting_rewards_of_one_session(0)
+    std = run.tables[1]["reward_norm_std"]
+    finding = only(run)
+    assert finding.seen == (
+        f"reward_norm_std went from {std[320]:.4g} to {std[-1]:.4g} over the last fifth in session 1 of 2"
+    )
+    assert finding.keys == ("env.max_frame", "env.normalize_reward", "env.reward_scale")
+    assert f"env.reward_scale, about {1 / std[-1]:.2g}" in finding.advice
+
+
+@pytest.mark.parametrize("num_row", [100, 400, 2000])
+def test_a_drift_does_not_depend_on_how_often_rows_are_written(num_row: int) -> None:
+    def drifting(last_fifth: float) -> Run:
+        shift = np.full(num_row, last_fifth / (num_row / 5))
+        # a row without a value is as the others
+        shift[-3] = math.nan
+        return make_run([make_table(0, PPO, (22, 31), num_row=num_row) | {"obs_norm_shift": shift}])
+
+    assert warnings_of(drifting(0.25)) == []
+    assert warnings_of(drifting(0.35)) == ["normaliser drifting"]
 
 
 @pytest.mark.parametrize("settings", [{"normalize_reward": True}, {"reward_scale": 0.1}, {"clip_reward": 1.0}])
@@ -524,7 +582,7 @@ def test_the_command_says_what_was_seen_and_what_to_try(tmp_path: Path) -> None:
     assert "PPO on CartPole-v1, 4 session(s), 200,000 frames" in out
     assert "WARN  sessions disagree\n      Seen   1 of 4 are far behind" in out
     assert "Try    lower agent.net.optim_spec.lr" in out
-    assert "Nothing found" not in out
+    assert "Nothing to remark" not in out
     # by its name in the data folder, and as the newest
     assert call("a_run", "--data-dir", str(tmp_path / "data"))[1] == out
     assert call("--data-dir", str(tmp_path / "data"))[1] == out
@@ -533,7 +591,7 @@ def test_the_command_says_what_was_seen_and_what_to_try(tmp_path: Path) -> None:
 def test_the_command_says_that_all_is_well_or_too_short(tmp_path: Path) -> None:
     run = ppo_cartpole(0)
     well = write_run(run, tmp_path / "well")
-    assert "Nothing found: 10 rules looked at 400 rows." in call(str(well))[1]
+    assert f"Nothing to remark: {len(RULES)} rules looked at 400 rows." in call(str(well))[1]
     tables = {0: {name: column[:7] for name, column in run.tables[0].items()}}
     short = write_run(replace(run, tables=tables), tmp_path / "short")
     assert "Too short to judge: 7 row(s) with a score, 20 are needed" in call(str(short))[1]
@@ -560,7 +618,7 @@ def conclusion(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_run_ends_with_a_line_of_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = write_run(dead_critic(0), tmp_path / "bad")
     assert f"\nDoctor   values explain nothing: see slm-lab doctor {bad}\n" in conclusion(bad, capsys)
-    assert "\nDoctor   nothing found\n" in conclusion(write_run(ppo_cartpole(0), tmp_path / "well"), capsys)
+    assert "\nDoctor   nothing to remark\n" in conclusion(write_run(ppo_cartpole(0), tmp_path / "well"), capsys)
     (tmp_path / "empty").mkdir()
     assert "Doctor" not in conclusion(tmp_path / "empty", capsys)
 

@@ -228,6 +228,51 @@ def test_envs_normalisers_and_episode_memories_continue_exactly(
     whole = train(spec, tmp_path / "whole")
     stopped = train(spec, tmp_path / "stopped", stops=(300, 900))
     assert_equal(whole, stopped)
+    assert rows(tmp_path / "whole") == rows(tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "SoftActorCritic"])
+def test_columns_of_normalisers_repeat_and_continue_exactly(algorithm: str, tmp_path: Path) -> None:
+    spec = make_spec(algorithm, env={"name": "Pendulum-v1", "normalize_obs": True, "normalize_reward": True})
+    whole = train(spec, tmp_path / "whole")
+    assert_equal(whole, train(spec, tmp_path / "again"))
+    # between two rows, and right after one
+    assert_equal(whole, train(spec, tmp_path / "stopped", stops=(148, 300, 752)))
+    table = rows(tmp_path / "whole")
+    assert table == rows(tmp_path / "again") == rows(tmp_path / "stopped")
+    assert list(table[0])[-2:] == ["obs_norm_shift", "reward_norm_std"]
+    assert [row["obs_norm_shift"] == "" for row in table] == [True] + [False] * (len(table) - 1)
+    assert all(float(row["obs_norm_shift"]) > 0 for row in table[1:])
+    assert all(float(row["reward_norm_std"]) > 1 for row in table)
+    # evaluations have no such columns
+    assert "obs_norm_shift" not in rows(tmp_path / "whole", "eval")[0]
+
+
+def test_runs_that_normalise_nothing_have_no_columns_and_no_state_for_it(tmp_path: Path) -> None:
+    state = train(make_spec("PPO", env={"reward_scale": 0.1}), tmp_path / "run")
+    assert not {"obs_norm_shift", "reward_norm_std"} & set(rows(tmp_path / "run")[0])
+    assert state["agent"]["obs_normalizer"] is None
+    assert set(state["agent"]["reward_scaler"]) == {"stats", "ret"}
+
+
+def test_a_table_of_before_a_column_was_added_goes_on(tmp_path: Path) -> None:
+    spec = make_spec("PPO", env={"normalize_obs": True})
+    folder = RunFolder(tmp_path / "run", spec.name)
+    whole = train(spec, tmp_path / "whole")
+    Session(spec.replace(env={"max_frame": 500}), folder, 0, 0, lambda _: None, lambda: False).run()
+    state = load_state(folder.resume_file(0, 0))
+    state["tracker"]["rows"] = state["tracker"]["rows"][:, :-1]
+    del state["agent"]["obs_normalizer"]["mark"]
+    save_state(folder.resume_file(0, 0), state)
+    after = train(spec, tmp_path / "run")
+    table = rows(tmp_path / "run")
+    assert [row["obs_norm_shift"] == "" for row in table] == [True] * 6 + [False] * 6
+    without = [{name: value for name, value in row.items() if name != "obs_norm_shift"} for row in table]
+    expected = [
+        {name: value for name, value in row.items() if name != "obs_norm_shift"} for row in rows(tmp_path / "whole")
+    ]
+    assert without == expected
+    assert_equal(whole["agent"], after["agent"])
 
 
 def test_an_image_agent_continues_exactly(tmp_path: Path) -> None:

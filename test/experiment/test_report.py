@@ -22,6 +22,7 @@ from slm_lab.cli.main import main
 from slm_lab.experiment import plot, trial
 from slm_lab.experiment.analysis import calc_trial_metrics
 from slm_lab.experiment.curve import pick_points, read_curve
+from slm_lab.experiment.doctor import RULES
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.report import PAGE, build_commands, build_report, build_spec_diff, render_page, write_report
 from slm_lab.experiment.report_comparison import compare_runs
@@ -276,6 +277,43 @@ def test_files_of_a_wrong_form_do_no_harm(tmp_path) -> None:
     (shown,) = build_report([read_run(tmp_path / "run")], tmp_path)["runs"]
     assert len(shown["score"]["values"]) == len(run.tables)
     assert shown["machine"] == []
+
+
+# --- the doctor
+
+
+def level_run(folder: Path, **columns: float) -> Run:
+    """A run that is done learning, with columns of its algorithm that stay where they are."""
+    rows = 100
+    level = 480 + np.random.default_rng(0).normal(0, 5, rows)
+    constant = {name: np.full(rows, value) for name, value in columns.items()}
+    return write_run(folder, {0: make_table(rows) | {"total_reward": level} | constant})
+
+
+def test_findings_of_the_doctor_are_in_the_report(tmp_path) -> None:
+    run = level_run(tmp_path / "run", kl=0.4, explained_var=0.0, val_loss=50.0, clip_frac=0.5)
+    doctor = build_report([run], tmp_path)["runs"][0]["doctor"]
+    assert [(finding["level"], finding["title"]) for finding in doctor["findings"]] == [
+        ("warn", "values explain nothing"),
+        ("warn", "KL large"),
+        ("info", "clip fraction high"),
+    ]
+    assert doctor["conclusion"] == ""
+    kl = doctor["findings"][1]
+    assert kl["seen"].startswith("kl is 0.4, the median")
+    assert kl["keys"][0] == "agent.algorithm.target_kl"
+    assert all(key in kl["advice"] for key in kl["keys"])
+    render_page(build_report([run], tmp_path))
+
+
+def test_a_run_without_findings_is_told_so(tmp_path) -> None:
+    quiet, mentioned = level_run(tmp_path / "quiet"), level_run(tmp_path / "mentioned", clip_frac=0.5)
+    short = write_run(tmp_path / "short", {0: make_table(7)})
+    runs = build_report([quiet, mentioned, short], tmp_path)["runs"]
+    assert [len(run["doctor"]["findings"]) for run in runs] == [0, 1, 0]
+    remark = f"Nothing to remark: {len(RULES)} rules looked at 100 rows."
+    assert runs[0]["doctor"]["conclusion"] == runs[1]["doctor"]["conclusion"] == remark
+    assert runs[2]["doctor"]["conclusion"].startswith("Too short to judge: 7 row(s)")
 
 
 # --- several runs
@@ -657,6 +695,26 @@ def test_a_click_hides_a_session_in_every_chart(tmp_path, show) -> None:
     page.run(click.format("smooth"))
     assert "400" not in page.run(ticks)
     assert page.find_errors() == []
+
+
+@in_browser
+def test_the_doctor_is_drawn_with_keys_as_code(tmp_path, show) -> None:
+    page = show(level_run(tmp_path / "run", kl=0.4, clip_frac=0.5))
+    assert page.find_errors() == []
+    titles = "[...document.querySelectorAll('[data-finding]')].map((box) => [box.className, box.dataset.finding])"
+    assert page.run(titles) == [["finding warn", "KL large"], ["finding info", "clip fraction high"]]
+    text = page.run("document.querySelector('[data-finding=\"KL large\"]').innerText")
+    words = " ".join(text.split())
+    assert words.startswith("KL large Seen kl is 0.4, the median")
+    assert "Try set agent.algorithm.target_kl (0.02 is common), or lower agent.net.optim_spec.lr or agent" in words
+    keys = page.run("[...document.querySelectorAll('[data-finding=\"KL large\"] code')].map((key) => key.textContent)")
+    assert keys == ["agent.algorithm.target_kl", "agent.net.optim_spec.lr", "agent.algorithm.training_epoch"]
+    assert "Nothing to remark" not in page.run("document.body.innerText")
+    page = show(level_run(tmp_path / "quiet"), level_run(tmp_path / "bad", kl=0.4), width=360)
+    section = "[...document.querySelectorAll('section')].find((one) => one.firstChild.textContent === 'Doctor')"
+    words = " ".join(page.run(f"{section}.innerText").split())
+    assert re.match(r"Doctor quiet Nothing to remark: \d+ rules looked at 100 rows. bad KL large Seen", words)
+    assert page.run("document.documentElement.scrollWidth") <= 360
 
 
 @in_browser

@@ -291,6 +291,29 @@
       make("div", { class: "fact" }, make("span", { text: name }), make("b", { text: value }), make("span", { text: note }))));
   }
 
+  // the text with the keys of the spec in it as code
+  function withKeys(text, keys) {
+    const parts = [];
+    let from = 0;
+    while (from < text.length) {
+      const places = keys.map((name) => [text.indexOf(name, from), name]).filter(([place]) => place >= 0);
+      // of keys that begin at one place the longest is meant
+      places.sort((one, other) => one[0] - other[0] || other[1].length - one[1].length);
+      const [place, name] = places[0] || [text.length, ""];
+      parts.push(text.slice(from, place), name ? make("code", { text: name }) : "");
+      from = place + name.length;
+    }
+    return parts;
+  }
+
+  function doctor({ findings, conclusion }) {
+    const boxes = findings.map(({ level, title, seen, meaning, advice, keys }) => make("div", { class: `finding ${level}`, "data-finding": title },
+      make("strong", { text: title }), level === "info" ? make("span", { class: "muted", text: " (good to know)" }) : null,
+      make("dl", {}, ...[["Seen", [seen]], ["Means", [meaning]], ["Try", withKeys(advice, keys)]].flatMap(([name, parts]) =>
+        [make("dt", { text: name }), make("dd", {}, ...parts)]))));
+    return make("div", {}, ...boxes, conclusion ? make("p", { text: conclusion }) : null);
+  }
+
   // every session's score as a dot, the interval as a bar, the mean as a stroke: a row for each run
   function strip(indices) {
     const figure = make("figure", { class: "chart strip" });
@@ -484,6 +507,7 @@
       table(data.comparison),
       make("ul", { class: "verdicts" }, ...data.comparison.verdicts.map((text) => make("li", { text })))) : null,
     ...data.envs.map((env) => section(heading(env), ...envCharts(env))),
+    own("Doctor", (run) => doctor(run.doctor)),
     own("Sessions", (run) => table(run.sessions)),
     own("Metrics", (run) => run.metrics && table(run.metrics)),
     own("Time", (run) => run.phases && bars(run.phases)),
