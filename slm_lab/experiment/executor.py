@@ -1,4 +1,4 @@
-"""Runs sessions: in this process, or in local processes, at most one per core."""
+"""Runs sessions: an interface for wherever that is, and local processes, at most one per core."""
 
 import json
 import os
@@ -9,12 +9,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from slm_lab.lib.log import LogFormat
 from slm_lab.lib.runtime import num_cores
 
 STOP_SECONDS = 10.0
+POLL_SECONDS = 0.2
+
+# trial and session
+Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -31,15 +35,74 @@ class SessionTask:
     num_threads: int = 1
     log_format: LogFormat = "text"
 
+    @property
+    def key(self) -> Key:
+        """What the session is known by."""
+        return self.trial, self.session
+
 
 @dataclass
 class Outcome:
-    """How a session's process ended: a result, or the reason why there is none."""
+    """How a session ended: a result, or the reason why there is none."""
 
     session: int
     result: dict[str, Any] | None = None
     error: str | None = None
     is_user_error: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """What has happened to a session: progress, or its end."""
+
+    key: Key
+    progress: dict[str, Any] | None = None
+    outcome: Outcome | None = None
+
+
+class Executor(Protocol):
+    """Where sessions run; whoever uses it does not know which it is."""
+
+    def submit(self, task: SessionTask) -> None:
+        """Start a session as soon as there is room for it."""
+
+    def poll(self, timeout: float) -> list[Event]:
+        """What has happened since, after waiting for it at most so many seconds; the end of a session comes last."""
+
+    def stop(self, key: Key) -> None:
+        """Let a session save and end, or never start; either way its end is told."""
+
+    def close(self) -> None:
+        """Kill what still runs."""
+
+
+def run_tasks(
+    executor: Executor,
+    tasks: Sequence[SessionTask],
+    on_progress: Callable[[dict[str, Any]], None],
+    should_stop: Callable[[], bool],
+    on_idle: Callable[[], None],
+) -> list[Outcome]:
+    """Run every task to its end; when asked to stop, the running ones save and end, the others never start."""
+    outcomes: dict[Key, Outcome] = {}
+    is_stopping = False
+    try:
+        for task in tasks:
+            executor.submit(task)
+        while len(outcomes) < len(tasks):
+            if should_stop() and not is_stopping:
+                is_stopping = True
+                for task in tasks:
+                    executor.stop(task.key)
+            for event in executor.poll(POLL_SECONDS):
+                if event.progress is not None:
+                    on_progress(event.progress)
+                if event.outcome is not None:
+                    outcomes[event.key] = event.outcome
+            on_idle()
+    finally:
+        executor.close()
+    return [outcomes[task.key] for task in tasks]
 
 
 @dataclass
@@ -49,6 +112,7 @@ class _Running:
     pipe: BinaryIO
     outcome: Outcome
     rest: bytes = field(default=b"")
+    stopping_since: float | None = None
 
 
 class LocalExecutor:
@@ -56,52 +120,64 @@ class LocalExecutor:
 
     def __init__(self, max_parallel: int | None = None) -> None:
         self.max_parallel = max_parallel
+        self.waiting: list[SessionTask] = []
+        self.running: dict[Key, _Running] = {}
+        self.ended: list[Event] = []
+        self.selector = selectors.DefaultSelector()
 
-    def run(
-        self,
-        tasks: Sequence[SessionTask],
-        on_progress: Callable[[dict[str, Any]], None],
-        should_stop: Callable[[], bool],
-        on_idle: Callable[[], None],
-    ) -> list[Outcome]:
-        """Run every task; when asked to stop, the running ones save and end, the others never start."""
-        threads = tasks[0].num_threads if tasks else 1
-        limit = self.max_parallel or max(1, num_cores() // threads)
-        waiting = list(tasks)
-        running: list[_Running] = []
-        outcomes: list[Outcome] = []
-        stopping_since: float | None = None
-        selector = selectors.DefaultSelector()
-        try:
-            while waiting or running:
-                if should_stop() and stopping_since is None:
-                    stopping_since = time.monotonic()
-                    outcomes += [Outcome(task.session, error="not started") for task in waiting]
-                    waiting.clear()
-                    for one in running:
-                        one.process.send_signal(signal.SIGTERM)
-                if stopping_since is not None and time.monotonic() - stopping_since > STOP_SECONDS:
-                    for one in running:
-                        one.process.kill()
-                while waiting and len(running) < limit:
-                    one = _start(waiting.pop(0))
-                    running.append(one)
-                    selector.register(one.pipe, selectors.EVENT_READ, one)
-                for key, _ in selector.select(timeout=0.2):
-                    one = key.data
-                    if not _read(one, on_progress):
-                        selector.unregister(one.pipe)
-                        running.remove(one)
-                        outcomes.append(_end(one))
-                on_idle()
-        except BaseException:
-            for one in running:
+    def submit(self, task: SessionTask) -> None:
+        """Start a session as soon as there is a core for it."""
+        self.waiting.append(task)
+        self._fill()
+
+    def poll(self, timeout: float) -> list[Event]:
+        """What the sessions have told, and how they ended."""
+        self._kill_late()
+        events, self.ended = self.ended, []
+        if not self.running:
+            return events
+        for key, _ in self.selector.select(0 if events else timeout):
+            one: _Running = key.data
+            is_open = _read(one, events)
+            if not is_open:
+                self.selector.unregister(one.pipe)
+                del self.running[one.task.key]
+                events.append(Event(one.task.key, outcome=_end(one)))
+        self._fill()
+        return events
+
+    def stop(self, key: Key) -> None:
+        """Ask a session to save and end; it is killed when it takes too long."""
+        for task in [task for task in self.waiting if task.key == key]:
+            self.waiting.remove(task)
+            self.ended.append(Event(key, outcome=Outcome(task.session, error="not started")))
+        one = self.running.get(key)
+        if one is not None and one.stopping_since is None:
+            one.stopping_since = time.monotonic()
+            one.process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        for one in self.running.values():
+            one.process.kill()
+            one.process.wait()
+            one.pipe.close()
+        self.running.clear()
+        self.selector.close()
+
+    def _fill(self) -> None:
+        while self.waiting:
+            task = self.waiting[0]
+            if len(self.running) >= (self.max_parallel or max(1, num_cores() // task.num_threads)):
+                return
+            one = _start(self.waiting.pop(0))
+            self.running[task.key] = one
+            self.selector.register(one.pipe, selectors.EVENT_READ, one)
+
+    def _kill_late(self) -> None:
+        for one in self.running.values():
+            if one.stopping_since is not None and time.monotonic() - one.stopping_since > STOP_SECONDS:
                 one.process.kill()
-                one.process.wait()
-            raise
-        finally:
-            selector.close()
-        return sorted(outcomes, key=lambda outcome: outcome.session)
 
 
 def _start(task: SessionTask) -> _Running:
@@ -126,7 +202,7 @@ def _start(task: SessionTask) -> _Running:
     return _Running(task, process, os.fdopen(read_end, "rb", buffering=0), Outcome(task.session))
 
 
-def _read(one: _Running, on_progress: Callable[[dict[str, Any]], None]) -> bool:
+def _read(one: _Running, events: list[Event]) -> bool:
     """Take what the process has told; False when it has closed its end."""
     data = one.pipe.read(65536)
     if not data:
@@ -135,7 +211,7 @@ def _read(one: _Running, on_progress: Callable[[dict[str, Any]], None]) -> bool:
     for line in lines:
         kind, content = json.loads(line)
         if kind == "progress":
-            on_progress(content)
+            events.append(Event(one.task.key, progress=content))
         elif kind == "result":
             one.outcome.result = content
         else:

@@ -20,7 +20,7 @@ from slm_lab.experiment.analysis import (
     read_table,
 )
 from slm_lab.experiment.control import Progress, Session, SessionResult, write_session_metrics
-from slm_lab.experiment.executor import LocalExecutor, Outcome, SessionTask
+from slm_lab.experiment.executor import LocalExecutor, Outcome, SessionTask, run_tasks
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.plot import plot_session, plot_trial
 from slm_lab.experiment.progress import ProgressView
@@ -151,7 +151,7 @@ class Trial:
             )
             for session in range(self.spec.meta.max_session)
         ]
-        return LocalExecutor().run(tasks, view.update, stop, self._plot_now_and_then)
+        return run_tasks(LocalExecutor(), tasks, view.update, stop, self._plot_now_and_then)
 
     def _conclude(self, results: list[SessionResult], failures: dict[int, str], stop_code: int) -> TrialResult:
         for result in results:

@@ -17,7 +17,7 @@ from slm_lab.experiment import checkpoint
 from slm_lab.experiment.analysis import read_table
 from slm_lab.experiment.checkpoint import load_latest, load_state, save_state
 from slm_lab.experiment.control import FINAL_ENV, Session, build_agent, play_episodes
-from slm_lab.experiment.executor import LocalExecutor, SessionTask
+from slm_lab.experiment.executor import LocalExecutor, SessionTask, run_tasks
 from slm_lab.experiment.folder import RunFolder, open_run_folder
 from slm_lab.experiment.results import read_run
 from slm_lab.experiment.run import Options, best_session, load_trained, resume, start
@@ -369,7 +369,7 @@ def test_nan_stops_the_session_with_its_name(tmp_path: Path) -> None:
 
 def test_a_killed_process_is_an_outcome(tmp_path: Path) -> None:
     task = SessionTask(str(tmp_path), "missing", 0, 0)
-    (outcome,) = LocalExecutor().run([task], lambda _: None, lambda: False, lambda: None)
+    (outcome,) = run_tasks(LocalExecutor(), [task], lambda _: None, lambda: False, lambda: None)
     assert outcome.result is None
     assert outcome.is_user_error
     assert "no spec file" in str(outcome.error)
