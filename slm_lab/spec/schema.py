@@ -126,17 +126,28 @@ class EnvSpec(Model):
 
 
 class SearchResources(Model):
-    """What one trial of a search may use."""
+    """What each session of a search needs; as many run at once as there is room for."""
 
-    cpu: PositiveFloat = 1.0
-    gpu: Annotated[Float, Field(ge=0)] = 0.0
+    cpu: PositiveFloat = Field(1.0, description="Cores.")
+    gpu: Annotated[Float, Field(ge=0)] = Field(0.0, description="GPUs; a share where several sessions use one.")
 
 
 class SearchScheduler(Model):
     """Early stopping of weak trials (ASHA)."""
 
     grace_period: PositiveInt = Field(description="Frames before a trial may be stopped.")
-    reduction_factor: PositiveInt = Field(3, description="Of so many trials one goes on at each rung.")
+    reduction_factor: Annotated[PositiveInt, Field(ge=2)] = Field(
+        3, description="Of so many trials one goes on at each rung; rungs are at grace_period times its powers."
+    )
+    sessions: tuple[PositiveInt, ...] = Field(
+        (1,), min_length=1, description="Sessions of a trial up to the first rung, the second, ...; the last one stays."
+    )
+
+    @model_validator(mode="after")
+    def _check_sessions(self) -> Self:
+        if list(self.sessions) != sorted(self.sessions):
+            raise ValueError(f"sessions: a trial never has fewer sessions than before, got {list(self.sessions)}")
+        return self
 
 
 class MetaSpec(Model):
@@ -168,7 +179,7 @@ class MetaSpec(Model):
     num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one rarely pays.")
     tensorboard: Bool = Field(False, description="Also write TensorBoard events into log/.")
     distributed: Literal[False] = Field(False, description="Kept for older specs; only false is known.")
-    search_resources: SearchResources = Field(SearchResources(), description="CPUs and GPUs per trial of a search.")
+    search_resources: SearchResources = Field(SearchResources(), description="Cores and GPUs per session of a search.")
     search_scheduler: SearchScheduler | None = Field(None, description="Early stopping in a search.")
 
 

@@ -1,7 +1,13 @@
-"""The `search` section: `path__space: arguments`, flat or nested."""
+"""The `search` section: `path__space: arguments`, flat or nested.
 
+A sampler knows numbers between two bounds, on a plain or a logarithmic scale. Each space is one of those, and `decode`
+makes what the spec gets of it: a multiple of a step, a draw from a normal distribution, or one of the choices.
+"""
+
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 from slm_lab.lib.errors import nearest
@@ -22,6 +28,8 @@ SPACES: dict[str, tuple[str, ...]] = {
     "qlograndint": ("low", "high", "step"),
     "choice": (),
 }
+# The part of a normal distribution that is searched: within 3.7 standard deviations.
+NORMAL_BOUNDS = (1e-4, 1 - 1e-4)
 # A near key is looked up for so many mistakes; thousands of them would take minutes.
 MAX_HINTS = 5
 
@@ -34,6 +42,51 @@ class Dimension:
     space: str
     args: tuple[Any, ...]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a sampler draws whole numbers."""
+        return "int" in self.space or self.space == "choice"
+
+    @property
+    def is_log(self) -> bool:
+        """Whether a sampler draws on a logarithmic scale."""
+        return "log" in self.space
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What a sampler draws between, both included."""
+        if self.space == "choice":
+            return 0, len(self.args) - 1
+        if "randn" in self.space:
+            return NORMAL_BOUNDS
+        low, high = self.args[:2]
+        if self.is_whole:
+            # as in Ray Tune, whose spaces these are: the upper end is left out, unless there is a step
+            return int(low), int(high) - (0 if self.space.startswith("q") else 1)
+        return float(low), float(high)
+
+    def decode(self, drawn: float) -> Any:
+        """The value of the spec for what a sampler has drawn."""
+        if self.space == "choice":
+            return self.args[int(drawn)]
+        value = drawn
+        if "randn" in self.space:
+            value = NormalDist(self.args[0], self.args[1]).inv_cdf(drawn)
+        if self.space.startswith("q"):
+            step = self.args[2]
+            value = round(value / step) * step
+            if "randn" not in self.space:
+                low, high = self.args[:2]
+                value = min(max(value, math.ceil(low / step) * step), math.floor(high / step) * step)
+            # 0.1 * 3 is not 0.3
+            value = float(f"{value:.12g}")
+        return int(value) if self.is_whole else float(value)
+
+    @property
+    def extremes(self) -> tuple[Any, ...]:
+        """The values at the ends, or every choice."""
+        return self.args if self.space == "choice" else tuple(self.decode(bound) for bound in self.bounds)
+
 
 def dimensions(search: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Leaves of a search section as (dotted key, arguments), whether written flat or nested."""
@@ -43,6 +96,15 @@ def dimensions(search: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{key}.{inner}", arguments
         else:
             yield key, value
+
+
+def read_dimensions(spec: Spec) -> list[Dimension]:
+    """The searched keys of a spec that was checked."""
+    found = []
+    for key, arguments in dimensions(spec.search):
+        path, _, space = key.rpartition("__")
+        found.append(Dimension(path, space, tuple(arguments)))
+    return found
 
 
 def search_problems(spec: Spec) -> list[str]:
@@ -88,6 +150,8 @@ def _argument_problem(space: str, arguments: list[Any]) -> str | None:
     for part in ("std", "step"):
         if part in given and given[part] <= 0:
             return f"needs {part} above 0, got {given[part]}"
+    if "low" in given and "step" in given and math.ceil(given["low"] / given["step"]) > given["high"] / given["step"]:
+        return f"has no multiple of {given['step']} between {given['low']} and {given['high']}"
     return None
 
 

@@ -1,0 +1,196 @@
+"""What a search has tried and what to try next: an Optuna study in a text file, owned by one process."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.pruners import NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from slm_lab.lib.runtime import derive_seed
+from slm_lab.spec.schema import SearchScheduler
+from slm_lab.spec.search_space import Dimension
+
+State = Literal["running", "done", "stopped", "failed"]
+_STATES: dict[TrialState, State] = {
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "running",
+    TrialState.COMPLETE: "done",
+    TrialState.PRUNED: "stopped",
+    TrialState.FAIL: "failed",
+}
+# Part of the seed key that keeps suggestions apart from everything else that is drawn.
+SEARCH_SEED = 7
+# Trials at random before the sampler follows what it has seen: a third of them, within these.
+MIN_RANDOM, MAX_RANDOM = 4, 10
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+class _NoLock(JournalFileOpenLock):
+    """The driver holds a lock on the whole search, so that its journal needs none that outlives a kill."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One trial of a search."""
+
+    trial: int
+    state: State
+    # searched values by their paths in the spec
+    values: dict[str, Any]
+    # of a trial that was stopped early: what it had at the last rung it reached
+    score: float
+    # frame of each rung that was reached, with the score there
+    rungs: dict[int, float]
+    error: str = ""
+
+
+class Study:
+    """Suggests values, and tells which trials to stop early."""
+
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        dimensions: Sequence[Dimension],
+        seed: int,
+        max_trial: int,
+        scheduler: SearchScheduler | None = None,
+    ) -> None:
+        self.dimensions = list(dimensions)
+        self.seed = seed
+        self.num_random = min(MAX_RANDOM, max(MIN_RANDOM, max_trial // 3))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_half_a_line(path)
+        storage = JournalStorage(JournalFileBackend(str(path), _NoLock(str(path))))
+        pruner = (
+            SuccessiveHalvingPruner(scheduler.grace_period, scheduler.reduction_factor) if scheduler else NopPruner()
+        )
+        self.study = optuna.create_study(
+            storage=storage, study_name=name, direction="maximize", pruner=pruner, load_if_exists=True
+        )
+        self.trials: dict[int, Trial] = {}
+
+    def ask(self) -> tuple[int, dict[str, Any]]:
+        """The next trial: its number, and values by their paths."""
+        number = len(self.study.trials)
+        self._seed(number)
+        trial = self.study.ask()
+        assert trial.number == number
+        return number, self._suggest(trial)
+
+    def reopen(self) -> dict[int, dict[str, Any]]:
+        """Trials that were under way when the search ended, with their values."""
+        found = {}
+        for frozen in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            # what a kill kept from being drawn is drawn now
+            self._seed(frozen.number)
+            found[frozen.number] = self._suggest(Trial(self.study, frozen._trial_id))
+        return found
+
+    def _seed(self, number: int) -> None:
+        """A suggestion depends on its number and on what is known by then, not on what was drawn before."""
+        seed = derive_seed(SEARCH_SEED, self.seed, number)
+        self.study.sampler = TPESampler(n_startup_trials=self.num_random, seed=seed)
+
+    def _suggest(self, trial: Trial) -> dict[str, Any]:
+        self.trials[trial.number] = trial
+        values = {}
+        for dimension in self.dimensions:
+            low, high = dimension.bounds
+            if dimension.space == "choice":
+                drawn = float(trial.suggest_categorical(dimension.path, list(range(int(high) + 1))))
+            elif dimension.is_whole:
+                drawn = float(trial.suggest_int(dimension.path, int(low), int(high), log=dimension.is_log))
+            else:
+                drawn = trial.suggest_float(dimension.path, low, high, log=dimension.is_log)
+            values[dimension.path] = dimension.decode(drawn)
+        return values
+
+    def get_num_rung(self, number: int) -> int:
+        """How many rungs a trial has reached."""
+        return len(self.study.trials[number].intermediate_values)
+
+    def report(self, number: int, frame: int, score: float) -> bool:
+        """Take the score at a rung; False if the trial is to be stopped there."""
+        trial = self.trials[number]
+        trial.report(score, frame)
+        return not trial.should_prune()
+
+    def stop(self, number: int) -> None:
+        """A trial was stopped early."""
+        self.study.tell(number, state=TrialState.PRUNED)
+
+    def finish(self, number: int, score: float) -> None:
+        """A trial is done."""
+        self.study.tell(number, score)
+
+    def fail(self, number: int, reason: str) -> None:
+        """A trial came to nothing."""
+        self.trials[number].set_user_attr("error", reason)
+        self.study.tell(number, state=TrialState.FAIL)
+
+    @property
+    def num_trial(self) -> int:
+        """Trials that were suggested so far."""
+        return len(self.study.get_trials(deepcopy=False))
+
+    def read_rows(self) -> list[TrialRow]:
+        """All trials, by their number."""
+        return [self._read_row(trial) for trial in self.study.get_trials(deepcopy=False)]
+
+    def _read_row(self, trial: FrozenTrial) -> TrialRow:
+        values = {
+            dimension.path: dimension.decode(float(trial.params[dimension.path]))
+            for dimension in self.dimensions
+            if dimension.path in trial.params
+        }
+        rungs = {int(step): float(value) for step, value in sorted(trial.intermediate_values.items())}
+        last = list(rungs.values())[-1] if rungs else math.nan
+        score = float(trial.value) if trial.state == TrialState.COMPLETE and trial.value is not None else last
+        state = _STATES[trial.state]
+        error = str(trial.user_attrs.get("error", ""))
+        return TrialRow(trial.number, state, values, math.nan if state == "failed" else score, rungs, error)
+
+    def calc_importance(self) -> dict[str, float]:
+        """How much each searched key matters for being among the best, largest first; empty where it cannot be told.
+
+        Trials that were stopped early count with their last score: most of what is known about bad values is in them.
+        """
+        known = [
+            create_trial(params=trial.params, distributions=trial.distributions, value=score)
+            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+            if math.isfinite(score := self._read_row(trial).score)
+        ]
+        if len({trial.value for trial in known}) < 4:
+            return {}
+        scratch = optuna.create_study(direction="maximize")
+        scratch.add_trials(known)
+        with warnings.catch_warnings():
+            # some of its evaluators are marked as experimental
+            warnings.simplefilter("ignore")
+            return {key: float(value) for key, value in optuna.importance.get_param_importances(scratch).items()}
+
+
+def _drop_half_a_line(path: Path) -> None:
+    """Cut off what a kill has left of a line, since another would be written behind it."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    if data and not data.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(data.rfind(b"\n") + 1)

@@ -1,0 +1,62 @@
+"""A spec with searched values in it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from slm_lab.lib.errors import SpecError
+from slm_lab.spec.loading import MAX_PROBLEMS, dump_spec, parse_spec
+from slm_lab.spec.net import ROLES
+from slm_lab.spec.reader import printable
+from slm_lab.spec.schema import Spec
+from slm_lab.spec.search_space import read_dimensions
+
+
+def apply_values(spec: Spec, values: Mapping[str, Any]) -> Spec:
+    """A copy with values at dotted paths and nothing left to search; SpecError where they make no valid spec."""
+    raw = dump_spec(spec)[spec.name] | {"name": spec.name, "search": {}}
+    for path, value in values.items():
+        # keys of one net are kept together, whichever way they are written
+        for role in ROLES:
+            if path.startswith(f"agent.net.{role}_"):
+                path = path.replace(f"{role}_", f"{role}.", 1)
+        *parents, last = path.split(".")
+        node = raw
+        for part in parents:
+            node = node[part]
+        node[last] = value
+    return parse_spec(raw, "the trial's spec")[0]
+
+
+def check_search(spec: Spec) -> None:
+    """Refuse a search that would come to values the spec rejects, before anything is trained.
+
+    Each end and each choice is tried by itself; values that only clash with each other fail the trial they meet in.
+    """
+    found = read_dimensions(spec)
+    if not found:
+        raise SpecError(
+            f"spec '{spec.name}' has no search section; add one, e.g. "
+            "search: {agent.net.optim_spec.lr__loguniform: [1e-5, 1e-2]}"
+        )
+    problems = []
+    for dimension in found:
+        shown = f"search.{dimension.path}__{dimension.space}"
+        if _is_overruled(spec, dimension.path):
+            problems.append(f"{shown}: has no effect, since actor and critic have that key of their own")
+        for value in dimension.extremes:
+            try:
+                apply_values(spec, {dimension.path: value})
+            except SpecError as error:
+                reason = str(error).splitlines()[-1].strip()
+                problems.append(f"{shown}: {printable(str(value))} is refused: {reason}")
+                break
+    if problems:
+        lines = [f"  {problem}" for problem in problems[:MAX_PROBLEMS]]
+        raise SpecError(f"spec '{spec.name}' cannot be searched as it is:\n" + "\n".join(lines))
+
+
+def _is_overruled(spec: Spec, path: str) -> bool:
+    """Whether a key of the nets is one that each of them has for itself."""
+    start, _, rest = path.partition("agent.net.")
+    key = rest.partition(".")[0]
+    return not start and key in spec.agent.net.actor and key in spec.agent.net.critic
