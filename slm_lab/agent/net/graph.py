@@ -1,7 +1,8 @@
 """A function of tensors as machine code. The compiler takes seconds to import, so only `engine.py` loads this.
 
 `torch.compile` comes to the same machine code by way of layers that check and unwrap at every call; here they have
-nothing to do, and would take longer than acting with a small net.
+nothing to do. One act of PPO on CartPole takes about 90 us without them, 110 with those for gradients and views, and
+210 with the checks of Python code too, which is what plain calls take.
 """
 
 from collections.abc import Callable, Sequence
