@@ -63,6 +63,10 @@ class Event:
 class Executor(Protocol):
     """Where sessions run; whoever uses it does not know which it is."""
 
+    @property
+    def num_slot(self) -> int:
+        """How many sessions it runs at once."""
+
     def submit(self, task: SessionTask) -> None:
         """Start a session as soon as there is room for it."""
 
@@ -124,6 +128,11 @@ class LocalExecutor:
         self.running: dict[Key, _Running] = {}
         self.ended: list[Event] = []
         self.selector = selectors.DefaultSelector()
+
+    @property
+    def num_slot(self) -> int:
+        """How many sessions of one thread run at once."""
+        return self.max_parallel or num_cores()
 
     def submit(self, task: SessionTask) -> None:
         """Start a session as soon as there is a core for it."""

@@ -31,6 +31,22 @@ class RunFolder:
         return self.path / "info" / f"{self.name}_provenance.json"
 
     @property
+    def study_file(self) -> Path:
+        return self.path / "info" / f"{self.name}_study.log"
+
+    @property
+    def search_file(self) -> Path:
+        return self.path / "info" / f"{self.name}_search.json"
+
+    @property
+    def experiment_table_file(self) -> Path:
+        return self.path / f"{self.name}_experiment_df.csv"
+
+    @property
+    def best_spec_file(self) -> Path:
+        return self.path / f"{self.name}_best{SPEC_SUFFIX}"
+
+    @property
     def report_file(self) -> Path:
         return self.path / REPORT_NAME
 

@@ -25,20 +25,20 @@ from slm_lab.lib.io import write_bytes, write_text
 _DPI = 150
 _SIZE = (8.0, 5.0)
 # Okabe-Ito without black, which is the mean; the pale yellow comes last.
-_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 # More sessions than colours differ by dashes: matplotlib's name, then plotly's.
 _DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"))
-_STYLES = tuple((color, *dash) for dash, color in product(_DASHES, _PALETTE))
-_INK = "#222222"
-_MUTED = "#666666"
-_GRID = "#E4E4E4"
-_FRAMES = "frames (env steps)"
+_STYLES = tuple((color, *dash) for dash, color in product(_DASHES, PALETTE))
+INK = "#222222"
+MUTED = "#666666"
+GRID = "#E4E4E4"
+FRAMES = "frames (env steps)"
 _BAND = "±1 std over sessions"
 _BAND_OPACITY = 0.18
 # A dollar sign in a name is no formula.
-_TITLE: dict[str, Any] = dict(fontsize=13, fontweight="bold", color=_INK, parse_math=False)
+TITLE: dict[str, Any] = dict(fontsize=13, fontweight="bold", color=INK, parse_math=False)
 # From here on a reward is written in k or M.
-_LONG_NUMBER = 10_000
+LONG_NUMBER = 10_000
 # Column, name in the file name, meaning when training, meaning when evaluating.
 _RETURNS = (
     ("total_reward", "mean_returns", "total reward (mean of last 100 episodes)", "total reward (evaluation)"),
@@ -53,7 +53,7 @@ _RETURNS = (
 
 # Colour of each algorithm in every figure that compares them, and how its line is dashed.
 _ALGORITHMS = {
-    "REINFORCE": (_INK, *_DASHES[0]),
+    "REINFORCE": (INK, *_DASHES[0]),
     "SARSA": ("#F0E442", *_DASHES[0]),
     "DQN": ("#56B4E9", *_DASHES[0]),
     "DDQN": ("#0072B2", *_DASHES[2]),
@@ -65,9 +65,9 @@ _ALGORITHMS = {
     "PPO+SIL": ("#D55E00", *_DASHES[1]),
     "SAC": ("#009E73", *_DASHES[0]),
     "CrossQ": ("#CC79A7", *_DASHES[0]),
-    "Random": (_MUTED, *_DASHES[2]),
+    "Random": (MUTED, *_DASHES[2]),
 }
-_MEAN_LOOK = (_INK, *_DASHES[0])
+_MEAN_LOOK = (INK, *_DASHES[0])
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _find_look(algorithm: str, seen: dict[str, int]) -> tuple[str, str, str]:
     known = _ALGORITHMS.get(algorithm)
     if known is None:
         place = list(seen).index(algorithm)
-        return _STYLES[(len(_PALETTE) + place) % len(_STYLES)]
+        return _STYLES[(len(PALETTE) + place) % len(_STYLES)]
     dashes = [dash for dash, _ in _DASHES]
     dash = _DASHES[(dashes.index(known[1]) + count) % len(_DASHES)]
     return (known[0], *dash)
@@ -216,10 +216,10 @@ def _trial_chart(sessions: list[_Line], title: str, label: str) -> _Chart:
         return _Chart(title, f"no mean: the {count} sessions share no frames", label, sessions)
     subtitle = ""
     if average.is_interpolated:
-        end = _short(average.x[-1])
+        end = shorten(average.x[-1])
         subtitle = f"mean of {count} sessions interpolated on common frames, up to the shortest ({end} frames)"
     mean = _Line(f"mean of {count} sessions", average.x, average.mean, _MEAN_LOOK, is_mean=True)
-    band = _Band(average.x, average.mean - average.std, average.mean + average.std, _INK, _BAND)
+    band = _Band(average.x, average.mean - average.std, average.mean + average.std, INK, _BAND)
     return _Chart(title, subtitle, label, [*sessions, mean], (band,))
 
 
@@ -228,14 +228,22 @@ def _write_chart(chart: _Chart, prefix: Path, name: str) -> list[Path]:
     png = prefix.with_name(f"{prefix.name}_{name}.png")
     html = prefix.with_name(f"{prefix.name}_{name}.html")
     write_bytes(png, _chart_png(chart))
-    script = html.with_name("plotly.min.js")
-    if not script.exists():
-        write_text(script, get_plotlyjs())
-    write_text(html, _chart_html(chart))
+    write_page(html, _chart_figure(chart), chart.title)
     return [png, html]
 
 
-def _short(value: float, _position: int | None = None) -> str:
+def write_page(path: Path, figure: dict[str, Any], title: str) -> None:
+    """Write a figure of plotly as a page, with plotly's script next to it."""
+    script = path.with_name("plotly.min.js")
+    if not script.exists():
+        write_text(script, get_plotlyjs())
+    # A fixed id makes the same data the same page.
+    options = dict(include_plotlyjs="directory", div_id="graph", validate=False, config=dict(displaylogo=False))
+    page: str = plotly.io.to_html(figure, **options)
+    write_text(path, page.replace("<head>", f"<head><title>{escape(title)}</title>", 1))
+
+
+def shorten(value: float, _position: int | None = None) -> str:
     """A number in k, M or G: 200000 is 200k; G rather than B as plotly writes it."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
@@ -243,19 +251,19 @@ def _short(value: float, _position: int | None = None) -> str:
     return f"{value:g}"
 
 
-def _wrap(title: str) -> str:
+def wrap(title: str) -> str:
     """A long title on two lines, which is all the room above a figure."""
     return textwrap.fill(title, 72, max_lines=2, placeholder=" ...")
 
 
-def _style_axes(axes: Axes, font_size: float) -> None:
+def style_axes(axes: Axes, font_size: float) -> None:
     """Light grid, two spines, frames in k and M."""
-    axes.grid(color=_GRID, linewidth=0.8)
+    axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_MUTED)
-    axes.tick_params(labelsize=font_size, color=_MUTED, labelcolor=_INK)
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.spines[["left", "bottom"]].set_color(MUTED)
+    axes.tick_params(labelsize=font_size, color=MUTED, labelcolor=INK)
+    axes.xaxis.set_major_formatter(FuncFormatter(shorten))
     axes.margins(x=0.02)
 
 
@@ -263,7 +271,7 @@ def _chart_png(chart: _Chart) -> bytes:
     """Draw a chart with matplotlib; without pyplot there is no state shared between threads."""
     figure = Figure(figsize=_SIZE, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     axes = figure.add_subplot()
-    _style_axes(axes, font_size=10)
+    style_axes(axes, font_size=10)
     for i, line in enumerate(chart.lines):
         color, dash, _ = line.look
         width, opacity = chart.weight(line)
@@ -274,19 +282,19 @@ def _chart_png(chart: _Chart) -> bytes:
     for band in chart.bands:
         look: dict[str, Any] = dict(color=band.color, alpha=_BAND_OPACITY, linewidth=0, label=band.name or None)
         axes.fill_between(band.x, band.low, band.high, **look)
-    if chart.largest >= _LONG_NUMBER:
-        axes.yaxis.set_major_formatter(FuncFormatter(_short))
-    axes.set_xlabel(_FRAMES, fontsize=11, color=_INK)
-    axes.set_ylabel(chart.y_label.replace(", ", ",\n"), fontsize=11, color=_INK)
-    axes.set_title(_wrap(chart.title), loc="left", pad=22 if chart.subtitle else 10, **_TITLE)
+    if chart.largest >= LONG_NUMBER:
+        axes.yaxis.set_major_formatter(FuncFormatter(shorten))
+    axes.set_xlabel(FRAMES, fontsize=11, color=INK)
+    axes.set_ylabel(chart.y_label.replace(", ", ",\n"), fontsize=11, color=INK)
+    axes.set_title(wrap(chart.title), loc="left", pad=22 if chart.subtitle else 10, **TITLE)
     above: dict[str, Any] = dict(xycoords="axes fraction", textcoords="offset points")
-    axes.annotate(chart.subtitle, (0, 1), (0, 8), fontsize=9.5, color=_MUTED, **above)
+    axes.annotate(chart.subtitle, (0, 1), (0, 8), fontsize=9.5, color=MUTED, **above)
     if chart.shows_legend:
         # Below the axes it never hides a curve.
         columns = 4 if len(chart.bands) > 1 else min(len(chart.lines) + 1, 6)
         look = dict(fontsize=9, frameon=False, handlelength=1.5, columnspacing=1.4)
         figure.legend(loc="outside lower center", ncols=columns, **look)
-    return _png(figure)
+    return to_png(figure)
 
 
 def _metrics_png(metrics: list[_Line], title: str) -> bytes:
@@ -298,24 +306,24 @@ def _metrics_png(metrics: list[_Line], title: str) -> bytes:
     figure = Figure(figsize=(width, height))
     # Margins in inches: a layout engine takes a second for nine panels.
     figure.subplots_adjust(0.7 / width, 0.7 / height, 1 - 0.25 / width, 1 - 0.85 / height, wspace=0.28, hspace=0.3)
-    figure.text(0.2 / width, 1 - 0.2 / height, _wrap(title), va="top", **_TITLE)
-    figure.text(0.5, 0.15 / height, _FRAMES, fontsize=11, color=_INK, ha="center")
+    figure.text(0.2 / width, 1 - 0.2 / height, wrap(title), va="top", **TITLE)
+    figure.text(0.5, 0.15 / height, FRAMES, fontsize=11, color=INK, ha="center")
     first: Axes | None = None
     for i, line in enumerate(metrics):
         axes = figure.add_subplot(rows, columns, i + 1, sharex=first)
         first = first or axes
-        _style_axes(axes, font_size=9)
+        style_axes(axes, font_size=9)
         axes.tick_params(labelbottom=i + columns >= count)
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
         axes.ticklabel_format(axis="y", scilimits=(-3, 4))
         axes.yaxis.get_offset_text().set_fontsize(8)
         axes.plot(line.x, line.y, color=line.look[0], linewidth=1.2, marker="o" if line.x.size == 1 else None)
-        axes.set_title(line.name, fontsize=10.5, color=_INK, parse_math=False)
-    return _png(figure)
+        axes.set_title(line.name, fontsize=10.5, color=INK, parse_math=False)
+    return to_png(figure)
 
 
-def _png(figure: Figure) -> bytes:
+def to_png(figure: Figure) -> bytes:
     """The bytes of a figure as PNG."""
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI)
@@ -324,7 +332,7 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _chart_html(chart: _Chart) -> str:
+def _chart_figure(chart: _Chart) -> dict[str, Any]:
     """Draw a chart with plotly: a click in the legend shows or hides a session."""
     traces: list[dict[str, Any]] = []
     for line in chart.lines:
@@ -350,20 +358,16 @@ def _chart_html(chart: _Chart) -> str:
         traces.append(dict(type="scatter", name=band.name, x=x + x[::-1], y=high + low[::-1], **look))
     # Plotly reads tags in a text.
     title = escape(chart.title, quote=False)
-    axis = dict(gridcolor=_GRID, linecolor=_MUTED, showline=True, zeroline=False, ticks="outside", automargin=True)
-    y_ticks = "~s" if chart.largest >= _LONG_NUMBER else ""
+    axis = dict(gridcolor=GRID, linecolor=MUTED, showline=True, zeroline=False, ticks="outside", automargin=True)
+    y_ticks = "~s" if chart.largest >= LONG_NUMBER else ""
     layout = dict(
         title=dict(text=f"<b>{title}</b>", subtitle=dict(text=chart.subtitle)),
-        xaxis=dict(**axis, title=dict(text=_FRAMES), tickformat="~s"),
+        xaxis=dict(**axis, title=dict(text=FRAMES), tickformat="~s"),
         yaxis=dict(**axis, title=dict(text=chart.y_label), tickformat=y_ticks),
         showlegend=chart.shows_legend,
-        font=dict(size=14, color=_INK),
+        font=dict(size=14, color=INK),
         paper_bgcolor="white",
         plot_bgcolor="white",
         hovermode="x unified",
     )
-    figure = dict(data=traces, layout=layout)
-    # A fixed id makes the same data the same page.
-    options = dict(include_plotlyjs="directory", div_id="graph", validate=False, config=dict(displaylogo=False))
-    page: str = plotly.io.to_html(figure, **options)
-    return page.replace("<head>", f"<head><title>{escape(chart.title)}</title>", 1)
+    return dict(data=traces, layout=layout)

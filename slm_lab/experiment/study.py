@@ -1,7 +1,6 @@
 """What a search has tried and what to try next: an Optuna study in a text file, owned by one process."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from optuna.pruners import NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from slm_lab.lib.runtime import derive_seed
 from slm_lab.spec.schema import SearchScheduler
@@ -165,25 +164,6 @@ class Study:
         state = _STATES[trial.state]
         error = str(trial.user_attrs.get("error", ""))
         return TrialRow(trial.number, state, values, math.nan if state == "failed" else score, rungs, error)
-
-    def calc_importance(self) -> dict[str, float]:
-        """How much each searched key matters for being among the best, largest first; empty where it cannot be told.
-
-        Trials that were stopped early count with their last score: most of what is known about bad values is in them.
-        """
-        known = [
-            create_trial(params=trial.params, distributions=trial.distributions, value=score)
-            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-            if math.isfinite(score := self._read_row(trial).score)
-        ]
-        if len({trial.value for trial in known}) < 4:
-            return {}
-        scratch = optuna.create_study(direction="maximize")
-        scratch.add_trials(known)
-        with warnings.catch_warnings():
-            # some of its evaluators are marked as experimental
-            warnings.simplefilter("ignore")
-            return {key: float(value) for key, value in optuna.importance.get_param_importances(scratch).items()}
 
 
 def _drop_half_a_line(path: Path) -> None:

@@ -162,7 +162,7 @@ class Trial:
         tables = self._tables(sessions)
         if tables:
             # a run that is asked to stop has seconds for it
-            baseline = self._random_return(may_measure=not stop_code)
+            baseline = find_random_return(self.spec, may_measure=not stop_code)
             metrics = calc_trial_metrics(list(tables.values()), baseline)
             metrics["num_session"] = self.spec.meta.max_session
             metrics["session_index"] = list(tables)
@@ -193,18 +193,6 @@ class Trial:
                 tables[session] = table
         return tables
 
-    def _random_return(self, may_measure: bool) -> float:
-        env = self.spec.env
-        key = baseline_key(env.name, dict(env.kwargs), env.max_t)
-        settings = build_settings(env, (0,), device=str(pick_device(self.spec.meta.device, 0)))
-        try:
-            return get_random_baseline(
-                key, lambda: make_random_env(settings), max_step=MAX_BASELINE_STEP, may_measure=may_measure
-            )
-        except RuntimeError as error:
-            logger.warning(f"No random baseline, so strength counts from 0: {error}")
-            return 0.0
-
     @property
     def _title(self) -> str:
         return f"{self.spec.agent.name} on {self.spec.env.name}"
@@ -231,3 +219,17 @@ class Trial:
             logger.warning(f"No report: {type(error).__name__}: {error}")
             return None
         return path
+
+
+def find_random_return(spec: Spec, may_measure: bool) -> float:
+    """The mean return of random play in a spec's env; 0 where it is not known and cannot be measured."""
+    env = spec.env
+    key = baseline_key(env.name, dict(env.kwargs), env.max_t)
+    settings = build_settings(env, (0,), device=str(pick_device(spec.meta.device, 0)))
+    try:
+        return get_random_baseline(
+            key, lambda: make_random_env(settings), max_step=MAX_BASELINE_STEP, may_measure=may_measure
+        )
+    except RuntimeError as error:
+        logger.warning(f"No random baseline, so strength counts from 0: {error}")
+        return 0.0

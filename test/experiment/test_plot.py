@@ -228,13 +228,13 @@ def test_extreme_values_are_drawn(tmp_path) -> None:
 @pytest.mark.parametrize("count", [1, 4, 10])
 def test_metrics_have_a_panel_each(tmp_path, count, monkeypatch) -> None:
     drawn: list[list[str]] = []
-    png = plot._png
+    png = plot.to_png
 
     def record(figure: Figure) -> bytes:
         drawn.append([axes.get_title() for axes in figure.axes])
         return png(figure)
 
-    monkeypatch.setattr(plot, "_png", record)
+    monkeypatch.setattr(plot, "to_png", record)
     metrics = [f"metric_{i}$" for i in range(count - 1)]
     table = {"lr": np.ones(3), "frame": np.arange(3.0), "fps": np.ones(3), "kl": np.full(3, np.nan)}
     (path,) = plot_session(table | {name: np.arange(3.0) for name in metrics}, tmp_path / "demo", "demo")
@@ -247,7 +247,7 @@ def test_metrics_have_a_panel_each(tmp_path, count, monkeypatch) -> None:
     [(0, "0"), (500, "500"), (2500, "2.5k"), (200_000, "200k"), (1_500_000, "1.5M"), (-50_000, "-50k"), (3e9, "3G")],
 )
 def test_short_numbers(value, text) -> None:
-    assert plot._short(value) == text
+    assert plot.shorten(value) == text
 
 
 def test_neither_pyplot_nor_torch_is_imported(tmp_path) -> None:

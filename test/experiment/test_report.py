@@ -432,7 +432,7 @@ def test_colours_are_those_of_the_graphs() -> None:
     script = (PAGE / "page.js").read_text()
     match = re.search(r"const PALETTE = (\[.*?\]);", script)
     assert match
-    assert tuple(json.loads(match[1])) == plot._PALETTE
+    assert tuple(json.loads(match[1])) == plot.PALETTE
 
 
 def test_page_names_no_other_file_and_no_address() -> None:

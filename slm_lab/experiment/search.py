@@ -1,0 +1,363 @@
+"""Search: trials of a spec with other values, weak ones stopped early, the best kept.
+
+The driver alone owns the study. Sessions run wherever the executor runs them; they tell how far they are and are told
+to stop. Everything it decides is in the journal before it acts on it, so a search that was killed goes on where it was.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from loguru import logger
+
+from slm_lab.experiment.analysis import calc_final_eval, calc_session_metrics, calc_trial_metrics, read_table
+from slm_lab.experiment.control import SessionResult, write_session_metrics
+from slm_lab.experiment.executor import POLL_SECONDS, Event, Executor, SessionTask
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.search_result import SearchResult, write_result
+from slm_lab.experiment.search_view import SearchView
+from slm_lab.experiment.signals import StopSignal
+from slm_lab.experiment.study import Study
+from slm_lab.experiment.trial import find_random_return
+from slm_lab.lib.errors import SpecError
+from slm_lab.lib.io import lock_file, write_json, write_yaml
+from slm_lab.lib.log import LogFormat, log_to
+from slm_lab.spec.candidate import apply_values
+from slm_lab.spec.loading import dump_spec
+from slm_lab.spec.schema import Spec
+from slm_lab.spec.search_space import read_dimensions
+
+# a driver that was killed may leave sessions that need a moment to end
+LOCK_SECONDS = 20.0
+KEEP_ALL = -1
+
+
+@dataclass
+class _Session:
+    """How far a session is."""
+
+    frame: int = 0
+    score: float = math.nan
+    # the score when it passed each rung
+    rungs: dict[int, float] = field(default_factory=dict)
+    is_running: bool = True
+    result: SessionResult | None = None
+
+
+@dataclass
+class RunningTrial:
+    """A trial under way."""
+
+    number: int
+    spec: Spec
+    values: dict[str, Any]
+    num_rung: int = 0
+    sessions: dict[int, _Session] = field(default_factory=dict)
+    # nothing that still comes of it counts
+    is_over: bool = False
+
+    @property
+    def frame(self) -> int:
+        """Where the session that is least far is."""
+        return min((session.frame for session in self.sessions.values()), default=0)
+
+    @property
+    def score(self) -> float:
+        """The mean of its sessions by now."""
+        known = [session.score for session in self.sessions.values() if math.isfinite(session.score)]
+        return float(np.mean(known)) if known else math.nan
+
+
+def find_rungs(spec: Spec) -> list[int]:
+    """The frames at which trials are compared, below the last one."""
+    scheduler = spec.meta.search_scheduler
+    rungs: list[int] = []
+    if scheduler is not None:
+        frame = scheduler.grace_period
+        while frame < spec.env.max_frame:
+            rungs.append(frame)
+            frame *= scheduler.reduction_factor
+    return rungs
+
+
+class Search:
+    """Runs the trials of a search, from its start or from where it was."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        folder: RunFolder,
+        executor: Executor,
+        imports: tuple[str, ...] = (),
+        log_level: str = "INFO",
+        log_format: LogFormat = "text",
+        keep: int = 3,
+    ) -> None:
+        self.spec = spec
+        self.folder = folder
+        self.executor = executor
+        self.imports = imports
+        self.log_level = log_level
+        self.log_format = log_format
+        self.keep = keep
+        self.max_trial = spec.meta.max_trial or 1
+        self.rungs = find_rungs(spec)
+        self.active: dict[int, RunningTrial] = {}
+        self.is_stopping = False
+        self.view = SearchView(self.max_trial, spec.env.max_frame, may_draw=log_format == "text")
+
+    def run(self) -> SearchResult:
+        """Run trials until there are as many as asked for, or until asked to stop."""
+        with log_to(self.folder.log_file(), self.log_level), lock_file(self._lock, LOCK_SECONDS), StopSignal() as stop:
+            self.study = Study(
+                self.folder.study_file,
+                self.spec.name,
+                read_dimensions(self.spec),
+                self.spec.meta.seed,
+                self.max_trial,
+                self.spec.meta.search_scheduler,
+            )
+            self.random_return = find_random_return(self.spec, may_measure=True)
+            try:
+                with self.view:
+                    self._loop(stop)
+            finally:
+                self.executor.close()
+            return self._conclude(stop.exit_code)
+
+    @property
+    def _lock(self) -> Path:
+        return self.folder.path / "model" / ".search.lock"
+
+    def _loop(self, should_stop: Callable[[], bool]) -> None:
+        for row in self.study.read_rows():
+            if row.state != "running":
+                self.view.add_ended(row)
+        for number, values in self.study.reopen().items():
+            logger.info(f"Trial {number} goes on")
+            self._start(number, values)
+        while True:
+            if should_stop() and not self.is_stopping:
+                self.is_stopping = True
+                for trial in self.active.values():
+                    self._stop_sessions(trial)
+            while self._has_room():
+                self._start(*self.study.ask())
+            if not self.active:
+                return
+            for event in self.executor.poll(POLL_SECONDS):
+                self._take(event)
+            self.view.update(self.active.values())
+
+    def _has_room(self) -> bool:
+        if self.is_stopping or self.study.num_trial >= self.max_trial:
+            return False
+        busy = sum(session.is_running for trial in self.active.values() for session in trial.sessions.values())
+        return busy < self.executor.num_slot
+
+    # --- one trial
+
+    def _start(self, number: int, values: dict[str, Any]) -> None:
+        try:
+            spec = self._make_spec(values)
+        except SpecError as error:
+            self.study.fail(number, str(error))
+            self.view.add_ended(self.study.read_rows()[number])
+            return
+        write_yaml(self.folder.trial_spec_file(number), dump_spec(spec))
+        trial = RunningTrial(number, spec, values, self.study.get_num_rung(number))
+        self.active[number] = trial
+        told = ", ".join(f"{path.rpartition('.')[2]} {_show(value)}" for path, value in values.items())
+        logger.info(f"Trial {number} of {self.max_trial}: {told}")
+        self._add_sessions(trial)
+        # what was reached before a kill is in the tables
+        self._climb(trial)
+
+    def _make_spec(self, values: dict[str, Any]) -> Spec:
+        spec = apply_values(self.spec, values)
+        meta: dict[str, Any] = {
+            "max_trial": 1,
+            "search_scheduler": None,
+            "max_session": self._count_sessions(len(self.rungs)),
+        }
+        if spec.meta.compile == "auto":
+            # other values make other graphs, so that every trial would compile; few are long enough for that
+            meta["compile"] = False
+        env = {"num_workers": 0} if spec.env.num_workers is None else {}
+        return spec.replace(meta=meta, env=env)
+
+    def _count_sessions(self, num_rung: int) -> int:
+        """How many sessions a trial has after so many rungs."""
+        scheduler = self.spec.meta.search_scheduler
+        if scheduler is None:
+            return self.spec.meta.max_session
+        return scheduler.sessions[min(num_rung, len(scheduler.sessions) - 1)]
+
+    def _add_sessions(self, trial: RunningTrial) -> None:
+        for index in range(len(trial.sessions), self._count_sessions(trial.num_rung)):
+            session = trial.sessions[index] = _Session()
+            self._read_rungs(trial, index)
+            session.is_running = True
+            task = SessionTask(
+                str(self.folder.path),
+                self.folder.name,
+                trial.number,
+                index,
+                self.imports,
+                self.log_level,
+                "ERROR",
+                self.spec.meta.num_threads,
+                self.log_format,
+            )
+            self.executor.submit(task)
+
+    def _read_rungs(self, trial: RunningTrial, index: int) -> None:
+        """Take what a session's table has of rungs."""
+        path = self.folder.table_file(trial.number, index, "train")
+        table = read_table(path) if path.exists() else {}
+        if not table:
+            return
+        session = trial.sessions[index]
+        for frame, score in zip(table["frame"], table["total_reward_ma"], strict=True):
+            self._note(session, int(frame), float(score))
+
+    def _note(self, session: _Session, frame: int, score: float) -> None:
+        session.frame, session.score = frame, score
+        for rung in self.rungs:
+            if rung <= frame:
+                session.rungs.setdefault(rung, score)
+
+    def _take(self, event: Event) -> None:
+        trial = self.active.get(event.key[0])
+        if trial is None:
+            return
+        session = trial.sessions[event.key[1]]
+        if event.progress is not None:
+            score = event.progress["total_reward_ma"]
+            self._note(session, event.progress["frame"], math.nan if score is None else score)
+            self._climb(trial)
+        if event.outcome is not None:
+            session.is_running = False
+            if event.outcome.result is not None:
+                session.result = SessionResult(**event.outcome.result)
+            is_done = session.result is not None and session.result.is_done
+            if not is_done and not trial.is_over and not self.is_stopping:
+                self._fail(trial, event.outcome.error or f"session {event.key[1]} was stopped from outside")
+            if is_done:
+                self._read_rungs(trial, event.key[1])
+                self._climb(trial)
+            self._end_if_last(trial)
+
+    def _climb(self, trial: RunningTrial) -> None:
+        """Compare a trial at every rung that all of its sessions have reached."""
+        while not trial.is_over and trial.num_rung < len(self.rungs):
+            rung = self.rungs[trial.num_rung]
+            scores = [session.rungs.get(rung) for session in trial.sessions.values()]
+            known = [score for score in scores if score is not None]
+            if len(known) < len(scores):
+                return
+            trial.num_rung += 1
+            score = float(np.mean(known))
+            # without an episode that has ended there is nothing to compare yet
+            if math.isfinite(score) and not self.study.report(trial.number, rung, score):
+                self.study.stop(trial.number)
+                self._abandon(trial)
+                return
+            self._add_sessions(trial)
+
+    def _fail(self, trial: RunningTrial, reason: str) -> None:
+        self.study.fail(trial.number, reason.strip())
+        self._abandon(trial)
+
+    def _abandon(self, trial: RunningTrial) -> None:
+        trial.is_over = True
+        self._stop_sessions(trial)
+
+    def _stop_sessions(self, trial: RunningTrial) -> None:
+        for index, session in trial.sessions.items():
+            if session.is_running:
+                self.executor.stop((trial.number, index))
+
+    def _end_if_last(self, trial: RunningTrial) -> None:
+        """Draw the sum of a trial none of whose sessions runs."""
+        if any(session.is_running for session in trial.sessions.values()):
+            return
+        del self.active[trial.number]
+        results = [session.result for session in trial.sessions.values()]
+        done = [result for result in results if result is not None and result.is_done]
+        if not trial.is_over:
+            if len(done) < len(results):
+                return  # the search is stopping; the trial goes on with it
+            self._finish(trial, done)
+        self.view.add_ended(self.study.read_rows()[trial.number])
+        self._remove_models()
+
+    def _finish(self, trial: RunningTrial, results: list[SessionResult]) -> None:
+        """Write the metrics of a trial that is done, and tell its score."""
+        tables = {r.session: read_table(self.folder.table_file(trial.number, r.session, "train")) for r in results}
+        metrics = calc_trial_metrics(list(tables.values()), self.random_return)
+        metrics |= {"num_session": len(results), "session_index": list(tables), "failed": [], "is_complete": True}
+        metrics["final_eval"] = calc_final_eval([result.final_eval for result in results])
+        for result in results:
+            session = calc_session_metrics(tables[result.session], self.random_return)
+            write_session_metrics(self.folder, trial.number, result, asdict(session))
+        write_json(self.folder.trial_metrics_file(trial.number), metrics)
+        score = metrics["scalar"]["total_reward_ma"]
+        if math.isfinite(score):
+            self.study.finish(trial.number, score)
+        else:
+            self.study.fail(trial.number, "no episode has ended, so there is no score; train longer, or set env.max_t")
+
+    def _remove_models(self) -> None:
+        """Delete the weights of ended trials that are not among the best."""
+        if self.keep == KEEP_ALL:
+            return
+        rows = [row for row in self.study.read_rows() if row.trial not in self.active]
+        done = sorted((row for row in rows if row.state == "done"), key=lambda row: -row.score)
+        kept = {row.trial for row in done[: self.keep]}
+        for row in rows:
+            if row.state != "running" and row.trial not in kept:
+                _remove_files(self.folder.path.glob(f"model/{self.folder.trial_prefix(row.trial)}_s*"))
+
+    # --- the end
+
+    def _conclude(self, stop_code: int) -> SearchResult:
+        rows = self.study.read_rows()
+        result = write_result(self.spec, self.folder, rows, stop_code)
+        for row in rows:
+            if row.state == "failed":
+                logger.error(
+                    f"Trial {row.trial} failed: {row.error.splitlines()[-1] if row.error else 'no reason known'}"
+                )
+        return result
+
+
+def _remove_files(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _show(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def estimate_frames(spec: Spec) -> tuple[int, int]:
+    """Frames of a whole search: if no trial is stopped early, and if the share that ASHA aims at is."""
+    num_trial, max_frame = spec.meta.max_trial or 1, spec.env.max_frame
+    scheduler = spec.meta.search_scheduler
+    if scheduler is None:
+        most = num_trial * max_frame * spec.meta.max_session
+        return most, most
+    rungs = [*find_rungs(spec), max_frame]
+    counts = [scheduler.sessions[min(rung, len(scheduler.sessions) - 1)] for rung in range(len(rungs))]
+    expected, last = 0.0, 0
+    for rung, (frame, count) in enumerate(zip(rungs, counts, strict=True)):
+        share = num_trial / scheduler.reduction_factor**rung
+        more = count - counts[rung - 1] if rung else 0
+        # sessions that join later have the way of the others to go
+        expected += max(share, 1.0) * ((frame - last) * count + more * last)
+        last = frame
+    return num_trial * max_frame * counts[-1], round(expected)

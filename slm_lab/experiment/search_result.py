@@ -1,0 +1,193 @@
+"""What a search came to: the table of its trials, what mattered, and the spec of the best."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from loguru import logger
+from scipy.stats import rankdata
+
+from slm_lab.experiment.analysis import METRICS, Array, read_table
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.search_plot import DrawnTrial, SearchedKey, plot_search
+from slm_lab.experiment.study import TrialRow
+from slm_lab.lib.io import write_json, write_text, write_yaml
+from slm_lab.spec.candidate import apply_values
+from slm_lab.spec.loading import dump_spec
+from slm_lab.spec.reader import read_document
+from slm_lab.spec.schema import Spec
+from slm_lab.spec.search_space import Dimension, read_dimensions
+
+# fewer trials say nothing about what matters
+MIN_TRIAL = 6
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A search that has ended, or was stopped."""
+
+    folder: Path
+    rows: list[TrialRow]
+    best: TrialRow | None
+    best_spec: Path | None
+    # how much of the ranking each key explains, largest first
+    importance: dict[str, float]
+    graphs: list[Path]
+    stop_code: int
+
+    def count(self, *states: str) -> int:
+        """Trials in one of some states."""
+        return sum(row.state in states for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when there is a result."""
+        return self.stop_code or (0 if self.best is not None else 1)
+
+
+def write_result(spec: Spec, folder: RunFolder, rows: Sequence[TrialRow], stop_code: int = 0) -> SearchResult:
+    """Write table, graphs and best spec of the trials so far."""
+    ranked = rank(rows)
+    best = next((row for row in ranked if row.state == "done"), None)
+    dimensions = read_dimensions(spec)
+    importance = calc_importance(rows, dimensions)
+    metrics = {row.trial: _read_metrics(folder, row.trial) for row in rows}
+    write_text(folder.experiment_table_file, _format_table(ranked, dimensions, metrics, folder))
+    if best is not None:
+        best_spec = apply_values(spec, best.values).replace(meta={"max_trial": 1})
+        write_yaml(folder.best_spec_file, dump_spec(best_spec))
+    write_json(
+        folder.search_file,
+        {
+            "best_trial": best.trial if best is not None else None,
+            "best_score": best.score if best is not None else None,
+            "importance": importance,
+            "trials": {state: sum(row.state == state for row in rows) for state in ("done", "stopped", "failed")},
+        },
+    )
+    graphs = _draw(spec, folder, rows, dimensions, importance, best)
+    return SearchResult(
+        folder.path, ranked, best, folder.best_spec_file if best else None, importance, graphs, stop_code
+    )
+
+
+def rank(rows: Sequence[TrialRow]) -> list[TrialRow]:
+    """Best first: those that are done, then those that were stopped, the further the better, then the rest."""
+    order = {"done": 0, "stopped": 1, "running": 2, "failed": 3}
+
+    def place(row: TrialRow) -> tuple[float, ...]:
+        score = -row.score if math.isfinite(row.score) else math.inf
+        reached = -max(row.rungs, default=0) if row.state != "done" else 0
+        return order[row.state], reached, score, row.trial
+
+    return sorted(rows, key=place)
+
+
+def calc_importance(rows: Sequence[TrialRow], dimensions: Sequence[Dimension]) -> dict[str, float]:
+    """How much of the ranking of trials each key explains by itself, from 0 to 1.
+
+    Ranks of scores against a parabola in the ranks of the values, or against the mean of each choice; adjusted for what
+    as many coefficients would explain by chance.
+    """
+    known = [row for row in rank(rows) if row.state in ("done", "stopped") and len(row.values) == len(dimensions)]
+    if len(known) < MIN_TRIAL:
+        return {}
+    place = -np.arange(len(known), dtype=float)
+    shares = {}
+    for dimension in dimensions:
+        values = [row.values[dimension.path] for row in known]
+        design = _choice_columns(values) if dimension.space == "choice" else _rank_columns(values)
+        rank_of_design = int(np.linalg.matrix_rank(design))
+        freedom = len(known) - rank_of_design
+        if freedom < 1 or rank_of_design < 2:
+            shares[dimension.path] = 0.0
+            continue
+        fitted = design @ np.linalg.lstsq(design, place, rcond=None)[0]
+        left = ((place - fitted) ** 2).sum() / freedom
+        whole = ((place - place.mean()) ** 2).sum() / (len(known) - 1)
+        shares[dimension.path] = max(0.0, float(1 - left / whole))
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _rank_columns(values: Sequence[float]) -> Array:
+    ranks = rankdata(np.asarray(values, float))
+    scaled = (ranks - ranks.mean()) / len(ranks)
+    return np.stack([np.ones_like(scaled), scaled, scaled**2], axis=1)
+
+
+def _choice_columns(values: Sequence[Any]) -> Array:
+    names = [json.dumps(value) for value in values]
+    return np.array([[name == choice for choice in dict.fromkeys(names)] for name in names], float)
+
+
+def _read_metrics(folder: RunFolder, trial: int) -> Mapping[str, Any]:
+    path = folder.trial_metrics_file(trial)
+    scalar = read_document(path).get("scalar") if path.exists() else None
+    return scalar if isinstance(scalar, dict) else {}
+
+
+def _format_table(
+    rows: Sequence[TrialRow],
+    dimensions: Sequence[Dimension],
+    metrics: Mapping[int, Mapping[str, Any]],
+    folder: RunFolder,
+) -> str:
+    """The table of all trials, best first."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = (*METRICS, "consistency")
+    writer.writerow(["trial", "state", "frame", "num_session", *(d.path for d in dimensions), *names, "error"])
+    for row in rows:
+        tables = read_tables(folder, row.trial)
+        frame = max((int(table["frame"][-1]) for table in tables.values()), default=0)
+        own = dict(metrics[row.trial])
+        own.setdefault("total_reward_ma", row.score if math.isfinite(row.score) else "")
+        values = [row.values.get(dimension.path, "") for dimension in dimensions]
+        shown = [json.dumps(value) if isinstance(value, (list, dict)) else value for value in values]
+        error = row.error.splitlines()[-1] if row.error else ""
+        scores = [own.get(name, "") for name in names]
+        writer.writerow([row.trial, row.state, frame, len(tables), *shown, *scores, error])
+    return text.getvalue()
+
+
+def read_tables(folder: RunFolder, trial: int) -> dict[int, dict[str, Array]]:
+    """The tables of a trial's sessions that have rows."""
+    tables: dict[int, dict[str, Array]] = {}
+    while (path := folder.table_file(trial, len(tables), "train")).exists():
+        table = read_table(path)
+        if not table or not len(table["frame"]):
+            break
+        tables[len(tables)] = table
+    return tables
+
+
+def _draw(
+    spec: Spec,
+    folder: RunFolder,
+    rows: Sequence[TrialRow],
+    dimensions: Sequence[Dimension],
+    importance: Mapping[str, float],
+    best: TrialRow | None,
+) -> list[Path]:
+    """The graphs; whatever is wrong with them, the search is not lost."""
+    keys = [SearchedKey(d.path, d.space == "choice", d.is_log, importance.get(d.path)) for d in dimensions]
+    trials = []
+    for row in rows:
+        tables = read_tables(folder, row.trial)
+        if tables and math.isfinite(row.score):
+            values = [row.values[dimension.path] for dimension in dimensions]
+            is_best = best is not None and row.trial == best.trial
+            trials.append(DrawnTrial(row.trial, row.state == "done", is_best, row.score, values, list(tables.values())))
+    if not trials:
+        return []
+    try:
+        return plot_search(trials, keys, folder.path / "graph" / folder.name, f"{spec.agent.name} on {spec.env.name}")
+    except Exception as error:
+        logger.warning(f"No graphs of the search: {type(error).__name__}: {error}")
+        return []

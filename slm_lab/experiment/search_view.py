@@ -1,0 +1,123 @@
+"""What a person sees while a search runs: a live table on a terminal, plain lines elsewhere."""
+
+import math
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from loguru import logger
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from slm_lab.experiment.progress import format_seconds
+from slm_lab.experiment.study import TrialRow
+from slm_lab.lib.log import console_to
+
+LINE_SECONDS = 20.0
+
+
+class ShownTrial(Protocol):
+    """What is shown of a trial under way."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def frame(self) -> int: ...
+    @property
+    def score(self) -> float: ...
+    @property
+    def values(self) -> dict[str, Any]: ...
+
+
+class SearchView:
+    """Shows how many trials have ended, the best so far, those under way, and the time left."""
+
+    def __init__(self, max_trial: int, max_frame: int, console: Console | None = None, may_draw: bool = True) -> None:
+        self.console = console or Console(stderr=True)
+        self.may_draw = may_draw
+        self.max_trial = max_trial
+        self.max_frame = max_frame
+        self.ended: dict[int, TrialRow] = {}
+        self.num_before: int | None = None
+        self.began = time.monotonic()
+        self.last_line = self.began
+        self.live: Live | None = None
+        self.stack = ExitStack()
+
+    def __enter__(self) -> "SearchView":
+        self.began = self.last_line = time.monotonic()
+        if self.may_draw and self.console.is_terminal:
+            self.live = self.stack.enter_context(Live(self._table([]), console=self.console, refresh_per_second=4))
+            self.stack.enter_context(console_to(lambda line: self.console.print(Text(line.rstrip()), soft_wrap=True)))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
+
+    @property
+    def best(self) -> TrialRow | None:
+        """The best trial that is done."""
+        return max((row for row in self.ended.values() if row.state == "done"), key=lambda row: row.score, default=None)
+
+    def add_ended(self, row: TrialRow) -> None:
+        """A trial has ended."""
+        before = self.best
+        self.ended[row.trial] = row
+        if row.state == "failed":
+            reason = row.error.splitlines()[-1] if row.error else "no reason known"
+            logger.warning(f"Trial {row.trial} failed: {reason}")
+        elif row.state == "stopped":
+            logger.info(f"Trial {row.trial} stopped at frame {max(row.rungs, default=0):,}: {row.score:.2f}")
+        else:
+            is_best = before is None or row.score > before.score
+            logger.info(f"Trial {row.trial} done: {row.score:.2f}{', the best so far' if is_best else ''}")
+
+    def update(self, trials: Iterable[ShownTrial]) -> None:
+        """Show what is under way."""
+        if self.num_before is None:
+            # what a continued search had is not what it takes time for now
+            self.num_before = len(self.ended)
+        shown = list(trials)
+        if self.live is not None:
+            self.live.update(self._table(shown))
+        elif time.monotonic() - self.last_line > LINE_SECONDS:
+            self.last_line = time.monotonic()
+            running = "; ".join(f"trial {one.number} at {one.frame:,}: {_score(one.score)}" for one in shown)
+            logger.info(f"{self._summary()} | {running}")
+
+    def _summary(self) -> str:
+        states = [row.state for row in self.ended.values()]
+        parts = [f"{len(states)} of {self.max_trial} trials ended"]
+        parts += [f"{states.count('stopped')} early"] if "stopped" in states else []
+        parts += [f"{states.count('failed')} failed"] if "failed" in states else []
+        best = self.best
+        parts += [f"best {best.score:.2f} (trial {best.trial})"] if best is not None else []
+        return f"Search: {', '.join(parts)}, left {self._time_left()}"
+
+    def _time_left(self) -> str:
+        num_new = len(self.ended) - (self.num_before or 0)
+        if num_new < 1:
+            return "?"
+        return format_seconds((time.monotonic() - self.began) / num_new * (self.max_trial - len(self.ended)))
+
+    def _table(self, trials: list[ShownTrial]) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), title=self._summary(), title_justify="left", title_style="")
+        for title, justify in (("trial", "left"), ("frames", "left"), ("", "right"), ("score", "right"), ("", "left")):
+            table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        for one in trials:
+            told = ", ".join(f"{path.rpartition('.')[2]} {_show(value)}" for path, value in one.values.items())
+            bar = ProgressBar(self.max_frame, one.frame, width=24)
+            table.add_row(str(one.number), bar, f"{one.frame:,}", _score(one.score), told)
+        return table
+
+
+def _score(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "-"
+
+
+def _show(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
