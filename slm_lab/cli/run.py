@@ -103,7 +103,10 @@ def _load(source: str, name: str | None, changes: list[str], mode: str) -> Spec:
         logger.info(f"Spec note: {note}")
     spec = loaded.spec
     if mode == "dev":
-        spec = spec.replace(meta={"max_session": 1, "max_trial": 1, "tensorboard": True})
+        changed = {"max_session": 1, "max_trial": 1}
+        if "tensorboard" not in spec.meta.model_fields_set:
+            changed["tensorboard"] = True
+        spec = spec.replace(meta=changed)
     return spec
 
 

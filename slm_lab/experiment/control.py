@@ -2,14 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from loguru import logger
-from torch.utils.tensorboard import SummaryWriter
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Metrics
@@ -20,6 +19,7 @@ from slm_lab.experiment.checkpoint import load_latest, save_state
 from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.replay_files import ReplayFiles
+from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
 from slm_lab.experiment.tracker import Tracker
 from slm_lab.experiment.video import film_episodes, write_video
 from slm_lab.lib.device import pick_device
@@ -118,7 +118,8 @@ class Session:
         self.eval_tracker = Tracker(folder.table_file(trial, session, "eval"), ()) if spec.meta.rigorous_eval else None
         self.eval_env: VecEnv | None = None
         self.video_env: VecEnv | None = None
-        self.writer = SummaryWriter(folder.log_file(trial, session).with_suffix("")) if spec.meta.tensorboard else None
+        # built when it is known which frame the session goes on from
+        self.sinks: list[Sink] = []
         self.log_due = Due(spec.meta.log_frequency)
         self.eval_due = Due(spec.meta.eval_frequency)
         self.save_due = Due(spec.meta.checkpoint_frequency) if spec.meta.checkpoint_frequency else None
@@ -154,8 +155,7 @@ class Session:
                     env.close()
             if self.eval_tracker is not None:
                 self.eval_tracker.close()
-            if self.writer is not None:
-                self.writer.close()
+            close_sinks(self.sinks)
 
     def _run(self) -> SessionResult:
         obs, carry = self._begin()
@@ -206,6 +206,7 @@ class Session:
         for problem in problems:
             logger.warning(f"{problem}; the checkpoint before it is used")
         if state is None:
+            self.sinks = build_sinks(self.spec, self.folder, self.trial, self.session)
             return self.env.reset(), self.agent.init_carry(self.spec.env.num_envs)
         if state.get("format") != FORMAT:
             raise CheckpointError(f"{path}: was written by another version of the lab; continue it with that one")
@@ -216,6 +217,7 @@ class Session:
         if self.eval_tracker is not None and state["eval_tracker"] is not None:
             self.eval_tracker.load_state_dict(state["eval_tracker"])
         self.frame = state["frame"]
+        self.sinks = build_sinks(self.spec, self.folder, self.trial, self.session, self.frame + 1)
         self.watch.total = state["wall_t"]
         self.watch.phases.update(state["phases"])
         self.best_model = state["best_model"]
@@ -305,10 +307,7 @@ class Session:
         row = self.tracker.add_row(self._clock() | self.agent.measure_norms())
         if self.tracker.is_best():
             self.best_model = copy_state(self.agent.model_state(), self.best_model)
-        if self.writer is not None:
-            for name, value in row.items():
-                if name != "frame" and not math.isnan(value):
-                    self.writer.add_scalar(name, value, self.frame)
+        self._write_row("", row)
         self.on_progress(
             Progress(
                 self.session,
@@ -319,6 +318,10 @@ class Session:
                 row["total_reward_ma"],
             )
         )
+
+    def _write_row(self, prefix: str, row: Mapping[str, float]) -> None:
+        known = {prefix + name: value for name, value in row.items() if name != "frame" and not math.isnan(value)}
+        write_row(self.sinks, known, self.frame)
 
     def _clock(self) -> dict[str, float]:
         return {
@@ -349,7 +352,7 @@ class Session:
             return
         self.eval_tracker.recent.clear()
         self.eval_tracker.record(returns, None)
-        self.eval_tracker.add_row(self._clock())
+        self._write_row("eval/", self.eval_tracker.add_row(self._clock()))
 
     def _play_final(self) -> list[float]:
         """Raw returns of deterministic episodes with the last weights, each from a start of its own."""

@@ -21,6 +21,7 @@ from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.folder import DATA_DIR, RunFolder, open_run_folder
+from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
 from slm_lab.lib.device import pick_device
@@ -57,6 +58,7 @@ def prepare(spec: Spec, render: bool = False) -> tuple[Spec, list[str]]:
     """
     if render:
         check_display()
+    check_sinks(spec)
     torch.set_num_threads(spec.meta.num_threads)
     env = build_vec_env(build_settings(spec.env, (0,), 1, device=str(pick_device(spec.meta.device, 0))))
     try:

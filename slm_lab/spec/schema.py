@@ -178,6 +178,9 @@ class MetaSpec(Model):
     )
     num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one rarely pays.")
     tensorboard: Bool = Field(False, description="Also write TensorBoard events into log/.")
+    wandb: Bool = Field(
+        False, description="Also send rows to Weights & Biases; needs `uv sync --group wandb`, offline by WANDB_MODE."
+    )
     distributed: Literal[False] = Field(False, description="Kept for older specs; only false is known.")
     search_resources: SearchResources = Field(SearchResources(), description="Cores and GPUs per session of a search.")
     search_scheduler: SearchScheduler | None = Field(None, description="Early stopping in a search.")

@@ -1,0 +1,493 @@
+"""Rows reach TensorBoard and W&B once, across continuations, and a sink that fails costs a line and no frame.
+
+The package of W&B is optional, so most tests have a stand-in for it; the last ones need the real one:
+`uv run --group wandb pytest test/experiment/test_sink.py`.
+"""
+
+import importlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from loguru import logger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from slm_lab.cli.run import _load
+from slm_lab.experiment import control
+from slm_lab.experiment.analysis import read_table
+from slm_lab.experiment.control import Progress, Session
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.run import Options, start
+from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
+from slm_lab.lib.errors import LabError
+from slm_lab.spec.loading import dump_spec, load_spec
+from slm_lab.spec.schema import Spec
+
+KEY = "c0ffee" + "5eed" * 9
+FRAMES = [100, 200, 300, 400, 500, 600]
+
+
+def tiny(**meta: Any) -> Spec:
+    short = {"env.max_frame": 600, "env.backend": "gymnasium", "env.num_workers": 0, "meta.max_session": 1}
+    quick = {"agent.algorithm.time_horizon": 32, "agent.algorithm.training_epoch": 1}
+    spec = load_spec("ppo_cartpole", overrides={**short, **quick}).spec
+    return spec.replace(meta={"log_frequency": 100, "checkpoint_frequency": 200, **meta})
+
+
+def train(spec: Spec, path: Path, crash_at: int | None = None, stop_at: int | None = None) -> RunFolder:
+    """Train or continue a session; a crash leaves rows behind that the last checkpoint does not know."""
+    folder = RunFolder(path, spec.name)
+    seen = [0]
+
+    def on_progress(progress: Progress) -> None:
+        seen[0] = progress.frame
+        if progress.frame == crash_at:
+            raise ConnectionResetError("crash")
+
+    session = Session(spec, folder, 0, 0, on_progress, lambda: seen[0] == stop_at)
+    if crash_at is None:
+        session.run()
+    else:
+        with pytest.raises(ConnectionResetError, match="crash"):
+            session.run()
+    return folder
+
+
+class Recorder:
+    """A sink that remembers, or fails from a frame on."""
+
+    title = "Recorder"
+
+    def __init__(self, fails_at: float = float("inf")) -> None:
+        self.fails_at = fails_at
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.num_close = 0
+
+    def write(self, row: Mapping[str, float], frame: int) -> None:
+        if frame >= self.fails_at:
+            raise OSError("the line\nis cut")
+        self.rows.append((frame, dict(row)))
+
+    def close(self) -> None:
+        self.num_close += 1
+        if self.fails_at < float("inf"):
+            raise OSError("still cut")
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handle = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
+    yield lines
+    logger.remove(handle)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *sinks: Sink) -> None:
+    monkeypatch.setattr(control, "build_sinks", lambda *_: list(sinks))
+
+
+# --- what every sink gets
+
+
+def test_rows_of_training_and_evaluation_reach_a_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Recorder()
+    use(monkeypatch, sink)
+    folder = train(tiny(rigorous_eval=2, eval_frequency=200), tmp_path)
+    for prefix, kind in (("", "train"), ("eval/", "eval")):
+        table = read_table(folder.table_file(0, 0, kind))
+        name = f"{prefix}total_reward"
+        points = [(frame, row[name]) for frame, row in sink.rows if name in row]
+        assert points == list(zip(table["frame"].tolist(), table["total_reward"].tolist(), strict=True))
+        assert len(points) == (6 if kind == "train" else 3)
+    names = {name for _, row in sink.rows for name in row}
+    assert {"loss", "entropy", "fps", "eval/total_reward_ma"} <= names
+    # the axis is no curve, and what is not known yet is no point
+    assert not names & {"frame", "eval/frame", "eval/loss"}
+    assert "loss" not in sink.rows[0][1]
+    assert sink.num_close == 1
+
+
+def test_a_failing_sink_is_dropped_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    good, bad = Recorder(), Recorder(fails_at=300)
+    use(monkeypatch, bad, good)
+    folder = train(tiny(), tmp_path)
+    assert [frame for frame, _ in bad.rows] == FRAMES[:2]
+    assert [frame for frame, _ in good.rows] == FRAMES
+    assert read_table(folder.table_file(0, 0, "train"))["frame"].tolist() == FRAMES
+    assert warnings == ["Recorder: no rows from frame 300 on, training goes on without: the line is cut"]
+    assert bad.num_close == good.num_close == 1
+
+
+def test_a_sink_that_cannot_be_closed_is_told(warnings: list[str]) -> None:
+    good, bad = Recorder(), Recorder(fails_at=10)
+    sinks: list[Sink] = [good, bad]
+    write_row(sinks, {"loss": 1.0}, 1)
+    close_sinks(sinks)
+    assert warnings == ["Recorder: the last rows may be missing there: still cut"]
+    assert good.num_close == 1
+
+
+def test_sinks_change_no_number(tmp_path: Path) -> None:
+    plain = train(tiny(), tmp_path / "plain")
+    drawn = train(tiny(tensorboard=True), tmp_path / "drawn")
+    one, two = (read_table(folder.table_file(0, 0, "train")) for folder in (plain, drawn))
+    assert np.array_equal(one["loss"], two["loss"], equal_nan=True)
+    assert np.isfinite(one["loss"]).sum() > 1
+    assert not list((tmp_path / "plain").rglob("events.*"))
+
+
+# --- TensorBoard
+
+
+def curve(folder: RunFolder, name: str) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(folder.log_file(0, 0).with_suffix("")), size_guidance={"scalars": 0})
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+@pytest.mark.parametrize("crash_at", [100, 300, 500])
+def test_a_continued_curve_has_each_row_once(tmp_path: Path, crash_at: int) -> None:
+    # checkpoints at 200 and 400: none yet at 100, and rows beyond the last one later
+    spec = tiny(tensorboard=True, rigorous_eval=2, eval_frequency=100)
+    train(spec, tmp_path, crash_at)
+    folder = train(spec, tmp_path)
+    for kind, prefix in (("train", ""), ("eval", "eval/")):
+        table = read_table(folder.table_file(0, 0, kind))
+        points = curve(folder, f"{prefix}total_reward")
+        assert [frame for frame, _ in points] == FRAMES
+        assert [value for _, value in points] == pytest.approx(table["total_reward"].tolist())
+
+
+def test_a_row_at_the_checkpoint_survives_a_late_evaluation(tmp_path: Path) -> None:
+    # the stop comes with the row of frame 200, so its evaluation is made up for by the continuation
+    spec = tiny(tensorboard=True, rigorous_eval=2, eval_frequency=200)
+    train(spec, tmp_path, stop_at=200)
+    folder = train(spec, tmp_path)
+    assert [frame for frame, _ in curve(folder, "total_reward")] == FRAMES
+    assert [frame for frame, _ in curve(folder, "eval/total_reward")] == [200, 400, 600]
+
+
+def test_a_run_that_is_done_gets_no_further_file(tmp_path: Path) -> None:
+    spec = tiny(tensorboard=True)
+    train(spec, tmp_path)
+    before = list(tmp_path.rglob("events.*"))
+    train(spec, tmp_path)
+    assert len(before) == 1
+    assert list(tmp_path.rglob("events.*")) == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "expected"),
+    [
+        ("dev", [], True),
+        ("dev", ["meta.tensorboard=false"], False),
+        ("dev", ["meta.tensorboard=true"], True),
+        ("train", [], False),
+        ("train", ["meta.tensorboard=true"], True),
+    ],
+)
+def test_one_switch_in_every_mode(mode: str, changes: list[str], expected: bool) -> None:
+    assert _load("ppo_cartpole", None, changes, mode).meta.tensorboard is expected
+
+
+# --- W&B, with a stand-in for its package
+
+
+class StandIn:
+    """What the sink uses of W&B; a run remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.mode = "online"
+        self.has_key = True
+        self.summary: dict[str, float] = {}
+        self.resumed = False
+        self.error: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.calls: list[dict[str, Any]] = []
+        self.rows: list[dict[str, float]] = []
+        self.metrics: list[tuple[str, str | None]] = []
+        self.num_finish = 0
+
+    def as_module(self) -> types.ModuleType:
+        module = types.ModuleType("wandb")
+        content = {"Settings": dict, "init": self.init, "login": self.login, "setup": self.setup}
+        vars(module).update(content)
+        return module
+
+    def setup(self, settings: dict[str, Any]) -> types.SimpleNamespace:
+        assert settings["silent"]
+        return types.SimpleNamespace(settings=types.SimpleNamespace(mode=self.mode))
+
+    def login(self, *, prompt: bool, verify: bool) -> bool:
+        assert not prompt
+        assert not verify
+        return self.has_key
+
+    def init(self, **arguments: Any) -> "StandIn":
+        assert self.gate.wait(60)
+        self.calls.append(arguments)
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self.metrics.append((name, step_metric))
+
+    def log(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+
+    def finish(self) -> None:
+        self.num_finish += 1
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    for name in ("WANDB_PROJECT", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    stand_in = StandIn()
+    monkeypatch.setitem(sys.modules, "wandb", stand_in.as_module())
+    monkeypatch.delitem(sys.modules, "slm_lab.experiment.wandb_sink", raising=False)
+    yield stand_in
+    sys.modules.pop("slm_lab.experiment.wandb_sink", None)
+
+
+def build(path: Path, trial: int = 0, session: int = 0, **meta: Any) -> Any:
+    spec = tiny(wandb=True, **meta)
+    (sink,) = build_sinks(spec, RunFolder(path, spec.name), trial, session)
+    return sink
+
+
+def test_a_session_is_one_run_of_wandb(tmp_path: Path, wandb: StandIn) -> None:
+    path = tmp_path / "ppo_cartpole_2026_01_01_120000"
+    spec = tiny(wandb=True, rigorous_eval=2, eval_frequency=600)
+    train(spec, path)
+    (call,) = wandb.calls
+    assert call["project"] == "slm-lab"
+    assert call["group"] == path.name
+    assert call["name"] == "t0/s0"
+    assert call["tags"] == ["CartPole-v1", "PPO"]
+    assert call["config"] == dump_spec(spec)["ppo_cartpole"]
+    assert call["dir"] == path / "log"
+    assert call["resume"] == "allow"
+    assert call["settings"]["silent"]
+    assert wandb.metrics == [("frame", None), ("*", "frame")]
+    assert [row["frame"] for row in wandb.rows] == [*FRAMES, 600]
+    assert "eval/total_reward" in wandb.rows[-1]
+    assert wandb.num_finish == 1
+
+
+def test_the_project_is_that_of_the_environment(
+    tmp_path: Path, wandb: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    assert build(tmp_path).arguments["project"] == "mine"
+
+
+def test_a_run_has_an_id_of_its_own_for_good(tmp_path: Path, wandb: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_id(*where: Any, **meta: Any) -> str:
+        return str(build(*where, **meta).arguments["id"])
+
+    first = run_id(tmp_path / "a")
+    # from the name of the folder alone, wherever it is seen from
+    monkeypatch.chdir(tmp_path)
+    assert run_id(Path("a")) == first
+    others = [run_id(tmp_path / "b"), run_id(tmp_path / "a", 1), run_id(tmp_path / "a", 0, 1)]
+    others.append(run_id(tmp_path / "a", seed=1))
+    assert len({first, *others}) == 5
+    assert all(name.isalnum() for name in others)
+
+
+def test_a_continued_run_does_not_repeat_rows(tmp_path: Path, wandb: StandIn) -> None:
+    spec = tiny(wandb=True)
+    train(spec, tmp_path, crash_at=300)
+    # the server tells what it has; the continuation starts at the checkpoint of frame 200
+    wandb.resumed, wandb.summary = True, {"frame": 400}
+    train(spec, tmp_path)
+    assert [row["frame"] for row in wandb.rows] == [100, 200, 300, 400, 500, 600]
+    assert wandb.calls[0]["id"] == wandb.calls[1]["id"]
+
+
+def test_a_run_that_is_done_is_not_opened_again(tmp_path: Path, wandb: StandIn) -> None:
+    train(tiny(), tmp_path)
+    train(tiny(wandb=True), tmp_path)
+    assert wandb.calls == []
+
+
+def test_a_start_that_fails_is_one_line_without_the_key(
+    tmp_path: Path, wandb: StandIn, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    wandb.error = ConnectionError(f"refused {KEY}\nby the server")
+    sinks: list[Sink] = [build(tmp_path)]
+    write_row(sinks, {"loss": 1.0}, 100)
+    _wait_for_thread()
+    for frame in (200, 300):
+        write_row(sinks, {"loss": 1.0}, frame)
+    close_sinks(sinks)
+    assert warnings == [
+        "W&B: no rows from frame 200 on, training goes on without: ConnectionError: refused *** by the server"
+    ]
+
+
+def test_without_a_key_nobody_is_asked_for_one(tmp_path: Path, wandb: StandIn, warnings: list[str]) -> None:
+    wandb.has_key = False
+    folder = train(tiny(wandb=True), tmp_path)
+    assert len(warnings) == 1
+    assert "no API key; run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline" in warnings[0]
+    assert wandb.calls == []
+    assert read_table(folder.table_file(0, 0, "train"))["frame"].tolist() == FRAMES
+    # offline needs none
+    wandb.mode = "offline"
+    train(tiny(wandb=True), tmp_path / "offline")
+    assert len(wandb.rows) == 6
+
+
+def test_a_start_that_hangs_holds_nothing_up(
+    tmp_path: Path, wandb: StandIn, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("slm_lab.experiment.wandb_sink"), "CLOSE_SECONDS", 0.01)
+    wandb.gate.clear()
+    folder = train(tiny(wandb=True), tmp_path)
+    assert read_table(folder.table_file(0, 0, "train"))["frame"].tolist() == FRAMES
+    assert len(warnings) == 1
+    assert "W&B: the last rows may be missing there: not sent within" in warnings[0]
+    # it is not lost either, if the network comes back in time
+    wandb.gate.set()
+    _wait_for_thread()
+    assert [row["frame"] for row in wandb.rows] == FRAMES
+
+
+def _wait_for_thread() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "wandb":
+            thread.join(60)
+
+
+@pytest.mark.parametrize("module", [None, types.ModuleType("wandb")], ids=["missing", "folder of the same name"])
+def test_a_missing_package_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: types.ModuleType | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.delitem(sys.modules, "slm_lab.experiment.wandb_sink", raising=False)
+    with pytest.raises(LabError, match=r"^meta\.wandb: wandb is not installed; get it with `uv sync --group wandb`$"):
+        start(tiny(wandb=True), Options(data_dir=tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+# --- W&B itself, offline
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from slm_lab.experiment.control import Session
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.spec.loading import load_spec
+
+spec = load_spec(sys.argv[1]).spec
+seen = [0]
+def on_progress(progress):
+    seen[0] = progress.frame
+Session(spec, RunFolder(Path(sys.argv[2]), spec.name), 0, 0, on_progress, lambda: seen[0] == int(sys.argv[3])).run()
+"""
+
+
+def read_records(path: Path) -> list[Any]:
+    """The records of a .wandb file: after its header, blocks of 32 KiB with parts of records."""
+    proto: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    data, start, parts, records = path.read_bytes(), 7, b"", []
+    while start + 7 <= len(data):
+        if 32768 - start % 32768 < 7:
+            start += 32768 - start % 32768
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, start)
+        parts += data[start + 7 : start + 7 + size]
+        start += 7 + size
+        # 1: all of it, 4: the last part
+        if kind in (1, 4):
+            records.append(proto.Record.FromString(parts))
+            parts = b""
+    return records
+
+
+def run_offline(
+    write_spec: Callable[[Spec, Path], Path], tmp_path: Path, stop_at: int, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    file = write_spec(tiny(wandb=True, rigorous_eval=2, eval_frequency=300), tmp_path / "spec.yaml")
+    home = tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(file), str(tmp_path / "run"), str(stop_at)],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "HOME": str(home),
+            "WANDB_API_KEY": KEY,
+            "WANDB_MODE": "offline",
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+
+
+def test_rows_and_run_of_the_real_client(tmp_path: Path, write_spec: Callable[[Spec, Path], Path]) -> None:
+    pytest.importorskip("wandb", reason="needs the group wandb: uv sync --group wandb")
+    for stop_at in (300, -1):
+        ended = run_offline(write_spec, tmp_path, stop_at)
+        assert "wandb" not in ended.stdout + ended.stderr
+    files = sorted((tmp_path / "run" / "log" / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(files) == 2
+    parts = [read_records(file) for file in files]
+    runs = [next(record.run for record in part if record.WhichOneof("record_type") == "run") for part in parts]
+    assert runs[0].run_id == runs[1].run_id
+    for run in runs:
+        assert (run.project, run.run_group, run.display_name) == ("slm-lab", "run", "t0/s0")
+        assert set(run.tags) == {"CartPole-v1", "PPO"}
+        config = {item.key: json.loads(item.value_json) for item in run.config.update}
+        assert config["agent"]["algorithm"]["name"] == "PPO"
+    rows = [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+        for part in parts
+        for record in part
+        if record.WhichOneof("record_type") == "history"
+    ]
+    folder = RunFolder(tmp_path / "run", "ppo_cartpole")
+    for prefix, kind in (("", "train"), ("eval/", "eval")):
+        table = read_table(folder.table_file(0, 0, kind))
+        name = f"{prefix}total_reward"
+        points = [(row["frame"], row[name]) for row in rows if name in row]
+        assert points == list(zip(table["frame"].tolist(), table["total_reward"].tolist(), strict=True))
+    metrics = [record.metric for part in parts for record in part if record.WhichOneof("record_type") == "metric"]
+    assert any(metric.glob_name == "*" and metric.step_metric == "frame" for metric in metrics)
+    assert_no_key(tmp_path)
+
+
+def test_a_server_out_of_reach_of_the_real_client(tmp_path: Path, write_spec: Callable[[Spec, Path], Path]) -> None:
+    pytest.importorskip("wandb", reason="needs the group wandb: uv sync --group wandb")
+    # nobody listens there
+    ended = run_offline(write_spec, tmp_path, -1, WANDB_MODE="online", WANDB_BASE_URL="http://127.0.0.1:9")
+    assert ended.stderr.count("W&B: ") == 1
+    table = read_table(RunFolder(tmp_path / "run", "ppo_cartpole").table_file(0, 0, "train"))
+    assert table["frame"].tolist() == FRAMES
+    assert_no_key(tmp_path)
+
+
+def assert_no_key(path: Path) -> None:
+    files = [file for file in path.rglob("*") if file.is_file()]
+    # what is there is readable, so a key would be found
+    assert any(b"t0/s0" in file.read_bytes() for file in files if file.suffix == ".wandb")
+    assert not [file for file in files if KEY.encode() in file.read_bytes()]
