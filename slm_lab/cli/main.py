@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # modes of `run` that look like commands when `run` is left out
 MODES = ("dev", "train", "search")
 # what the torch-free install leaves out
-ML_PACKAGES = ("torch", "gymnasium", "ale_py", "tensorboard")
+ML_PACKAGES = ("torch", "gymnasium", "ale_py", "tensorboard", "optuna")
 
 
 def _help() -> str:
@@ -39,6 +39,11 @@ def _help() -> str:
         "  slm-lab spec list                see what is shipped\n"
         "  slm-lab COMMAND --help           options of a command\n"
     )
+
+
+def is_search(arguments: list[str]) -> bool:
+    """Whether the mode of a run is a search, which has options of its own."""
+    return any(word == "search" or word.startswith("search@") for word in arguments)
 
 
 def route(arguments: list[str]) -> tuple[str, list[str]]:
@@ -71,8 +76,9 @@ def main() -> None:
     if name == "run" and arguments[0] != "run" and (meant := find_meant_command(arguments[0])) is not None:
         sys.stderr.write(f"Error: no command '{arguments[0]}'; did you mean 'slm-lab {meant}'?\n")
         sys.exit(2)
+    module = "slm_lab.cli.search" if name == "run" and is_search(rest) else COMMANDS[name][0]
     try:
-        import_module(COMMANDS[name][0]).app(args=rest, prog_name=f"slm-lab {name}")
+        import_module(module).app(args=rest, prog_name=f"slm-lab {name}")
     except ModuleNotFoundError as error:
         if error.name not in ML_PACKAGES:
             raise

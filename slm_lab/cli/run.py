@@ -21,7 +21,7 @@ from slm_lab.spec.loading import SUFFIXES, find_bare_file, load_spec, locate, pa
 from slm_lab.spec.schema import Spec
 
 DEMO = "ppo_cartpole"
-MODES = ("dev", "train", "train@DIR", "train@latest", "enjoy@DIR")
+MODES = ("dev", "train", "train@DIR", "train@latest", "enjoy@DIR", "search", "search@DIR")
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -41,13 +41,14 @@ def split_arguments(arguments: list[str]) -> tuple[str, str | None, str]:
 
 
 def _is_mode(text: str) -> bool:
-    return text in ("dev", "train", "search") or text.startswith(("train@", "enjoy@"))
+    return text in ("dev", "train") or text.startswith(("train@", "enjoy@"))
 
 
 @app.command(
     help="Train, continue or replay a spec.\n\n"
     "SPEC_FILE is a file or the bare name of a shipped spec; without it the demo is trained. MODE is dev (one "
-    "session, TensorBoard), train (all sessions), train@DIR or train@latest (continue exactly), or enjoy@DIR (play)."
+    "session, TensorBoard), train (all sessions), train@DIR or train@latest (continue exactly), or enjoy@DIR (play); "
+    "search and search@DIR have options of their own: slm-lab run search --help."
 )
 def run(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[SPEC_FILE] [SPEC_NAME] [MODE]")] = None,
@@ -79,8 +80,6 @@ def run(
         changes = [*(set_ or [])]
         changes += [f"meta.seed={seed}"] if seed is not None else []
         changes += [f"meta.device={device}"] if device is not None else []
-        if mode == "search":
-            raise LabError("mode 'search' is not available yet; use train with the values you want to try")
         if video is not None and not mode.startswith("enjoy@"):
             raise LabError(f"--video goes with enjoy@DIR, not with {mode}; while training, set meta.video_frequency")
         if mode.startswith("enjoy@"):

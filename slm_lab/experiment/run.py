@@ -90,19 +90,22 @@ def start(spec: Spec, options: Options) -> TrialResult:
     import_modules(options.imports)
     spec, notes = prepare(spec, options.render)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
-    write_yaml(folder.spec_file, dump_spec(spec))
     write_yaml(folder.trial_spec_file(0), dump_spec(spec))
-    write_json(
-        folder.provenance_file,
-        {
-            "command": sys.argv,
-            "git_sha": git_sha(),
-            "versions": package_versions(),
-            "machine": machine_facts(),
-            "imports": list(options.imports),
-        },
-    )
+    write_origin(spec, folder, options)
     return _train(spec, folder, options, [f"Run folder {folder.path}", *notes])
+
+
+def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:
+    """Write down what a run is and where it comes from."""
+    write_yaml(folder.spec_file, dump_spec(spec))
+    facts = {
+        "command": sys.argv,
+        "git_sha": git_sha(),
+        "versions": package_versions(),
+        "machine": machine_facts(),
+        "imports": list(options.imports),
+    }
+    write_json(folder.provenance_file, facts)
 
 
 def resume(where: str, options: Options, name: str | None = None) -> TrialResult:

@@ -14,3 +14,8 @@ def pick_device(name: str, session: int) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise SpecError(f"meta.device: '{name}' asked for, but torch finds no GPU; use cpu or auto")
     return torch.device(name)
+
+
+def count_gpus() -> int:
+    """GPUs that torch finds."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,0 +1,116 @@
+"""`slm-lab run [SPEC_FILE] [SPEC_NAME] search`: find better values, and prove them."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from loguru import logger
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.cli.run import DEMO
+from slm_lab.experiment.folder import DATA_DIR
+from slm_lab.experiment.run import Options, summarize
+from slm_lab.experiment.search_result import SearchResult
+from slm_lab.experiment.search_run import resume_search, start_search, validate
+from slm_lab.lib.errors import LabError
+from slm_lab.lib.log import LogFormat, setup_console
+from slm_lab.lib.runtime import import_modules
+from slm_lab.spec.loading import load_spec, parse_override
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+NUM_SHOWN = 5
+
+
+@app.command(
+    help="Search a spec: train it with other values, stop weak trials early, keep the best.\n\n"
+    "MODE is search, or search@DIR or search@latest to go on with one. What is searched is in the spec's `search` "
+    "section, how many trials in meta.max_trial, early stopping in meta.search_scheduler."
+)
+def run(
+    arguments: Annotated[list[str], typer.Argument(metavar="[SPEC_FILE] [SPEC_NAME] search")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Fill ${KEY} or set a dotted path.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Shorthand for -s meta.seed=N.", min=0)] = None,
+    device: Annotated[str | None, typer.Option(help="Shorthand for -s meta.device=...")] = None,
+    keep: Annotated[int, typer.Option(help="Keep the weights of the N best trials; -1: of all.", min=-1)] = 3,
+    validate_: Annotated[
+        int, typer.Option("--validate", metavar="N", help="Then train the winner with N fresh seeds.", min=0)
+    ] = 0,
+    imports: Annotated[
+        list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own modules first.")
+    ] = None,
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="What the log shows.", case_sensitive=False)
+    ] = "INFO",
+    log_format: Annotated[LogFormat, typer.Option(help="Of the console: lines for people, or JSON.")] = "text",
+    data_dir: Annotated[Path, typer.Option(help="Where run folders are made.")] = DATA_DIR,
+) -> None:
+    """Entry of the command."""
+    setup_console(log_level, log_format)
+    options = Options(data_dir, log_level, imports=tuple(imports or ()), log_format=log_format)
+    with user_errors():
+        *names, mode = arguments
+        if not mode.startswith("search"):
+            raise LabError(f"the mode comes last: slm-lab run {' '.join([*names[1:], mode])} search")
+        changes = [*(set_ or [])]
+        changes += [f"meta.seed={seed}"] if seed is not None else []
+        changes += [f"meta.device={device}"] if device is not None else []
+        if mode.startswith("search@"):
+            if changes:
+                raise LabError(
+                    "a continued search keeps its saved spec; -s, --seed and --device do not go with search@"
+                )
+            result = resume_search(mode.removeprefix("search@"), options, keep)
+        else:
+            import_modules(options.imports)
+            source, name = (names[0] if names else DEMO), (names[1] if len(names) > 1 else None)
+            loaded = load_spec(source, name, dict(parse_override(text) for text in changes))
+            for note in loaded.notes:
+                logger.info(f"Spec note: {note}")
+            result = start_search(loaded.spec, options, keep)
+        _conclude(result)
+        if validate_ and not result.stop_code:
+            _validate(result, validate_, options)
+    sys.exit(result.exit_code)
+
+
+def _conclude(result: SearchResult) -> None:
+    """The ranking, the files and the next commands."""
+    out = sys.stdout
+    early, failed = result.count("stopped"), result.count("failed")
+    done = result.count("done")
+    out.write(f"\nTrials   {len(result.rows)}: {done} done, {early} stopped early, {failed} failed\n")
+    for row in [row for row in result.rows if row.state == "done"][:NUM_SHOWN]:
+        told = ", ".join(f"{path.rpartition('.')[2]} {_show(value)}" for path, value in row.values.items())
+        out.write(f"         trial {row.trial}: {row.score:.2f}  {told}\n")
+    for row in [row for row in result.rows if row.state == "failed"][:NUM_SHOWN]:
+        out.write(f"         trial {row.trial} failed: {row.error.splitlines()[-1] if row.error else ''}\n")
+    if result.importance:
+        told = ", ".join(f"{path.rpartition('.')[2]} {share:.0%}" for path, share in result.importance.items())
+        out.write(f"Explains {told} of the ranking\n")
+    out.write(f"Files    {result.folder}\n")
+    for graph in result.graphs[:1]:
+        out.write(f"Graph    {graph}\n")
+    if result.stop_code:
+        out.write(f"\nStopped and saved. Continue with:\n  slm-lab run search@{result.folder}\n")
+    elif result.best_spec is not None:
+        out.write(f"Best     {result.best_spec}\n")
+        out.write(f"Prove it slm-lab run {result.best_spec} train\n")
+    else:
+        out.write("Best     none: no trial is done\n")
+
+
+def _validate(result: SearchResult, num_session: int, options: Options) -> None:
+    trained = validate(result, num_session, options)
+    if result.best is None or trained.metrics is None:
+        return
+    sys.stdout.write(
+        f"\nSearch   {result.best.score:.2f} (trial {result.best.trial}, whose seeds it was chosen by)\n"
+        f"Proved   {summarize(trained)}\nFiles    {trained.folder}\n"
+    )
+
+
+def _show(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

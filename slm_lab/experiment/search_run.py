@@ -1,0 +1,166 @@
+"""Start and continue searches, and prove their winner; what the command line and Python both call."""
+
+import resource
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from loguru import logger
+
+from slm_lab.experiment.executor import POLL_SECONDS, Executor, LocalExecutor, SessionTask
+from slm_lab.experiment.folder import RunFolder, open_run_folder
+from slm_lab.experiment.progress import format_seconds
+from slm_lab.experiment.run import Options, prepare, start, write_origin
+from slm_lab.experiment.search import Search, estimate_frames, find_rungs
+from slm_lab.experiment.search_result import SearchResult
+from slm_lab.experiment.trial import TrialResult
+from slm_lab.lib.device import count_gpus
+from slm_lab.lib.errors import LabError, RunFolderError, SpecError
+from slm_lab.lib.io import create_run_folder, remove_orphans, write_yaml
+from slm_lab.lib.runtime import import_modules, num_cores
+from slm_lab.spec.algorithm import OffPolicySpec
+from slm_lab.spec.candidate import check_search
+from slm_lab.spec.loading import dump_spec, load_spec
+from slm_lab.spec.schema import Spec
+from slm_lab.spec.search_space import read_dimensions
+
+# trials per searched key that a search should have
+TRIALS_PER_KEY = 3
+# a session is tried for so long to learn how fast it is, within so many seconds of loading
+PROBE_SECONDS = 4.0
+PROBE_LIMIT = 60.0
+# what loading the libraries takes each session
+START_SECONDS = 4.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a session needs."""
+
+    fps: float
+    megabytes: float
+
+
+def start_search(spec: Spec, options: Options, keep: int = 3) -> SearchResult:
+    """Search a spec in a new run folder."""
+    import_modules(options.imports)
+    check_search(spec)
+    scheduler = spec.meta.search_scheduler
+    if scheduler is not None and scheduler.grace_period >= spec.env.max_frame:
+        raise SpecError(
+            f"meta.search_scheduler.grace_period: {scheduler.grace_period:,} is not below env.max_frame "
+            f"{spec.env.max_frame:,}, so no trial could be stopped early"
+        )
+    # mistakes that hold for every trial are told before anything is written
+    _, notes = prepare(spec.replace(meta={"max_session": 1, "compile": False}))
+    executor = _build_executor(spec)
+    for line in advise(spec, executor.num_slot, _probe(spec, options)):
+        logger.info(line)
+    folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
+    write_origin(spec, folder, options)
+    for line in (f"Run folder {folder.path}", *notes[1:]):
+        logger.info(line)
+    return _run(spec, folder, executor, options, keep)
+
+
+def resume_search(where: str, options: Options, keep: int = 3) -> SearchResult:
+    """Go on with a search, from whatever its trials came to."""
+    import_modules(options.imports)
+    folder, spec = open_run_folder(where, options.data_dir)
+    if not folder.study_file.exists():
+        raise RunFolderError(f"{folder.path} is no search; continue it with train@{folder.path}")
+    remove_orphans(folder.path)
+    logger.info(f"Continuing {folder.path}")
+    return _run(spec, folder, _build_executor(spec), options, keep)
+
+
+def _run(spec: Spec, folder: RunFolder, executor: Executor, options: Options, keep: int) -> SearchResult:
+    search = Search(spec, folder, executor, options.imports, options.log_level, options.log_format, keep)
+    return search.run()
+
+
+def _build_executor(spec: Spec) -> Executor:
+    """As many sessions at once as the machine has room for."""
+    needs = spec.meta.search_resources
+    limit = int(num_cores() / max(needs.cpu, spec.meta.num_threads))
+    if needs.gpu and (num_gpu := count_gpus()):
+        limit = min(limit, int(num_gpu / needs.gpu))
+    if limit < 1:
+        raise LabError(
+            f"meta.search_resources: a session needs cpu {needs.cpu:g} and gpu {needs.gpu:g}, which is more than this "
+            f"machine has ({num_cores()} cores)"
+        )
+    return LocalExecutor(limit)
+
+
+def validate(result: SearchResult, num_session: int, options: Options) -> TrialResult:
+    """Train the winner with seeds that the search has not seen."""
+    if result.best_spec is None:
+        raise LabError(f"{result.folder}: no trial is done, so there is no winner to validate")
+    spec = load_spec(result.best_spec).spec
+    # sessions of a seed share nothing with those of another
+    fresh = spec.replace(meta={"seed": spec.meta.seed + 1, "max_session": num_session})
+    return start(fresh, options)
+
+
+def advise(spec: Spec, num_slot: int, probe: Probe | None) -> list[str]:
+    """What to know before a search starts, a line each."""
+    num_key, num_trial = len(read_dimensions(spec)), spec.meta.max_trial or 1
+    lines = [f"Search over {num_key} key(s) with {num_trial} trial(s), {num_slot} session(s) at once"]
+    if num_trial < TRIALS_PER_KEY * num_key:
+        lines.append(
+            f"That is {num_trial / num_key:.1f} trials per key; 3 to 4 find something: -s meta.max_trial="
+            f"{(TRIALS_PER_KEY + 1) * num_key}, or search fewer keys"
+        )
+    rungs = find_rungs(spec)
+    if rungs:
+        factor = spec.meta.search_scheduler.reduction_factor if spec.meta.search_scheduler else 1
+        told = ", ".join(f"{rung:,}" for rung in rungs)
+        lines.append(f"About one in {factor} trials goes on at each of the frames {told}")
+    if probe is not None:
+        most, expected = (
+            frames / probe.fps / num_slot + num_trial * START_SECONDS / num_slot for frames in estimate_frames(spec)
+        )
+        early = f", about {format_seconds(expected)} with early stopping" if expected < most else ""
+        lines.append(
+            f"A session runs at {probe.fps:,.0f} frames per second and takes {probe.megabytes:,.0f} MB: the search "
+            f"takes at most {format_seconds(most)}{early}"
+        )
+    return lines
+
+
+def _probe(spec: Spec, options: Options) -> Probe | None:
+    """Run one session for a few seconds; None where it tells nothing."""
+    agent = spec.agent
+    if isinstance(agent.algorithm, OffPolicySpec):
+        # acting alone is many times faster than training
+        soon = agent.algorithm.model_copy(update={"training_start_step": spec.env.num_envs})
+        agent = agent.model_copy(update={"algorithm": soon})
+    row_every = 10 * spec.env.num_envs
+    short = spec.model_copy(update={"agent": agent, "search": {}}).replace(
+        meta={"compile": False, "log_frequency": row_every, "max_session": 1, "search_scheduler": None},
+        env={"num_workers": 0},
+    )
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder(Path(path), spec.name)
+        write_yaml(folder.trial_spec_file(0), dump_spec(short))
+        executor = LocalExecutor(1)
+        executor.submit(SessionTask(path, spec.name, 0, 0, options.imports, "ERROR", "ERROR", spec.meta.num_threads))
+        fps, began, first = 0.0, time.monotonic(), 0.0
+        try:
+            while time.monotonic() - began < PROBE_LIMIT:
+                events = executor.poll(POLL_SECONDS)
+                for event in events:
+                    if event.progress is not None:
+                        fps = event.progress["fps"]
+                        first = first or time.monotonic()
+                if any(event.outcome is not None for event in events):
+                    break
+                if first and time.monotonic() - first > PROBE_SECONDS:
+                    executor.stop((0, 0))
+        finally:
+            executor.close()
+    if not fps:
+        return None
+    return Probe(fps, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000)
