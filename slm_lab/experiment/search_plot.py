@@ -185,7 +185,7 @@ def _draw_parallel(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], ti
             look = dict(color=_BEST, linewidth=2.6, zorder=3)
         axes.plot(range(len(line)), line, solid_joinstyle="round", **look)
     for position, (axis, name) in enumerate(zip(axes_of, names, strict=True)):
-        axes.axvline(position, color=MUTED, linewidth=0.9, zorder=2)
+        axes.plot([position, position], [0, 1], color=MUTED, linewidth=0.9, zorder=2)
         axes.text(position, -0.09, name, ha="center", va="top", fontsize=10, color=INK, parse_math=False)
         for tick, label in zip(axis.ticks, axis.labels, strict=True):
             axes.text(position + 0.03, tick, label, fontsize=8, color=INK, va="center", parse_math=False, zorder=4)

@@ -60,7 +60,7 @@ def write_result(spec: Spec, folder: RunFolder, rows: Sequence[TrialRow], stop_c
     metrics = {row.trial: _read_metrics(folder, row.trial) for row in rows}
     write_text(folder.experiment_table_file, _format_table(ranked, dimensions, metrics, folder))
     if best is not None:
-        best_spec = apply_values(spec, best.values).replace(meta={"max_trial": 1})
+        best_spec = apply_values(spec, best.values).replace(meta={"max_trial": 1, "search_scheduler": None})
         write_yaml(folder.best_spec_file, dump_spec(best_spec))
     write_json(
         folder.search_file,
