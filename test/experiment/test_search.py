@@ -1,0 +1,509 @@
+"""Searches: suggestions, early stopping, sessions that are earned, faults, continuation, outcome."""
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slm_lab.experiment.executor import Event, Key, Outcome, SessionTask
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.run import Options
+from slm_lab.experiment.search import Search, estimate_frames, find_rungs
+from slm_lab.experiment.search_result import calc_importance, rank
+from slm_lab.experiment.search_run import Probe, advise, start_search, validate
+from slm_lab.experiment.study import Study, TrialRow
+from slm_lab.lib.errors import LabError, SpecError
+from slm_lab.lib.io import write_text, write_yaml
+from slm_lab.spec.loading import dump_spec, load_spec
+from slm_lab.spec.schema import SearchScheduler, Spec
+from slm_lab.spec.search_space import Dimension
+
+LR, GAMMA = "agent.net.optim_spec.lr", "agent.algorithm.gamma"
+EXAMPLE = Path(__file__).parents[2] / "docs/examples/search_cartpole.yaml"
+
+
+def make_spec(**meta: Any) -> Spec:
+    """A search of which sessions have 90 rows of 1,000 frames."""
+    scheduler = SearchScheduler(grace_period=10_000)
+    changes = {"max_trial": 16, "log_frequency": 1000, "search_scheduler": scheduler} | meta
+    return load_spec(EXAMPLE).spec.replace(meta=changes, env={"max_frame": 90_000})
+
+
+def learn(spec: Spec, session: int, frame: int) -> float:
+    """What a session would have: the nearer the learning rate to 1e-3, the faster."""
+    lr = spec.agent.net.optim_spec.lr
+    speed = math.exp(-abs(math.log10(lr) + 3))
+    return 20 + 480 * speed * frame / spec.env.max_frame + session
+
+
+class Killed(BaseException):
+    """The driver is gone."""
+
+
+class FakeExecutor:
+    """Sessions that learn at once: each poll brings all of them a row further."""
+
+    def __init__(
+        self,
+        num_slot: int = 1,
+        curve: Callable[[Spec, int, int], float] = learn,
+        error_at: Callable[[Key, int], str | None] = lambda key, frame: None,
+        kill_after: int | None = None,
+    ) -> None:
+        self.num_slot = num_slot
+        self.curve = curve
+        self.error_at = error_at
+        self.kill_after = kill_after
+        self.num_poll = 0
+        self.frames: dict[Key, int] = {}
+        self.tasks: dict[Key, SessionTask] = {}
+        self.specs: dict[Key, Spec] = {}
+        self.running: list[Key] = []
+        self.stopped: list[Key] = []
+        self.most = 0
+        self.started: list[Key] = []
+
+    def submit(self, task: SessionTask) -> None:
+        folder = RunFolder(Path(task.folder), task.name)
+        self.tasks[task.key] = task
+        self.specs[task.key] = load_spec(folder.trial_spec_file(task.trial), task.name).spec
+        self.started.append(task.key)
+        table = folder.table_file(*task.key, "train")
+        # a session goes on from what it has
+        self.frames[task.key] = 1000 * (len(table.read_text().splitlines()) - 1) if table.exists() else 0
+        self.running.append(task.key)
+        self.most = max(self.most, len(self.running))
+
+    def poll(self, timeout: float) -> list[Event]:
+        self.num_poll += 1
+        if self.kill_after is not None and self.num_poll > self.kill_after:
+            raise Killed
+        events = []
+        for key in self.running[: self.num_slot]:
+            task = self.tasks[key]
+            folder = RunFolder(Path(task.folder), task.name)
+            spec = self.specs[key]
+            if key in self.stopped:
+                events.append(Event(key, outcome=self._end(key, False)))
+                continue
+            error = self.error_at(key, self.frames[key])
+            if error is not None:
+                self.running.remove(key)
+                events.append(Event(key, outcome=Outcome(key[1], error=error)))
+                continue
+            if self.frames[key] < spec.env.max_frame:
+                self.frames[key] += 1000
+                events.append(Event(key, progress=self._row(folder, spec, key)))
+            if self.frames[key] >= spec.env.max_frame:
+                events.append(Event(key, outcome=self._end(key, True)))
+        return events
+
+    def _row(self, folder: RunFolder, spec: Spec, key: Key) -> dict[str, Any]:
+        frame = self.frames[key]
+        path = folder.table_file(*key, "train")
+        score = self.curve(spec, key[1], frame)
+        lines = path.read_text() if path.exists() else "total_reward,total_reward_ma,frame,opt_step\n"
+        write_text(path, lines + f"{score},{score},{frame},{frame}\n")
+        return {"session": key[1], "frame": frame, "total_reward_ma": score, "total_reward": score, "fps": 1.0}
+
+    def _end(self, key: Key, is_done: bool) -> Outcome:
+        self.running.remove(key)
+        result = {"session": key[1], "is_done": is_done, "frame": self.frames[key], "wall_t": 1.0, "phases": {}}
+        folder = RunFolder(Path(self.tasks[key].folder), self.tasks[key].name)
+        model = folder.model_file(*key, "best")
+        model.parent.mkdir(exist_ok=True)
+        model.write_bytes(b"weights")
+        return Outcome(key[1], result)
+
+    def stop(self, key: Key) -> None:
+        self.stopped.append(key)
+
+    def close(self) -> None:
+        self.running.clear()
+
+
+def make_folder(path: Path, spec: Spec) -> RunFolder:
+    folder = RunFolder(path, spec.name)
+    write_yaml(folder.spec_file, dump_spec(spec))
+    return folder
+
+
+def search(spec: Spec, path: Path, executor: FakeExecutor | None = None, keep: int = 3) -> Any:
+    folder = make_folder(path, spec)
+    return Search(spec, folder, executor or FakeExecutor(), keep=keep).run()
+
+
+def values_of(result: Any) -> dict[int, dict[str, Any]]:
+    return {row.trial: row.values for row in result.rows}
+
+
+# --- suggestions
+
+
+def test_suggestions_repeat_from_the_seed(tmp_path: Path) -> None:
+    one = search(make_spec(), tmp_path / "one")
+    two = search(make_spec(), tmp_path / "two")
+    other = search(make_spec(seed=1), tmp_path / "other")
+    assert values_of(one) == values_of(two)
+    assert values_of(one) != values_of(other)
+    assert len({json.dumps(values) for values in values_of(one).values()}) == 16
+
+
+def test_a_search_finds_what_is_good(tmp_path: Path) -> None:
+    result = search(make_spec(max_trial=30), tmp_path)
+    assert result.best is not None
+    assert 3e-4 < result.best.values[LR] < 3e-3
+    # later suggestions are nearer to it than those at random
+    far = [abs(math.log10(row.values[LR]) + 3) for row in sorted(result.rows, key=lambda row: row.trial)]
+    assert np.mean(far[15:]) < np.mean(far[:10])
+
+
+# --- early stopping
+
+
+def test_rungs_are_powers_below_the_last_frame() -> None:
+    assert find_rungs(make_spec()) == [10_000, 30_000]
+    assert find_rungs(make_spec(search_scheduler=None)) == []
+    assert find_rungs(make_spec(search_scheduler=SearchScheduler(grace_period=20_000, reduction_factor=2))) == [
+        20_000,
+        40_000,
+        80_000,
+    ]
+
+
+def test_weak_trials_are_stopped_at_rungs_and_the_best_is_done(tmp_path: Path) -> None:
+    result = search(make_spec(), tmp_path, FakeExecutor(num_slot=2))
+    assert len(result.rows) == 16
+    assert result.count("stopped") >= 8
+    assert result.best is not None
+    speeds = {row.trial: -abs(math.log10(row.values[LR]) + 3) for row in result.rows}
+    assert max(speeds.values()) == speeds[result.best.trial]
+    for row in result.rows:
+        if row.state == "stopped":
+            assert max(row.rungs) in (10_000, 30_000)
+            assert row.score == row.rungs[max(row.rungs)]
+
+
+def test_without_a_scheduler_every_trial_has_all_sessions(tmp_path: Path) -> None:
+    executor = FakeExecutor(num_slot=4)
+    result = search(make_spec(search_scheduler=None, max_trial=3, max_session=2), tmp_path, executor)
+    assert result.count("done") == 3
+    assert sorted(executor.started) == [(trial, session) for trial in range(3) for session in range(2)]
+    # the score is the mean over sessions
+    best = result.best
+    assert best is not None
+    table = json.loads((tmp_path / f"ppo_cartpole_bad_lr_t{best.trial}_trial_metrics.json").read_text())
+    assert best.score == pytest.approx(np.mean(table["total_reward_ma"]["values"]))
+    assert len(table["total_reward_ma"]["values"]) == 2
+
+
+def test_survivors_earn_sessions(tmp_path: Path) -> None:
+    executor = FakeExecutor(num_slot=2)
+    scheduler = SearchScheduler(grace_period=10_000, sessions=(1, 2, 4))
+    result = search(make_spec(search_scheduler=scheduler, max_trial=9), tmp_path, executor)
+    sessions: dict[int, int] = {}
+    for trial, _ in executor.started:
+        sessions[trial] = sessions.get(trial, 0) + 1
+    for row in result.rows:
+        # a trial that was stopped at the first rung had one session, at the second two, one that is done four
+        assert sessions[row.trial] == {0: 1, 1: 1, 2: 2}[len(row.rungs)] if row.state == "stopped" else 4
+    assert set(sessions.values()) == {1, 2, 4} or set(sessions.values()) == {1, 4}
+
+
+def test_a_rung_waits_for_all_sessions_of_a_trial(tmp_path: Path) -> None:
+    scheduler = SearchScheduler(grace_period=10_000, sessions=(2,))
+    result = search(make_spec(search_scheduler=scheduler, max_trial=1), tmp_path, FakeExecutor(num_slot=1))
+    (row,) = result.rows
+    lr = row.values[LR]
+    speed = math.exp(-abs(math.log10(lr) + 3))
+    assert row.rungs[10_000] == pytest.approx(20 + 480 * speed / 9 + 0.5)
+
+
+def test_as_many_sessions_run_as_there_are_slots(tmp_path: Path) -> None:
+    executor = FakeExecutor(num_slot=3)
+    search(make_spec(max_trial=9), tmp_path, executor)
+    assert executor.most == 3
+
+
+# --- faults
+
+
+def test_a_trial_that_crashes_is_failed_with_its_reason_and_the_rest_goes_on(tmp_path: Path) -> None:
+    def crash(key: Key, frame: int) -> str | None:
+        return "Traceback ...\nDivergenceError: loss is not finite" if key[0] == 2 and frame == 5000 else None
+
+    result = search(make_spec(max_trial=6), tmp_path, FakeExecutor(error_at=crash))
+    failed = [row for row in result.rows if row.state == "failed"]
+    assert [row.trial for row in failed] == [2]
+    assert failed[0].error.endswith("DivergenceError: loss is not finite")
+    assert math.isnan(failed[0].score)
+    assert result.count("done", "stopped") == 5
+    with (tmp_path / "ppo_cartpole_bad_lr_experiment_df.csv").open() as file:
+        (row,) = [row for row in csv.DictReader(file) if row["state"] == "failed"]
+    assert row["error"] == "DivergenceError: loss is not finite"
+    assert row["total_reward_ma"] == ""
+
+
+def test_a_trial_without_a_score_is_failed_and_never_the_best(tmp_path: Path) -> None:
+    def curve(spec: Spec, session: int, frame: int) -> float:
+        lr = spec.agent.net.optim_spec.lr
+        return math.nan if lr > 1e-4 else -500.0 + 100 * lr
+
+    result = search(make_spec(max_trial=8), tmp_path, FakeExecutor(curve=curve))
+    assert result.count("failed") >= 1
+    assert all("no episode has ended" in row.error for row in result.rows if row.state == "failed")
+    assert result.best is None or result.best.score < -400
+
+
+def test_values_that_clash_fail_their_trial_only(tmp_path: Path) -> None:
+    # 2 envs of 64 steps are no batch of 256
+    spec = make_spec(max_trial=12, search_scheduler=None, max_session=1)
+    space = {"agent.algorithm.minibatch_size__choice": [128, 256], "agent.algorithm.time_horizon__choice": [32, 256]}
+    result = search(spec.model_copy(update={"search": space}), tmp_path)
+    clashing = [
+        row.trial
+        for row in result.rows
+        if row.values == {"agent.algorithm.minibatch_size": 256, "agent.algorithm.time_horizon": 32}
+    ]
+    assert clashing
+    assert [row.trial for row in sorted(result.rows, key=lambda row: row.trial) if row.state == "failed"] == clashing
+
+
+@pytest.mark.parametrize("kill_after", [1, 7, 25, 60, 150, 300])
+def test_a_search_that_was_killed_goes_on_without_losing_or_repeating_trials(tmp_path: Path, kill_after: int) -> None:
+    spec = make_spec()
+    whole = search(spec, tmp_path / "whole")
+    with pytest.raises(Killed):
+        search(spec, tmp_path / "killed", FakeExecutor(kill_after=kill_after))
+    path = tmp_path / "killed"
+    before = {row.trial: row for row in read_study(path, spec).read_rows()}
+    result = search(spec, path)
+    assert [row.trial for row in sorted(result.rows, key=lambda row: row.trial)] == list(range(16))
+    assert not result.count("running")
+    for trial, row in before.items():
+        if row.state != "running":
+            assert next(one for one in result.rows if one.trial == trial) == row
+    # trials one at a time: the end is the same as without the kill
+    assert values_of(result) == values_of(whole)
+    assert {row.trial: (row.state, row.score) for row in result.rows} == {
+        row.trial: (row.state, row.score) for row in whole.rows
+    }
+
+
+def read_study(path: Path, spec: Spec) -> Study:
+    folder = RunFolder(path, spec.name)
+    dimensions = [Dimension(LR, "loguniform", (1e-5, 1e-2)), Dimension(GAMMA, "uniform", (0.9, 0.999))]
+    return Study(folder.study_file, spec.name, dimensions, 0, 16, spec.meta.search_scheduler)
+
+
+def test_half_a_line_of_the_journal_is_cut_off(tmp_path: Path) -> None:
+    spec = make_spec(max_trial=4)
+    search(spec, tmp_path)
+    journal = RunFolder(tmp_path, spec.name).study_file
+    rows = read_study(tmp_path, spec).read_rows()
+    journal.write_bytes(journal.read_bytes() + b'{"op_code":4,"worker')
+    study = read_study(tmp_path, spec)
+    assert study.read_rows() == rows
+    assert study.ask()[0] == 4
+    assert len(read_study(tmp_path, spec).read_rows()) == 5
+
+
+def test_a_finished_search_has_nothing_left_to_do(tmp_path: Path) -> None:
+    spec = make_spec(max_trial=4)
+    first = search(spec, tmp_path)
+    executor = FakeExecutor()
+    again = search(spec, tmp_path, executor)
+    assert executor.started == []
+    assert again.rows == first.rows
+
+
+# --- outcome
+
+
+def test_the_best_spec_is_the_spec_with_the_values_of_the_best_trial(tmp_path: Path) -> None:
+    spec = make_spec(max_trial=8, max_session=4)
+    result = search(spec, tmp_path)
+    assert result.best is not None
+    assert result.best_spec is not None
+    best = load_spec(result.best_spec).spec
+    assert best.agent.net.optim_spec.lr == result.best.values[LR]
+    assert best.agent.algorithm.model_dump()["gamma"] == result.best.values[GAMMA]
+    assert (best.meta.max_session, best.meta.compile, best.search) == (4, "auto", {})
+    facts = json.loads((tmp_path / "info/ppo_cartpole_bad_lr_search.json").read_text())
+    assert facts["best_trial"] == result.best.trial
+    assert facts["trials"]["done"] + facts["trials"]["stopped"] == 8
+
+
+def test_weights_of_the_best_trials_are_kept(tmp_path: Path) -> None:
+    spec = make_spec(max_trial=8, search_scheduler=None, max_session=1)
+    result = search(spec, tmp_path / "two", keep=2)
+    kept = {int(path.name.split("_t")[1].split("_")[0]) for path in (tmp_path / "two/model").glob("*.pt")}
+    assert kept == {row.trial for row in result.rows[:2]}
+    search(spec, tmp_path / "all", keep=-1)
+    assert len(list((tmp_path / "all/model").glob("*.pt"))) == 8
+
+
+def test_the_graphs_are_drawn(tmp_path: Path) -> None:
+    result = search(make_spec(max_trial=8), tmp_path)
+    assert [path.name for path in result.graphs] == [
+        "ppo_cartpole_bad_lr_experiment_graph.png",
+        "ppo_cartpole_bad_lr_experiment_graph.html",
+        "ppo_cartpole_bad_lr_parallel_coordinates.png",
+        "ppo_cartpole_bad_lr_parallel_coordinates.html",
+        "ppo_cartpole_bad_lr_multi_trial_graph_mean_returns_ma_vs_frames.png",
+    ]
+    assert all(path.stat().st_size > 4000 for path in result.graphs)
+
+
+def make_row(trial: int, values: dict[str, Any], score: float) -> TrialRow:
+    return TrialRow(trial, "done", values, score, {})
+
+
+def test_importance_names_what_the_ranking_follows() -> None:
+    generator = np.random.default_rng(0)
+    dimensions = [
+        Dimension("a.peak", "uniform", (0, 1)),
+        Dimension("a.noise", "uniform", (0, 1)),
+        Dimension("a.kind", "choice", ("x", "y")),
+    ]
+    rows = []
+    for trial in range(30):
+        peak, noise, kind = generator.random(), generator.random(), str(generator.choice(["x", "y"]))
+        # best in the middle, which a correlation would not see
+        score = -abs(peak - 0.5) + 0.05 * (kind == "y")
+        rows.append(make_row(trial, {"a.peak": peak, "a.noise": noise, "a.kind": kind}, score))
+    shares = calc_importance(rows, dimensions)
+    assert next(iter(shares)) == "a.peak"
+    assert shares["a.peak"] > 0.7
+    assert shares["a.noise"] < 0.2
+    assert calc_importance(rows[:5], dimensions) == {}
+
+
+def test_the_ranking_puts_what_is_done_before_what_was_stopped() -> None:
+    rows = [
+        TrialRow(0, "stopped", {}, 90.0, {10: 90.0}),
+        TrialRow(1, "failed", {}, math.nan, {}, "no"),
+        TrialRow(2, "done", {}, 50.0, {10: 1.0, 30: 2.0}),
+        TrialRow(3, "stopped", {}, 20.0, {10: 30.0, 30: 20.0}),
+        TrialRow(4, "done", {}, 60.0, {}),
+    ]
+    assert [row.trial for row in rank(rows)] == [4, 2, 3, 0, 1]
+
+
+def test_advice_on_the_number_of_trials_and_the_time() -> None:
+    lines = advise(make_spec(max_trial=4), 2, Probe(1000.0, 500.0))
+    assert "2.0 trials per key" in lines[1]
+    assert "-s meta.max_trial=8" in lines[1]
+    assert "one in 3 trials goes on at each of the frames 10,000, 30,000" in lines[2]
+    # 4 trials of 90,000 frames at 1,000 a second on 2 slots, and the start of each
+    assert "at most 3m08s" in lines[3]
+    assert not any("per key" in line for line in advise(make_spec(), 2, None))
+
+
+def test_frames_of_a_search() -> None:
+    assert estimate_frames(make_spec(search_scheduler=None, max_trial=3, max_session=2)) == (540_000, 540_000)
+    most, expected = estimate_frames(make_spec(max_trial=9))
+    assert most == 810_000
+    # nine to the first rung, three to the second, one to the end
+    assert expected == 9 * 10_000 + 3 * 20_000 + 60_000
+
+
+def test_a_grace_period_as_long_as_the_run_is_refused(tmp_path: Path) -> None:
+    spec = make_spec(search_scheduler=SearchScheduler(grace_period=90_000))
+    with pytest.raises(SpecError, match=r"grace_period: 90,000 is not below env.max_frame 90,000"):
+        start_search(spec, Options(data_dir=tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+# --- real sessions
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A search of 4 trials with real sessions of a second."""
+    spec = load_spec(EXAMPLE).spec.replace(
+        env={"max_frame": 4000},
+        meta={"max_trial": 4, "search_scheduler": SearchScheduler(grace_period=1000), "checkpoint_frequency": 500},
+    )
+    path = tmp_path / "small.yaml"
+    write_yaml(path, dump_spec(spec))
+    return path
+
+
+def command(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "slm_lab.cli", "run", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(words, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def started(small: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = command(str(small), "search", cwd=tmp_path)
+    yield process
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+def has_rows(data: Path) -> bool:
+    return any(data.glob("*/info/*_session_df_train.csv"))
+
+
+def test_a_killed_driver_leaves_a_search_that_goes_on(started: subprocess.Popen[str], tmp_path: Path) -> None:
+    wait_for(lambda: has_rows(tmp_path / "data"))
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    again = command("search@latest", "--keep", "1", cwd=tmp_path)
+    out, error = again.communicate(timeout=240)
+    assert again.returncode == 0, error
+    (folder,) = (tmp_path / "data").iterdir()
+    with next(folder.glob("*_experiment_df.csv")).open() as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(int(row["trial"]) for row in rows) == [0, 1, 2, 3]
+    assert {row["state"] for row in rows} <= {"done", "stopped"}
+    assert "Prove it slm-lab run" in out
+    kept = {path.name.split("_t")[1][0] for path in folder.glob("model/*.pt")}
+    assert kept == {rows[0]["trial"]}
+
+
+def test_ctrl_c_stops_and_leaves_a_usable_result(started: subprocess.Popen[str], tmp_path: Path) -> None:
+    wait_for(lambda: has_rows(tmp_path / "data"))
+    started.send_signal(signal.SIGINT)
+    out, error = started.communicate(timeout=60)
+    assert started.returncode == 130, error
+    assert "Continue with:\n  slm-lab run search@" in out
+    (folder,) = (tmp_path / "data").iterdir()
+    assert next(folder.glob("*_experiment_df.csv")).exists()
+
+
+def test_what_is_no_search_is_not_continued_as_one(tmp_path: Path) -> None:
+    make_folder(tmp_path / "data/run", make_spec())
+    process = command("search@run", cwd=tmp_path)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "is no search; continue it with train@" in error
+
+
+def test_a_winner_is_needed_for_a_proof(tmp_path: Path) -> None:
+    result = search(make_spec(max_trial=1), tmp_path, FakeExecutor(error_at=lambda key, frame: "broken"))
+    assert result.best is None
+    assert result.exit_code == 1
+    with pytest.raises(LabError, match="no winner to validate"):
+        validate(result, 2, Options())
