@@ -64,7 +64,6 @@ HEALTHY: dict[str, Case] = {
     "PPO CartPole": Case("ppo_cartpole", {"env.max_frame": 60_000}, RISING),
     "PPO Acrobot": Case("ppo_acrobot", {"env.max_frame": 40_000}),
     "PPO HalfCheetah": Case("ppo_halfcheetah_1m", {"env.max_frame": 30_000}, RISING),
-    "A2C Pendulum": Case("a2c_gae_pendulum", {"env.max_frame": 100_000}, RISING),
     "SARSA CartPole": Case("sarsa_boltzmann_cartpole", {"env.max_frame": 60_000}, RISING),
     "REINFORCE CartPole": Case("reinforce_cartpole", {"env.max_frame": 60_000}, RISING),
     "DDQN+PER CartPole": Case("ddqn_per_boltzmann_cartpole", {"env.max_frame": 30_000}, RISING),
