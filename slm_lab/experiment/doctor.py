@@ -12,8 +12,11 @@ from slm_lab.experiment.results import Run, look_up
 
 # a session with fewer rows that have a score is not judged
 MIN_ROWS = 20
-# a column with fewer values in the rows looked at is not judged
-MIN_VALUES = 5
+# A column with fewer values in the rows looked at is not judged. Each is a mean over a training, and where rows are
+# written more often than trainings happen there are few.
+MIN_VALUES = 3
+# rows at the end whose spread is the noise of a score
+LAST_ROWS = 5
 # nats; certain actions of a discrete policy, whose entropy is at least ln 2 at the start
 ENTROPY_COLLAPSED = 0.05
 # share of the run by which a collapse counts as early
@@ -285,7 +288,7 @@ def find_rise(run: Run) -> Finding | None:
     if not curves:
         return None
     curve = np.mean(curves, axis=0)
-    spread = np.mean([_known(table["total_reward"])[-MIN_VALUES:].std() for _, table in _judged(run)])
+    spread = np.mean([_known(table["total_reward"])[-LAST_ROWS:].std() for _, table in _judged(run)])
     random_return = _random_return(run)
     # a run that was good from its first rows has gained all the same
     lowest = curve.min() if random_return is None else min(curve.min(), random_return)

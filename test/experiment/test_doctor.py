@@ -512,6 +512,18 @@ def test_a_compiled_run_is_not_told_to_compile() -> None:
 # --- little data
 
 
+def test_rows_more_often_than_trainings_hide_no_collapse() -> None:
+    columns = PPO | {"entropy": (0.4, 1e-6, 0.3)}
+    table = make_table(0, columns, (22, 28), middle=0.05, width=0.01, num_row=100)
+    is_empty = np.arange(100) % 5 != 0
+    sparse = {name: np.where(is_empty, math.nan, table[name]) for name in columns}
+    assert warnings_of(make_run([table | sparse])) == ["entropy collapsed early"]
+    # two values are none
+    sparse["entropy"][30:50] = math.nan
+    sparse["entropy"][[31, 41]] = 1e-6
+    assert warnings_of(make_run([table | sparse])) == []
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("make", [*PLANTED, ppo_cartpole])
 def test_missing_and_broken_data_silence_rules_and_never_raise(make: Callable[[int], Run]) -> None:
