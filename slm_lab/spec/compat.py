@@ -65,7 +65,29 @@ def modernize(spec: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     for key, change in (("agent", _agent), ("env", _env), ("meta", _meta)):
         if isinstance(spec.get(key), dict):
             spec[key] = change(dict(spec[key]), notes)
+    _gather_workers(spec, notes)
     return spec, notes
+
+
+def _gather_workers(spec: dict[str, Any], notes: list[str]) -> None:
+    """Workers that shared a net without locks (Hogwild) become one learner that all of their envs feed.
+
+    Each had its own envs and an equal part of the frames, and applied its gradient to weights that others changed
+    meanwhile. The average of their gradients at the same weights is that of one batch from all envs.
+    """
+    meta, env = spec.get("meta"), spec.get("env")
+    if not isinstance(meta, dict) or not isinstance(env, dict) or meta.get("distributed") not in ("shared", "synced"):
+        return
+    num_worker, num_envs = meta.get("max_session", 1), env.get("num_envs", 1)
+    if not all(isinstance(number, (int, float)) and number >= 1 for number in (num_worker, num_envs)):
+        return  # refused as what they are
+    spec["env"] = {**env, "num_envs": num_worker * num_envs}
+    spec["meta"] = {**meta, "max_session": 1, "distributed": False}
+    notes.append(
+        f"meta.distributed '{meta['distributed']}' with {num_worker:g} sessions is now one learner fed by "
+        f"{num_worker * num_envs:g} envs, which learns from all of them at once and repeats from its seed; "
+        "env.num_workers sets the processes that step them"
+    )
 
 
 def _rename(section: dict[str, Any], key: str, aliases: dict[str, str], where: str, notes: list[str]) -> None:

@@ -181,7 +181,9 @@ class MetaSpec(Model):
     wandb: Bool = Field(
         False, description="Also send rows to Weights & Biases; needs `uv sync --group wandb`, offline by WANDB_MODE."
     )
-    distributed: Literal[False] = Field(False, description="Kept for older specs; only false is known.")
+    distributed: Literal[False] = Field(
+        False, description="Older specs have shared or synced, for workers on one net; they become one learner's envs."
+    )
     search_resources: SearchResources = Field(SearchResources(), description="Cores and GPUs per session of a search.")
     search_scheduler: SearchScheduler | None = Field(None, description="Early stopping in a search.")
 

@@ -198,6 +198,26 @@ def test_rigorous_eval_was_a_switch(given: bool, episodes: int) -> None:
     assert notes == (f"meta.rigorous_eval is now a number of episodes: {episodes}",)
 
 
+@pytest.mark.parametrize("mode", ["shared", "synced"])
+def test_workers_on_one_net_become_the_envs_of_one_learner(mode: str) -> None:
+    raw = demo()
+    raw["meta"] |= {"distributed": mode, "max_session": 4}
+    raw["env"]["num_envs"] = 2
+    spec, notes = parse(raw)
+    assert (spec["env"]["num_envs"], spec["meta"]["max_session"], spec["meta"]["distributed"]) == (8, 1, False)
+    # all of them share the frames, as before
+    assert spec["env"]["max_frame"] == demo()["env"]["max_frame"]
+    assert notes[-1].startswith(f"meta.distributed '{mode}' with 4 sessions is now one learner fed by 8 envs")
+
+
+@pytest.mark.parametrize("number", ["4", None, 0, [4]])
+def test_a_wrong_number_of_workers_is_refused_as_what_it_is(number: object) -> None:
+    raw = demo()
+    raw["meta"] |= {"distributed": "synced", "max_session": number}
+    with pytest.raises(SpecError, match=r"meta\.max_session"):
+        parse_spec(raw)
+
+
 def test_a_spec_in_every_older_spelling_at_once_is_valid() -> None:
     raw = {
         "name": "demo",

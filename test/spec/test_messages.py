@@ -187,7 +187,7 @@ def test_a_number_is_nothing_else(value: object, got: str) -> None:
         ({"env.clip_reward": [1]}, "env.clip_reward[1]: required item is missing"),
         ({"env.clip_reward": [1, 2, 3]}, "env.clip_reward: at most 2 items expected, got [1, 2, 3]"),
         ({"meta.device": "gpu"}, r'meta.device: text that matches ^(auto|cpu|cuda(:\d+)?)$ expected, got "gpu"'),
-        ({"meta.distributed": "shared"}, 'meta.distributed: false expected, got "shared"'),
+        ({"meta.distributed": "hogwild"}, 'meta.distributed: false expected, got "hogwild"'),
         (
             {"name": "a/b"},
             "name: up to 128 letters, digits, '_', '.' or '-' expected, a letter or digit first, got \"a/b\"",
