@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__all__ = ["load", "load_agent", "record", "resume", "run"]
+__all__ = ["load", "load_agent", "record", "resume", "run", "search"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Use from Python: everything the command line does is a plain call."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,22 @@ def resume(
     """Continue a stopped run."""
     setup_console(log_level)
     return resume_run(str(folder), Options(Path(data_dir), log_level, imports=tuple(imports)))
+
+
+def search(
+    spec: Spec | dict[str, Any],
+    data_dir: str | Path = DATA_DIR,
+    imports: Sequence[str] = (),
+    log_level: str = "INFO",
+    keep: int = 3,
+) -> Any:
+    """Search a spec and return a `SearchResult`: its trials, best first, and the file with the spec of the best."""
+    if isinstance(spec, dict):
+        spec = parse_spec(spec)[0]
+    setup_console(log_level)
+    options = Options(Path(data_dir), log_level, imports=tuple(imports))
+    # loaded only here: the sampler takes a second
+    return vars(import_module("slm_lab.experiment.search_run"))["start_search"](spec, options, keep)
 
 
 def record(folder: str | Path, video: str | Path, num_episode: int = 1, data_dir: str | Path = DATA_DIR) -> list[float]:

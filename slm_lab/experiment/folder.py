@@ -95,6 +95,15 @@ class RunFolder:
         return self.path / "log" / f"{prefix}.log"
 
 
+def find_best_trial(path: Path) -> int:
+    """The best trial of a search; 0 in any other run, which has but one."""
+    for file in path.glob("info/*_search.json"):
+        best = read_document(file).get("best_trial")
+        if isinstance(best, int):
+            return best
+    return 0
+
+
 def open_run_folder(where: str, data_dir: Path) -> tuple[RunFolder, Spec]:
     """The run meant by a folder, a file in it, a glob, or `latest`, with its saved spec."""
     path = find_run_path(where, data_dir)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.analysis import Array, calc_total_reward_ma, read_table
-from slm_lab.experiment.folder import find_run_path
+from slm_lab.experiment.folder import find_best_trial, find_run_path
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.spec.reader import read_document
 
@@ -138,7 +138,7 @@ def find_runs(data_dir: Path) -> list[Run]:
     return sorted(runs, key=lambda run: run.ended, reverse=True)
 
 
-def load_run(where: str, data_dir: Path, trial: int = 0) -> Run:
+def load_run(where: str, data_dir: Path, trial: int | None = None) -> Run:
     """The run meant by a folder, a file in it, a glob or `latest`; what cannot be read is told in `problems`."""
     return read_run(find_run_path(where, data_dir), trial)
 
@@ -160,8 +160,10 @@ def load_runs(places: Sequence[str], data_dir: Path) -> tuple[list[tuple[str, Ru
     return runs, problems
 
 
-def read_run(path: Path, trial: int = 0) -> Run:
-    """The run in a folder."""
+def read_run(path: Path, trial: int | None = None) -> Run:
+    """The run in a folder; of a search its best trial, unless another is asked for."""
+    if trial is None:
+        trial = find_best_trial(path)
     problems: list[str] = []
     tables: dict[str, dict[int, dict[str, Array]]] = {"train": {}, "eval": {}}
     names = set()

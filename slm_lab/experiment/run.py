@@ -20,7 +20,7 @@ from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
-from slm_lab.experiment.folder import DATA_DIR, RunFolder, open_run_folder
+from slm_lab.experiment.folder import DATA_DIR, RunFolder, find_best_trial, open_run_folder
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
@@ -30,7 +30,7 @@ from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
 from slm_lab.spec.algorithm import OffPolicySpec
-from slm_lab.spec.loading import dump_spec
+from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.reader import read_document
@@ -115,6 +115,8 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
     # a name may have been extended by its env
     if name is not None and saved.name != name and not saved.name.startswith(f"{name}_"):
         raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{name}'; leave the spec out")
+    if folder.study_file.exists():
+        raise RunFolderError(f"{folder.path} is a search; continue it with search@{folder.path}")
     saved, notes = prepare(saved, options.render)
     # what is decided anew, such as updates that cannot be compiled here, holds for every session
     write_yaml(folder.trial_spec_file(0), dump_spec(saved))
@@ -162,8 +164,11 @@ def load_trained(
 ) -> tuple[Agent, VecEnv, Spec]:
     """The best agent of a run with envs to play in."""
     folder, spec = open_run_folder(where, data_dir)
+    trial = find_best_trial(folder.path)
+    if folder.study_file.exists() and folder.trial_spec_file(trial).exists():
+        spec = load_spec(folder.trial_spec_file(trial), folder.name).spec
     if session is None:
-        session = best_session(folder, spec)
+        session = best_session(folder, spec, trial)
     torch.set_num_threads(spec.meta.num_threads)
     device = str(pick_device(spec.meta.device, session))
     settings = build_settings(spec.env, (ENJOY_ENV, spec.meta.seed, session), num_envs, device=device)
@@ -172,7 +177,7 @@ def load_trained(
         # initial weights are drawn from torch's global generator, which belongs to the caller here
         with torch.random.fork_rng(devices=[]):
             agent = build_agent(to_play(spec), env, session, num_envs)
-        path = folder.model_file(0, session, "best")
+        path = folder.model_file(trial, session, "best")
         state = load_state(path)
         try:
             agent.load_model_state(state)
