@@ -20,11 +20,13 @@ from pydantic_core import PydanticUndefined
 from slm_lab.agent.agent import NORM_COLUMNS
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.cli import run as run_command
+from slm_lab.cli import search as search_command
 from slm_lab.cli import spec as spec_command
-from slm_lab.cli.main import COMMANDS
+from slm_lab.cli.main import COMMANDS, is_search
 from slm_lab.experiment.analysis import METRICS
 from slm_lab.experiment.tracker import CORE_COLUMNS
 from slm_lab.lib.errors import LabError
+from slm_lab.spec.candidate import check_search
 from slm_lab.spec.document import describe_default
 from slm_lab.spec.loading import load_spec, parse_override, parse_spec, spec_files, spec_names
 from slm_lab.spec.reader import read_document
@@ -93,7 +95,13 @@ def test_commands_in_docs_are_known(words) -> None:
     command, *rest = words
     assert command in COMMANDS
     # parsing alone tells whether the options are known, without running anything
-    if command == "run":
+    if command == "run" and is_search(rest):
+        params = _parse(typer.main.get_command(search_command.app), rest)
+        *names, mode = params["arguments"]
+        if mode == "search" and not names[0].startswith(("my_", "{")):
+            path = ROOT / names[0]
+            check_search(load_spec(path if path.exists() else names[0], *names[1:]).spec)
+    elif command == "run":
         params = _parse(typer.main.get_command(run_command.app), rest)
         source, name, mode = run_command.split_arguments(list(params["arguments"] or []))
         assert mode in ("dev", "train") or mode.startswith(("train@", "enjoy@"))
