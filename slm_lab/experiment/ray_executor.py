@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -30,9 +31,8 @@ from ray.exceptions import (
 )
 
 import slm_lab
-from slm_lab.experiment.checkpoint import previous_file
 from slm_lab.experiment.executor import STOP_SECONDS, Event, Key, LocalExecutor, Outcome, Resources, SessionTask
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.folder import RunFolder, previous_file
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import lock_file, move_into_place, temporary_name
 from slm_lab.lib.runtime import num_cores
@@ -260,6 +260,52 @@ class _Remote:
         return self.folder.session_prefix(self.task.trial, self.task.session)
 
 
+def read_files(one: _Remote) -> Iterator[tuple[str, bytes]]:
+    """What a session needs, in pieces."""
+    root = one.folder.path
+    names = [path.name for path in (one.folder.trial_spec_file(one.task.trial),) if path.exists()]
+    for name in [*names, *list_files(root, one.prefix)]:
+        with (root / name).open("rb") as file:
+            # an empty file is one too
+            yield name, file.read(CHUNK_BYTES)
+            while data := file.read(CHUNK_BYTES):
+                yield name, data
+
+
+def fetch_files(one: _Remote, files: list[SentFile], replays: frozenset[str]) -> Generator[Any, Any, None]:
+    """Bring files back: under other names until all are there, so that a lost node leaves no half of them."""
+    root = one.folder.path
+    staged: list[tuple[Path, Path]] = []
+    try:
+        for index, sent in enumerate(files):
+            if not is_session_file(sent.name, one.prefix):
+                raise TransferError(f"refused {sent.name!r}: not a file of session {one.task.session}")
+            path = root / sent.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = temporary_name(path)
+            staged.append((temporary, path))
+            with temporary.open("xb") as file:
+                while (missing := sent.size - file.tell()) > 0:
+                    data = yield one.actor.read.remote(index, file.tell())
+                    if not 0 < len(data) <= missing:
+                        raise TransferError(f"{sent.name}: {len(data)} bytes came, {missing} were missing")
+                    file.write(data)
+        resume = one.folder.resume_file(one.task.trial, one.task.session)
+        # a checkpoint after the rows it needs, and the last one after the one before it: killed in between, this
+        # process leaves a run that continues
+        order = {previous_file(resume): 1, resume: 2}
+        staged.sort(key=lambda pair: 0 if is_replay(_name(root, pair[1]), one.prefix) else order.get(pair[1], 3))
+        while staged:
+            move_into_place(*staged[0])
+            del staged[0]
+    finally:
+        for temporary, _ in staged:
+            temporary.unlink(missing_ok=True)
+    for name in list_files(root, one.prefix):
+        if is_replay(name, one.prefix) and name not in replays:
+            (root / name).unlink(missing_ok=True)
+
+
 class RayExecutor:
     """Sessions as processes on the nodes of a Ray cluster, each held by an actor; Ray decides where there is room."""
 
@@ -352,9 +398,8 @@ class RayExecutor:
 
     def _run_once(self, one: _Remote) -> Steps:
         task, folder = one.task, one.folder
-        cpu = self._cpu(task)
         actor = one.actor = self.host.options(
-            num_cpus=cpu,
+            num_cpus=self._cpu(task),
             num_gpus=self.resources.gpu,
             max_restarts=0,
             max_task_retries=0,
@@ -372,7 +417,7 @@ class RayExecutor:
             check_same_code(self.code, code, host)
             # as a local process would: no other one trains this session meanwhile
             with lock_file(folder.lock_file(task.trial, task.session), wait=0):
-                for name, data in self._read_files(one):
+                for name, data in read_files(one):
                     yield actor.write.remote(name, data)
                 one.has_begun = True
                 yield actor.begin.remote()
@@ -381,57 +426,15 @@ class RayExecutor:
                     report: Report = yield actor.poll.remote(ANSWER_SECONDS)
                     self.events += [Event(task.key, progress=progress) for progress in report.progress]
                     if report.replays is not None:
-                        yield from self._fetch(one, report.files, report.replays)
+                        yield from fetch_files(one, report.files, report.replays)
                     outcome = report.outcome
             with suppress(RayError):
                 yield actor.close.remote()
             return outcome
         finally:
-            ray.kill(actor)
-
-    def _read_files(self, one: _Remote) -> Iterator[tuple[str, bytes]]:
-        """What a session needs, in pieces."""
-        root = one.folder.path
-        names = [path.name for path in (one.folder.trial_spec_file(one.task.trial),) if path.exists()]
-        for name in [*names, *list_files(root, one.prefix)]:
-            with (root / name).open("rb") as file:
-                # an empty file is one too
-                yield name, file.read(CHUNK_BYTES)
-                while data := file.read(CHUNK_BYTES):
-                    yield name, data
-
-    def _fetch(self, one: _Remote, files: list[SentFile], replays: frozenset[str]) -> Generator[Any, Any, None]:
-        """Bring files back: under other names until all are there, so that a lost node leaves no half of them."""
-        root = one.folder.path
-        staged: list[tuple[Path, Path]] = []
-        try:
-            for index, sent in enumerate(files):
-                if not is_session_file(sent.name, one.prefix):
-                    raise TransferError(f"refused {sent.name!r}: not a file of session {one.task.session}")
-                path = root / sent.name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = temporary_name(path)
-                staged.append((temporary, path))
-                with temporary.open("xb") as file:
-                    while (missing := sent.size - file.tell()) > 0:
-                        data = yield one.actor.read.remote(index, file.tell())
-                        if not 0 < len(data) <= missing:
-                            raise TransferError(f"{sent.name}: {len(data)} bytes came, {missing} were missing")
-                        file.write(data)
-            resume = one.folder.resume_file(one.task.trial, one.task.session)
-            # a checkpoint after the rows it needs, and the last one after the one before it: killed in between, this
-            # process leaves a run that continues
-            order = {previous_file(resume): 1, resume: 2}
-            staged.sort(key=lambda pair: 0 if is_replay(_name(root, pair[1]), one.prefix) else order.get(pair[1], 3))
-            while staged:
-                move_into_place(*staged[0])
-                del staged[0]
-        finally:
-            for temporary, _ in staged:
-                temporary.unlink(missing_ok=True)
-        for name in list_files(root, one.prefix):
-            if is_replay(name, one.prefix) and name not in replays:
-                (root / name).unlink(missing_ok=True)
+            # asked to do anything, a Ray that was left would start again
+            if ray.is_initialized():
+                ray.kill(actor)
 
     # --- all sessions
 
@@ -519,7 +522,7 @@ def _kept_signals() -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return textwrap.shorten(f"{type(error).__name__}: {lines[0] if lines else ''}", 160)
 
 
 def _name(root: Path, path: Path) -> str:

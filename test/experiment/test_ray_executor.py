@@ -1,21 +1,22 @@
 """Sessions on a Ray cluster: the same bits as local ones, whatever happens to the nodes."""
 
 import csv
-import io
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment.checkpoint import load_state, previous_file
+from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.executor import Executor, LocalExecutor, Outcome, Resources, SessionTask, run_tasks
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.folder import RunFolder, previous_file
 from slm_lab.experiment.run import Options, start
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import lock_file, write_text, write_yaml
@@ -87,10 +88,23 @@ def rows(folder: RunFolder, task: SessionTask) -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k not in ("wall_t", "fps")} for row in csv.DictReader(file)]
 
 
-def packed(state: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
+def assert_equal(one: Any, two: Any, where: str) -> None:
+    """Not the bytes of a file: those also tell whether two keys are one object, which loading changes."""
+    assert type(one) is type(two), where
+    if isinstance(one, dict):
+        assert one.keys() == two.keys(), where
+        for key in one:
+            assert_equal(one[key], two[key], f"{where}.{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(two), where
+        for index, pair in enumerate(zip(one, two, strict=True)):
+            assert_equal(*pair, f"{where}[{index}]")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, two), where
+    elif isinstance(one, np.ndarray):
+        assert np.array_equal(one, two), where
+    else:
+        assert one == two or (one != one and two != two), where
 
 
 def assert_same(one: SessionTask, two: SessionTask) -> None:
@@ -100,18 +114,13 @@ def assert_same(one: SessionTask, two: SessionTask) -> None:
     assert rows(here, one) == rows(there, two)
     states = [load_state(folder.resume_file(one.trial, one.session)) for folder in (here, there)]
     for key in ("agent", "env", "obs", "rows", "frame", "best_model"):
-        assert packed(states[0][key]) == packed(states[1][key]), key
-    prefix = here.session_prefix(one.trial, one.session)
-    models = [
-        {path.name: path.read_bytes() for path in (folder.path / "model").glob(f"{prefix}_*")}
-        for folder in (here, there)
-    ]
-    assert len(models[0]) >= 2
-    needed = {name for name in models[0] if "net_model" in name}
-    for name, chunks in states[0]["rows"].items():
-        needed |= {f"{here.replay_prefix(one.trial, one.session, name).name}_{a}-{b}.pt" for a, b in chunks}
-    for name in needed:
-        assert models[0][name] == models[1][name], name
+        assert_equal(states[0][key], states[1][key], key)
+    names = [here.model_file(one.trial, one.session, which).name for which in ("last", "best")]
+    for which, chunks in states[0]["rows"].items():
+        prefix = here.replay_prefix(one.trial, one.session, which).name
+        names += [f"{prefix}_{first}-{end}.pt" for first, end in chunks]
+    for name in names:
+        assert_equal(*(load_state(folder.path / "model" / name) for folder in (here, there)), name)
 
 
 def assert_same_result(one: dict[str, Any], two: dict[str, Any]) -> None:
@@ -271,6 +280,93 @@ def test_a_checkpoint_written_meanwhile_starts_the_snapshot_anew(host: Any, monk
     assert replays == set(names[2:])
 
 
+class FakeNode:
+    """Answers calls for files at once."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.read = self
+        self.sent = [remote.SentFile(name, len(data)) for name, data in files.items()]
+
+    def remote(self, index: int, offset: int) -> bytes:
+        return list(self.files.values())[index][offset : offset + 3]
+
+    def fetch(self, root: Path, replays: set[str], lost_after: int | None = None) -> list[int]:
+        """Bring all files into a run folder; how large the pieces were."""
+        one = remote._Remote(SessionTask(str(root), "x", 0, 1), actor=self)
+        steps = remote.fetch_files(one, self.sent, frozenset(replays))
+        sizes: list[int] = []
+        with suppress(StopIteration):
+            data = next(steps)
+            while True:
+                sizes.append(len(data))
+                if len(sizes) == lost_after:
+                    steps.throw(ray.exceptions.RayActorError())
+                data = steps.send(data)
+        return sizes
+
+
+def contents(root: Path) -> dict[str, str]:
+    return {path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
+def old_run(root: Path) -> dict[str, str]:
+    for name in ("ckpt-last_resume.pt", "ckpt-prev_resume.pt", "replay-main_0-1.pt", "replay-main_1-2.pt"):
+        write_text(root / "model" / f"x_t0_s1_{name}", "old")
+    write_text(root / "model" / "x_t0_s10_replay-main_0-1.pt", "of another session")
+    return contents(root)
+
+
+def test_files_come_in_pieces_and_rows_that_nobody_needs_go(tmp_path: Path) -> None:
+    old = old_run(tmp_path)
+    prefix = "model/x_t0_s1_"
+    node = FakeNode(
+        {f"{prefix}ckpt-last_resume.pt": b"newer", f"{prefix}replay-main_1-3.pt": b"", "log/x_t0_s1.log": b"l"}
+    )
+    held = {f"{prefix}replay-main_1-2.pt", f"{prefix}replay-main_1-3.pt"}
+    assert node.fetch(tmp_path, held) == [3, 2, 1]
+    del old[f"{prefix}replay-main_0-1.pt"]
+    assert contents(tmp_path) == old | new
+
+
+def test_rows_are_in_place_before_the_checkpoint_that_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[str] = []
+    monkeypatch.setattr(remote, "move_into_place", lambda _, path: moved.append(path.name.removeprefix("x_t0_s1_")))
+    names = ["ckpt-best_net_model.pt", "ckpt-last_resume.pt", "ckpt-prev_resume.pt", "replay-main_0-1.pt"]
+    FakeNode({f"model/x_t0_s1_{name}": b"new" for name in names}).fetch(tmp_path, set())
+    assert moved == [names[3], names[2], names[1], names[0]]
+
+
+def test_a_node_lost_while_it_sends_changes_nothing(tmp_path: Path) -> None:
+    old = old_run(tmp_path)
+    node = FakeNode(
+        {f"model/x_t0_s1_{name}": b"new and longer" for name in ("replay-main_1-3.pt", "ckpt-last_resume.pt")}
+    )
+    for lost_after in (1, 3, 6, 9):
+        with pytest.raises(ray.exceptions.RayActorError):
+            node.fetch(tmp_path, set(), lost_after)
+        assert contents(tmp_path) == old
+
+
+@pytest.mark.parametrize("name", ["../x_t0_s1_a", "model/../../x_t0_s1_a", "x_t0_spec.yaml", "model/x_t0_s2_a"])
+def test_a_hostile_node_writes_nothing(name: str, tmp_path: Path) -> None:
+    old = old_run(tmp_path / "run")
+    with pytest.raises(remote.TransferError, match="refused"):
+        FakeNode({"model/x_t0_s1_a": b"1", name: b"2"}).fetch(tmp_path / "run", set())
+    assert contents(tmp_path / "run") == old
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_node_that_sends_more_than_it_said_is_refused(tmp_path: Path) -> None:
+    node = FakeNode({"model/x_t0_s1_a": b"123456"})
+    node.sent = [remote.SentFile("model/x_t0_s1_a", 5)]
+    with pytest.raises(remote.TransferError, match="2 were missing"):
+        node.fetch(tmp_path, set())
+    assert contents(tmp_path) == {}
+
+
 def test_the_clients_address_is_refused() -> None:
     with pytest.raises(LabError, match="ray start --address"):
         remote.RayExecutor("ray://head:10001")
@@ -287,6 +383,10 @@ def test_a_trial_is_the_same_as_a_local_one(executor: Any, cluster: Any, tmp_pat
         assert_same_result(one, two)
     for one, two in zip(here, there, strict=True):
         assert_same(one, two)
+    models = [sorted((tmp_path / where / "model").glob("*_net_model.pt")) for where in ("here", "there")]
+    assert len(models[0]) == 4
+    for file, other in zip(*models, strict=True):
+        assert file.read_bytes() == other.read_bytes(), file.name
     names = [
         {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
         for folder in (tmp_path / "here", tmp_path / "there")
@@ -303,7 +403,7 @@ def test_a_trial_is_the_same_as_a_local_one(executor: Any, cluster: Any, tmp_pat
 def test_a_lost_node_costs_only_the_time_since_the_checkpoint(executor: Any, cluster: Any, tmp_path: Path) -> None:
     here, there = [], []
     for trial, algorithm in enumerate(("PPO", "DQN")):
-        spec = make_spec(algorithm, 60_000, checkpoint_frequency=2000)
+        spec = make_spec(algorithm, 24_000, checkpoint_frequency=1000)
         here += make_tasks(spec, tmp_path / "here", trial)
         there += make_tasks(spec, tmp_path / "there", trial)
     locals_ = run(LocalExecutor(), here)
@@ -320,7 +420,7 @@ def test_a_lost_node_costs_only_the_time_since_the_checkpoint(executor: Any, clu
     for one, two in zip(locals_, run(executor, there, lose_node), strict=True):
         assert_same_result(one, two)
     assert lost
-    assert max(lost) < 60_000
+    assert max(lost) < 24_000
     for one, two in zip(here, there, strict=True):
         assert_same(one, two)
         log = RunFolder(Path(two.folder), two.name).log_file(two.trial, two.session).read_text()
@@ -331,7 +431,7 @@ def test_a_lost_node_costs_only_the_time_since_the_checkpoint(executor: Any, clu
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
 def test_a_stopped_session_continues_locally(algorithm: str, executor: Any, tmp_path: Path) -> None:
-    spec = make_spec(algorithm, 30_000)
+    spec = make_spec(algorithm, 20_000)
     (here,), (there,) = make_tasks(spec, tmp_path / "here"), make_tasks(spec, tmp_path / "there")
     (whole,) = run(LocalExecutor(), [here])
     table = RunFolder(tmp_path / "there", spec.name).table_file(0, 0, "train")
@@ -341,7 +441,7 @@ def test_a_stopped_session_continues_locally(algorithm: str, executor: Any, tmp_
     outcome = end(executor, there)
     assert outcome.result is not None, outcome.error
     assert not outcome.result["is_done"]
-    assert 0 < outcome.result["frame"] < 30_000
+    assert 0 < outcome.result["frame"] < 20_000
     # its last files came before its end was told
     assert load_state(RunFolder(tmp_path / "there", spec.name).resume_file(0, 0))["frame"] == outcome.result["frame"]
     (rest,) = run(LocalExecutor(), [there])
