@@ -71,11 +71,17 @@ def run(
     ] = "INFO",
     log_format: Annotated[LogFormat, typer.Option(help="Of the console: lines for people, or JSON.")] = "text",
     data_dir: Annotated[Path, typer.Option(help="Where run folders are made.")] = DATA_DIR,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run sessions on the Ray cluster at HOST:PORT, auto, or local."),
+    ] = None,
 ) -> None:
     """Entry of the command."""
     setup_console(log_level, log_format)
-    options = Options(data_dir, log_level, render, tuple(imports or ()), video, log_format)
+    options = Options(data_dir, log_level, render, tuple(imports or ()), video, log_format, ray_address)
     with user_errors():
+        if ray_address is not None and render:
+            raise LabError("--render shows sessions of this process, --ray-address runs them elsewhere; leave one out")
         source, name, mode = split_arguments(arguments or [])
         changes = [*(set_ or [])]
         changes += [f"meta.seed={seed}"] if seed is not None else []

@@ -46,10 +46,14 @@ def run(
     ] = "INFO",
     log_format: Annotated[LogFormat, typer.Option(help="Of the console: lines for people, or JSON.")] = "text",
     data_dir: Annotated[Path, typer.Option(help="Where run folders are made.")] = DATA_DIR,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run sessions on the Ray cluster at HOST:PORT, auto, or local."),
+    ] = None,
 ) -> None:
     """Entry of the command."""
     setup_console(log_level, log_format)
-    options = Options(data_dir, log_level, imports=tuple(imports or ()), log_format=log_format)
+    options = Options(data_dir, log_level, imports=tuple(imports or ()), log_format=log_format, ray_address=ray_address)
     with user_errors():
         *names, mode = arguments
         if not mode.startswith("search"):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from slm_lab.experiment.folder import previous_file
 from slm_lab.lib.errors import CheckpointError
 from slm_lab.lib.io import seal, unseal, write_bytes
 
@@ -67,11 +68,6 @@ def load_state(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: does not hold a state")
     return _from_plain(state)
-
-
-def previous_file(path: Path) -> Path:
-    """Where the checkpoint before the last is kept."""
-    return path.with_name(path.name.replace("ckpt-last", "ckpt-prev"))
 
 
 def load_latest(

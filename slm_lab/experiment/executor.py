@@ -1,5 +1,6 @@
 """Runs sessions: an interface for wherever that is, and local processes, at most one per core."""
 
+import importlib
 import json
 import os
 import selectors
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO, Protocol
 
+from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import LogFormat
 from slm_lab.lib.runtime import num_cores
 
@@ -39,6 +41,14 @@ class SessionTask:
     def key(self) -> Key:
         """What the session is known by."""
         return self.trial, self.session
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a session takes of a cluster; no cpu means one per torch thread."""
+
+    cpu: float | None = None
+    gpu: float = 0.0
 
 
 @dataclass
@@ -78,6 +88,31 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Kill what still runs."""
+
+
+# what makes an executor somewhere else
+Connect = Callable[[Resources], Executor]
+
+
+def load_ray(address: str) -> Connect:
+    """What makes an executor on a Ray cluster; the package is optional and slow to import."""
+    # under `uv run` Ray would send this folder to the nodes and install it there; it reads this when imported
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    try:
+        module = importlib.import_module("slm_lab.experiment.ray_executor")
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("slm_lab"):
+            raise
+        raise LabError(
+            f"--ray-address {address}: needs the package '{error.name}', which is not installed; install it with: "
+            "uv sync --group ray"
+        ) from None
+
+    def connect(resources: Resources) -> Executor:
+        executor: Executor = module.RayExecutor(address, resources)
+        return executor
+
+    return connect
 
 
 def run_tasks(

@@ -104,6 +104,11 @@ def find_best_trial(path: Path) -> int:
     return 0
 
 
+def previous_file(path: Path) -> Path:
+    """Where the checkpoint before the last is kept."""
+    return path.with_name(path.name.replace("ckpt-last", "ckpt-prev"))
+
+
 def open_run_folder(where: str, data_dir: Path) -> tuple[RunFolder, Spec]:
     """The run meant by a folder, a file in it, a glob, or `latest`, with its saved spec."""
     path = find_run_path(where, data_dir)

@@ -20,6 +20,7 @@ from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
+from slm_lab.experiment.executor import Connect, load_ray
 from slm_lab.experiment.folder import DATA_DIR, RunFolder, find_best_trial, open_run_folder
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
@@ -49,6 +50,8 @@ class Options:
     video: Path | None = None
     # of the console; log files are for people
     log_format: LogFormat = "text"
+    # sessions run on this Ray cluster; "local": on one of their own
+    ray_address: str | None = None
 
 
 def prepare(spec: Spec, render: bool = False) -> tuple[Spec, list[str]]:
@@ -88,11 +91,12 @@ def prepare(spec: Spec, render: bool = False) -> tuple[Spec, list[str]]:
 def start(spec: Spec, options: Options) -> TrialResult:
     """Train a spec in a new run folder."""
     import_modules(options.imports)
+    connect = find_cluster(options)
     spec, notes = prepare(spec, options.render)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     write_yaml(folder.trial_spec_file(0), dump_spec(spec))
     write_origin(spec, folder, options)
-    return _train(spec, folder, options, [f"Run folder {folder.path}", *notes])
+    return _train(spec, folder, options, [f"Run folder {folder.path}", *notes], connect)
 
 
 def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:
@@ -111,6 +115,7 @@ def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:
 def resume(where: str, options: Options, name: str | None = None) -> TrialResult:
     """Continue a run from its last checkpoints, or show its result if it is done."""
     import_modules(options.imports)
+    connect = find_cluster(options)
     folder, saved = open_run_folder(where, options.data_dir)
     # a name may have been extended by its env
     if name is not None and saved.name != name and not saved.name.startswith(f"{name}_"):
@@ -121,14 +126,20 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
     # what is decided anew, such as updates that cannot be compiled here, holds for every session
     write_yaml(folder.trial_spec_file(0), dump_spec(saved))
     remove_orphans(folder.path)
-    return _train(saved, folder, options, [f"Continuing {folder.path}", *notes])
+    return _train(saved, folder, options, [f"Continuing {folder.path}", *notes], connect)
 
 
-def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str]) -> TrialResult:
+def find_cluster(options: Options) -> Connect | None:
+    return None if options.ray_address is None else load_ray(options.ray_address)
+
+
+def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str], connect: Connect | None) -> TrialResult:
     with log_to(folder.log_file(), options.log_level):
         for note in notes:
             logger.info(note)
-        return Trial(spec, folder, 0, options.imports, options.log_level, options.render, options.log_format).run()
+        return Trial(
+            spec, folder, 0, options.imports, options.log_level, options.render, options.log_format, connect
+        ).run()
 
 
 def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from loguru import logger
 
-from slm_lab.experiment.executor import POLL_SECONDS, Executor, LocalExecutor, SessionTask
+from slm_lab.experiment.executor import POLL_SECONDS, Executor, LocalExecutor, Resources, SessionTask
 from slm_lab.experiment.folder import RunFolder, open_run_folder
 from slm_lab.experiment.progress import format_seconds
-from slm_lab.experiment.run import Options, prepare, start, write_origin
+from slm_lab.experiment.run import Options, find_cluster, prepare, start, write_origin
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
 from slm_lab.experiment.search_result import SearchResult
 from slm_lab.experiment.trial import TrialResult
@@ -54,7 +54,7 @@ def start_search(spec: Spec, options: Options, keep: int = 3) -> SearchResult:
         )
     # mistakes that hold for every trial are told before anything is written
     _, notes = prepare(spec.replace(meta={"max_session": 1, "compile": False}))
-    executor = _build_executor(spec)
+    executor = _build_executor(spec, options)
     for line in advise(spec, executor.num_slot, _probe(spec, options)):
         logger.info(line)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
@@ -72,7 +72,7 @@ def resume_search(where: str, options: Options, keep: int = 3) -> SearchResult:
         raise RunFolderError(f"{folder.path} is no search; continue it with train@{folder.path}")
     remove_orphans(folder.path)
     logger.info(f"Continuing {folder.path}")
-    return _run(spec, folder, _build_executor(spec), options, keep)
+    return _run(spec, folder, _build_executor(spec, options), options, keep)
 
 
 def _run(spec: Spec, folder: RunFolder, executor: Executor, options: Options, keep: int) -> SearchResult:
@@ -80,9 +80,12 @@ def _run(spec: Spec, folder: RunFolder, executor: Executor, options: Options, ke
     return search.run()
 
 
-def _build_executor(spec: Spec) -> Executor:
-    """As many sessions at once as the machine has room for."""
+def _build_executor(spec: Spec, options: Options) -> Executor:
+    """As many sessions at once as the machine, or the cluster, has room for."""
     needs = spec.meta.search_resources
+    connect = find_cluster(options)
+    if connect is not None:
+        return connect(Resources(max(needs.cpu, spec.meta.num_threads), needs.gpu))
     limit = int(num_cores() / max(needs.cpu, spec.meta.num_threads))
     if needs.gpu and (num_gpu := count_gpus()):
         limit = min(limit, int(num_gpu / needs.gpu))

@@ -20,7 +20,7 @@ from slm_lab.experiment.analysis import (
     read_table,
 )
 from slm_lab.experiment.control import Progress, Session, SessionResult, write_session_metrics
-from slm_lab.experiment.executor import LocalExecutor, Outcome, SessionTask, run_tasks
+from slm_lab.experiment.executor import Connect, Executor, LocalExecutor, Outcome, Resources, SessionTask, run_tasks
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.plot import plot_session, plot_trial
 from slm_lab.experiment.progress import ProgressView
@@ -80,6 +80,7 @@ class Trial:
         log_level: str,
         render: bool,
         log_format: LogFormat = "text",
+        connect: Connect | None = None,
     ) -> None:
         self.spec = spec
         self.folder = folder
@@ -88,6 +89,8 @@ class Trial:
         self.log_level = log_level
         self.render = render
         self.log_format = log_format
+        # where sessions run, if not here
+        self.connect = connect
         self.last_plot = time.monotonic()
 
     def run(self) -> TrialResult:
@@ -104,7 +107,7 @@ class Trial:
             f"{self.spec.env.num_envs} env(s), seed {self.spec.meta.seed}"
         )
         with StopSignal() as stop, self._show(num_session) as view:
-            run = self._run_here if num_session == 1 else self._run_processes
+            run = self._run_here if num_session == 1 and self.connect is None else self._run_processes
             outcomes = run(view, stop)
         results, failures = [], {}
         for outcome in outcomes:
@@ -151,7 +154,13 @@ class Trial:
             )
             for session in range(self.spec.meta.max_session)
         ]
-        return run_tasks(LocalExecutor(), tasks, view.update, stop, self._plot_now_and_then)
+        return run_tasks(self._make_executor(), tasks, view.update, stop, self._plot_now_and_then)
+
+    def _make_executor(self) -> Executor:
+        if self.connect is None:
+            return LocalExecutor()
+        meta = self.spec.meta
+        return self.connect(Resources(meta.num_threads, meta.search_resources.gpu))
 
     def _conclude(self, results: list[SessionResult], failures: dict[int, str], stop_code: int) -> TrialResult:
         for result in results:

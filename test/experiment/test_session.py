@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +374,16 @@ def test_a_killed_process_is_an_outcome(tmp_path: Path) -> None:
     assert outcome.result is None
     assert outcome.is_user_error
     assert "no spec file" in str(outcome.error)
+
+
+def test_a_ray_address_without_ray_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "slm_lab.experiment.ray_executor", raising=False)
+    with pytest.raises(LabError, match=r"needs the package 'ray'.*uv sync --group ray"):
+        start(tiny(), Options(data_dir=tmp_path / "data", ray_address="auto"))
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_score_of_null_is_no_reason_to_fail(finished: Path, tmp_path: Path) -> None:
