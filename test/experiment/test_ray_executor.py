@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from slm_lab.experiment.checkpoint import load_state
-from slm_lab.experiment.executor import Executor, LocalExecutor, Outcome, Resources, SessionTask, run_tasks
+from slm_lab.experiment.executor import Executor, LocalExecutor, Outcome, Resources, SessionTask, load_ray, run_tasks
 from slm_lab.experiment.folder import RunFolder, previous_file
 from slm_lab.experiment.run import Options, start
 from slm_lab.lib.errors import LabError
@@ -320,9 +321,8 @@ def old_run(root: Path) -> dict[str, str]:
 def test_files_come_in_pieces_and_rows_that_nobody_needs_go(tmp_path: Path) -> None:
     old = old_run(tmp_path)
     prefix = "model/x_t0_s1_"
-    node = FakeNode(
-        {f"{prefix}ckpt-last_resume.pt": b"newer", f"{prefix}replay-main_1-3.pt": b"", "log/x_t0_s1.log": b"l"}
-    )
+    new = {f"{prefix}ckpt-last_resume.pt": "newer", f"{prefix}replay-main_1-3.pt": "", "log/x_t0_s1.log": "l"}
+    node = FakeNode({name: text.encode() for name, text in new.items()})
     held = {f"{prefix}replay-main_1-2.pt", f"{prefix}replay-main_1-3.pt"}
     assert node.fetch(tmp_path, held) == [3, 2, 1]
     del old[f"{prefix}replay-main_0-1.pt"]
@@ -367,9 +367,19 @@ def test_a_node_that_sends_more_than_it_said_is_refused(tmp_path: Path) -> None:
     assert contents(tmp_path) == {}
 
 
-def test_the_clients_address_is_refused() -> None:
-    with pytest.raises(LabError, match="ray start --address"):
-        remote.RayExecutor("ray://head:10001")
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("ray://head:10001", "join the cluster with `ray start --address=HOST:PORT`"),
+        ("locl", "give HOST:PORT, auto or local; did you mean 'local'?"),
+        ("host:", "give HOST:PORT"),
+        ("127.0.0.1:1", "nobody answers there"),
+        ("127.0.0.1:99999", "nobody answers there"),
+    ],
+)
+def test_a_wrong_address_is_told_at_once(address: str, message: str) -> None:
+    with pytest.raises(LabError, match=re.escape(message)):
+        load_ray(address)
 
 
 # --- on a cluster
