@@ -433,6 +433,11 @@ class RayExecutor:
             with suppress(RayError):
                 yield actor.close.remote()
             return outcome
+        except (LabError, RayTaskError, TransferError, OSError):
+            # the node is well, and should keep nothing
+            with suppress(RayError):
+                yield actor.close.remote()
+            raise
         finally:
             # asked to do anything, a Ray that was left would start again
             if ray.is_initialized():
