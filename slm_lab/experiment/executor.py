@@ -107,6 +107,7 @@ def load_ray(address: str) -> Connect:
             f"--ray-address {address}: needs the package '{error.name}', which is not installed; install it with: "
             "uv sync --group ray"
         ) from None
+    module.check_address(address)
 
     def connect(resources: Resources) -> Executor:
         executor: Executor = module.RayExecutor(address, resources)

@@ -33,11 +33,13 @@ from ray.exceptions import (
 import slm_lab
 from slm_lab.experiment.executor import STOP_SECONDS, Event, Key, LocalExecutor, Outcome, Resources, SessionTask
 from slm_lab.experiment.folder import RunFolder, previous_file
-from slm_lab.lib.errors import LabError
+from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.io import lock_file, move_into_place, temporary_name
 from slm_lab.lib.runtime import num_cores
 
-LOCAL = "local"
+# a Ray of our own, and the cluster that this machine has joined
+LOCAL, AUTO = "local", "auto"
+CONNECT_SECONDS = 5.0
 # a session whose node is lost starts again so often, from its last checkpoint
 MAX_RESTART = 3
 # of a Ray of our own; it only ever holds a few pieces of files
@@ -439,6 +441,11 @@ class RayExecutor:
             with suppress(RayError):
                 yield actor.close.remote()
             return outcome
+        except (LabError, RayTaskError, TransferError, OSError):
+            # the node is well, and should keep nothing
+            with suppress(RayError):
+                yield actor.close.remote()
+            raise
         finally:
             # asked to do anything, a Ray that was left would start again
             if ray.is_initialized():
@@ -490,12 +497,29 @@ class RayExecutor:
             logger.warning(f"{text}: sessions wait until one joins the cluster")
 
 
-def _connect(address: str) -> None:
+def check_address(address: str) -> None:
+    """Tell a wrong address at once: Ray itself would try for minutes."""
+    if address in (LOCAL, AUTO):
+        return
     if address.startswith("ray://"):
         raise LabError(
             f"--ray-address {address}: Ray's client is not supported; join the cluster with "
             "`ray start --address=HOST:PORT` and give HOST:PORT"
         )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise LabError(f"--ray-address {address}: give HOST:PORT, {AUTO} or {LOCAL}{nearest(address, (AUTO, LOCAL))}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise LabError(
+            f"--ray-address {address}: nobody answers there ({error}); start a cluster with `ray start --head`, "
+            f"or use {LOCAL}"
+        ) from None
+
+
+def _connect(address: str) -> None:
+    check_address(address)
     # Ray counts its uses and tells its makers, unless it is told not to
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
@@ -511,7 +535,7 @@ def _connect(address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
         raise LabError(
             f"--ray-address {address}: cannot join ({_first_line(error)}); start a cluster with `ray start --head`, "
-            "or use local"
+            f"or use {LOCAL}"
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from slm_lab.experiment.checkpoint import load_state
-from slm_lab.experiment.executor import Executor, LocalExecutor, Outcome, Resources, SessionTask, run_tasks
+from slm_lab.experiment.executor import Executor, LocalExecutor, Outcome, Resources, SessionTask, load_ray, run_tasks
 from slm_lab.experiment.folder import RunFolder, previous_file
 from slm_lab.experiment.run import Options, start
 from slm_lab.lib.errors import LabError
@@ -68,7 +69,7 @@ def run(
     return [outcome.result for outcome in outcomes if outcome.result is not None]
 
 
-def follow(executor: Executor, task: SessionTask, is_enough: Callable[[], bool]) -> None:
+def follow(executor: Executor, is_enough: Callable[[], bool]) -> None:
     """Let a session run until something is true."""
     while not is_enough():
         for event in executor.poll(0.2):
@@ -89,7 +90,7 @@ def rows(folder: RunFolder, task: SessionTask) -> list[dict[str, str]]:
 
 
 def assert_equal(one: Any, two: Any, where: str) -> None:
-    """Not the bytes of a file: those also tell whether two keys are one object, which loading changes."""
+    """Equal contents: the bytes of a saved state also tell which of its keys are one object, which loading changes."""
     assert type(one) is type(two), where
     if isinstance(one, dict):
         assert one.keys() == two.keys(), where
@@ -120,7 +121,7 @@ def assert_same(one: SessionTask, two: SessionTask) -> None:
         prefix = here.replay_prefix(one.trial, one.session, which).name
         names += [f"{prefix}_{first}-{end}.pt" for first, end in chunks]
     for name in names:
-        assert_equal(*(load_state(folder.path / "model" / name) for folder in (here, there)), name)
+        assert (here.path / "model" / name).read_bytes() == (there.path / "model" / name).read_bytes(), name
 
 
 def assert_same_result(one: dict[str, Any], two: dict[str, Any]) -> None:
@@ -320,9 +321,8 @@ def old_run(root: Path) -> dict[str, str]:
 def test_files_come_in_pieces_and_rows_that_nobody_needs_go(tmp_path: Path) -> None:
     old = old_run(tmp_path)
     prefix = "model/x_t0_s1_"
-    node = FakeNode(
-        {f"{prefix}ckpt-last_resume.pt": b"newer", f"{prefix}replay-main_1-3.pt": b"", "log/x_t0_s1.log": b"l"}
-    )
+    new = {f"{prefix}ckpt-last_resume.pt": "newer", f"{prefix}replay-main_1-3.pt": "", "log/x_t0_s1.log": "l"}
+    node = FakeNode({name: text.encode() for name, text in new.items()})
     held = {f"{prefix}replay-main_1-2.pt", f"{prefix}replay-main_1-3.pt"}
     assert node.fetch(tmp_path, held) == [3, 2, 1]
     del old[f"{prefix}replay-main_0-1.pt"]
@@ -367,9 +367,19 @@ def test_a_node_that_sends_more_than_it_said_is_refused(tmp_path: Path) -> None:
     assert contents(tmp_path) == {}
 
 
-def test_the_clients_address_is_refused() -> None:
-    with pytest.raises(LabError, match="ray start --address"):
-        remote.RayExecutor("ray://head:10001")
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("ray://head:10001", "join the cluster with `ray start --address=HOST:PORT`"),
+        ("locl", "give HOST:PORT, auto or local; did you mean 'local'?"),
+        ("host:", "give HOST:PORT"),
+        ("127.0.0.1:1", "nobody answers there"),
+        ("127.0.0.1:99999", "nobody answers there"),
+    ],
+)
+def test_a_wrong_address_is_told_at_once(address: str, message: str) -> None:
+    with pytest.raises(LabError, match=re.escape(message)):
+        load_ray(address)
 
 
 # --- on a cluster
@@ -379,14 +389,10 @@ def test_the_clients_address_is_refused() -> None:
 def test_a_trial_is_the_same_as_a_local_one(executor: Any, cluster: Any, tmp_path: Path) -> None:
     spec = make_spec("PPO", 3000, max_session=2)
     here, there = make_tasks(spec, tmp_path / "here"), make_tasks(spec, tmp_path / "there")
-    for one, two in zip(run(LocalExecutor(), here), run(executor, there), strict=True):
-        assert_same_result(one, two)
+    for results in zip(run(LocalExecutor(), here), run(executor, there), strict=True):
+        assert_same_result(*results)
     for one, two in zip(here, there, strict=True):
         assert_same(one, two)
-    models = [sorted((tmp_path / where / "model").glob("*_net_model.pt")) for where in ("here", "there")]
-    assert len(models[0]) == 4
-    for file, other in zip(*models, strict=True):
-        assert file.read_bytes() == other.read_bytes(), file.name
     names = [
         {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
         for folder in (tmp_path / "here", tmp_path / "there")
@@ -406,7 +412,7 @@ def test_a_lost_node_costs_only_the_time_since_the_checkpoint(executor: Any, clu
         spec = make_spec(algorithm, 24_000, checkpoint_frequency=1000)
         here += make_tasks(spec, tmp_path / "here", trial)
         there += make_tasks(spec, tmp_path / "there", trial)
-    locals_ = run(LocalExecutor(), here)
+    whole = run(LocalExecutor(), here)
     (node,) = cluster.worker_nodes
     lost: list[int] = []
 
@@ -417,8 +423,8 @@ def test_a_lost_node_costs_only_the_time_since_the_checkpoint(executor: Any, clu
             cluster.add_node(num_cpus=2, object_store_memory=STORE)
             cluster.remove_node(node, allow_graceful=False)
 
-    for one, two in zip(locals_, run(executor, there, lose_node), strict=True):
-        assert_same_result(one, two)
+    for results in zip(whole, run(executor, there, lose_node), strict=True):
+        assert_same_result(*results)
     assert lost
     assert max(lost) < 24_000
     for one, two in zip(here, there, strict=True):
@@ -436,7 +442,7 @@ def test_a_stopped_session_continues_locally(algorithm: str, executor: Any, tmp_
     (whole,) = run(LocalExecutor(), [here])
     table = RunFolder(tmp_path / "there", spec.name).table_file(0, 0, "train")
     executor.submit(there)
-    follow(executor, there, table.exists)
+    follow(executor, table.exists)
     executor.stop(there.key)
     outcome = end(executor, there)
     assert outcome.result is not None, outcome.error
@@ -471,6 +477,7 @@ def test_a_session_that_fails_is_not_tried_again(executor: Any, tmp_path: Path) 
     outcome = end(executor, task)
     assert outcome.is_user_error
     assert "no good checkpoint is left" in str(outcome.error)
+    # neither is one that another process trains
     with lock_file(RunFolder(tmp_path, spec.name).lock_file(0, 0), 0):
         executor.submit(task)
         assert "another process is using" in str(end(executor, task).error)
