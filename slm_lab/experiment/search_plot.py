@@ -263,7 +263,8 @@ def _build_points(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], tit
         trace = dict(type="scatter", mode="markers", x=x, y=[trial.score for trial in trials], text=told, marker=marker)
         data.append(trace | dict(hoverinfo="text", xaxis=f"x{number}", yaxis=f"y{number}"))
         kind = "category" if key.is_choice else "log" if key.is_log else "linear"
-        layout[f"xaxis{number}"] = dict(title=dict(text=escape(key.name)), type=kind, gridcolor="#E4E4E4")
+        axis = dict(title=dict(text=escape(key.name)), type=kind, gridcolor="#E4E4E4", exponentformat="e")
+        layout[f"xaxis{number}"] = axis
         layout[f"yaxis{number}"] = dict(title=dict(text=_SCORE), gridcolor="#E4E4E4")
     return dict(data=data, layout=layout)
 
