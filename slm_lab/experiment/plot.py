@@ -3,7 +3,7 @@
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from io import BytesIO
 from itertools import cycle, product
@@ -13,8 +13,12 @@ from typing import Any
 import numpy as np
 import plotly.io
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from plotly.offline import get_plotlyjs
 
@@ -131,22 +135,36 @@ class _Chart:
         return (1.6, 1.0) if len(self.lines) == 1 else (1.0, 0.65)
 
 
-def plot_session(table: Table, prefix: Path, title: str, kind: str = "train") -> list[Path]:
-    """Draw one session's returns and its algorithm's metrics; returns the graphs written."""
+@dataclass(frozen=True)
+class DrawnSession:
+    """A session to draw: what its graphs' names begin with, their title, and its table."""
+
+    prefix: Path
+    title: str
+    table: Table
+
+
+def plot_sessions(sessions: Sequence[DrawnSession], kind: str = "train") -> list[Path]:
+    """Draw each session's returns and its algorithm's metrics on the same axes; returns the graphs written."""
     paths = []
     for column, name, train_label, eval_label in _RETURNS:
-        x, y = read_curve(table, column)
-        if x.size:
-            label = eval_label if kind == "eval" else train_label
-            chart = _Chart(title, "", label, [_Line(column, x, y, _STYLES[0])])
-            paths += _write_chart(chart, prefix, f"session_graph_{kind}_{name}_vs_frames")
-    metrics = [_Line(name, *read_curve(table, name), _STYLES[0]) for name in table if name not in BOOKKEEPING]
+        label = eval_label if kind == "eval" else train_label
+        drawn = [(one, *read_curve(one.table, column)) for one in sessions]
+        drawn = [(one, x, y) for one, x, y in drawn if x.size]
+        charts = [_Chart(one.title, "", label, [_Line(column, x, y, _STYLES[0])]) for one, x, y in drawn]
+        for (one, _, _), chart, png in zip(drawn, charts, _draw_alike(charts), strict=True):
+            paths += _write_chart(chart, one.prefix, f"session_graph_{kind}_{name}_vs_frames", png)
+    columns = dict.fromkeys(column for one in sessions for column in one.table if column not in BOOKKEEPING)
     # The learning rate is a setting, the others are results.
-    metrics = sorted((line for line in metrics if line.x.size), key=lambda line: line.name == "lr")
-    if metrics:
-        path = prefix.with_name(f"{prefix.name}_session_graph_{kind}_metrics_vs_frames.png")
-        write_bytes(path, _metrics_png(metrics, title))
-        paths.append(path)
+    names = sorted(columns, key=lambda column: column == "lr")
+    metrics = [{name: read_curve(one.table, name) for name in names} for one in sessions]
+    names = [name for name in names if any(curves[name][0].size for curves in metrics)]
+    if names:
+        titles = [one.title for one in sessions]
+        for one, png in zip(sessions, _draw_metrics(names, metrics, titles), strict=True):
+            path = one.prefix.with_name(f"{one.prefix.name}_session_graph_{kind}_metrics_vs_frames.png")
+            write_bytes(path, png)
+            paths.append(path)
     return paths
 
 
@@ -223,11 +241,11 @@ def _trial_chart(sessions: list[_Line], title: str, label: str) -> _Chart:
     return _Chart(title, subtitle, label, [*sessions, mean], (band,))
 
 
-def _write_chart(chart: _Chart, prefix: Path, name: str) -> list[Path]:
-    """Write a chart as PNG and as HTML, with plotly's script next to the pages."""
+def _write_chart(chart: _Chart, prefix: Path, name: str, drawn: bytes | None = None) -> list[Path]:
+    """Write a chart as PNG, unless it is drawn, and as HTML, with plotly's script next to the pages."""
     png = prefix.with_name(f"{prefix.name}_{name}.png")
     html = prefix.with_name(f"{prefix.name}_{name}.html")
-    write_bytes(png, _chart_png(chart))
+    write_bytes(png, _chart_png(chart) if drawn is None else drawn)
     write_page(html, _chart_figure(chart), chart.title)
     return [png, html]
 
@@ -268,7 +286,12 @@ def style_axes(axes: Axes, font_size: float) -> None:
 
 
 def _chart_png(chart: _Chart) -> bytes:
-    """Draw a chart with matplotlib; without pyplot there is no state shared between threads."""
+    """Draw a chart as PNG."""
+    return to_png(_build_figure(chart)[0])
+
+
+def _build_figure(chart: _Chart) -> tuple[Figure, Text]:
+    """A chart of matplotlib and its title; without pyplot there is no state shared between threads."""
     figure = Figure(figsize=_SIZE, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     axes = figure.add_subplot()
     style_axes(axes, font_size=10)
@@ -286,7 +309,7 @@ def _chart_png(chart: _Chart) -> bytes:
         axes.yaxis.set_major_formatter(FuncFormatter(shorten))
     axes.set_xlabel(FRAMES, fontsize=11, color=INK)
     axes.set_ylabel(chart.y_label.replace(", ", ",\n"), fontsize=11, color=INK)
-    axes.set_title(wrap(chart.title), loc="left", pad=22 if chart.subtitle else 10, **TITLE)
+    title = axes.set_title(wrap(chart.title), loc="left", pad=22 if chart.subtitle else 10, **TITLE)
     above: dict[str, Any] = dict(xycoords="axes fraction", textcoords="offset points")
     axes.annotate(chart.subtitle, (0, 1), (0, 8), fontsize=9.5, color=MUTED, **above)
     if chart.shows_legend:
@@ -294,22 +317,63 @@ def _chart_png(chart: _Chart) -> bytes:
         columns = 4 if len(chart.bands) > 1 else min(len(chart.lines) + 1, 6)
         look = dict(fontsize=9, frameon=False, handlelength=1.5, columnspacing=1.4)
         figure.legend(loc="outside lower center", ncols=columns, **look)
-    return to_png(figure)
+    return figure, title
 
 
-def _metrics_png(metrics: list[_Line], title: str) -> bytes:
+class _Sheet:
+    """A figure of which only curves and the title change: all else is drawn once, which is most of the work."""
+
+    def __init__(self, figure: Figure, lines: Sequence[Line2D], title: Text) -> None:
+        self.figure, self.lines, self.title = figure, lines, title
+        figure.set_dpi(_DPI)
+        self.canvas = FigureCanvasAgg(figure)
+        for artist in (*lines, title):
+            artist.set_animated(True)
+        self.canvas.draw()
+        self.background = self.canvas.copy_from_bbox(figure.bbox)
+
+    def draw(self, curves: Sequence[tuple[np.ndarray, np.ndarray]], title: str) -> bytes:
+        """The sheet with these curves, as PNG."""
+        self.canvas.restore_region(self.background)
+        for line, (x, y) in zip(self.lines, curves, strict=True):
+            line.set_data(x, y)
+            line.set_marker("o" if x.size == 1 else "None")
+            self.figure.draw_artist(line)
+        self.title.set_text(wrap(title))
+        self.figure.draw_artist(self.title)
+        buffer = BytesIO()
+        imsave(buffer, self.canvas.buffer_rgba(), format="png", dpi=_DPI)
+        return buffer.getvalue()
+
+
+def _draw_alike(charts: Sequence[_Chart]) -> list[bytes]:
+    """Charts of one curve each, on axes that hold them all."""
+    if not charts:
+        return []
+    curves = [(chart.lines[0].x, chart.lines[0].y) for chart in charts]
+    x, y = (np.concatenate([curve[part] for curve in curves]) for part in (0, 1))
+    every = replace(charts[0].lines[0], x=x, y=y)
+    figure, title = _build_figure(replace(charts[0], lines=[every]))
+    sheet = _Sheet(figure, figure.axes[0].lines, title)
+    return [sheet.draw([curve], chart.title) for curve, chart in zip(curves, charts, strict=True)]
+
+
+def _draw_metrics(
+    names: list[str], sessions: Sequence[Mapping[str, tuple[np.ndarray, np.ndarray]]], titles: Sequence[str]
+) -> list[bytes]:
     """Draw small multiples, one panel per metric, over the same frames."""
-    count = len(metrics)
+    count = len(names)
     columns = {1: 1, 2: 2, 4: 2}.get(count, 3)
     rows = -(-count // columns)
     width, height = max(_SIZE[0], 3.2 * columns), max(_SIZE[1], 2.1 * rows + 1.2)
     figure = Figure(figsize=(width, height))
     # Margins in inches: a layout engine takes a second for nine panels.
     figure.subplots_adjust(0.7 / width, 0.7 / height, 1 - 0.25 / width, 1 - 0.85 / height, wspace=0.28, hspace=0.3)
-    figure.text(0.2 / width, 1 - 0.2 / height, wrap(title), va="top", **TITLE)
+    title = figure.text(0.2 / width, 1 - 0.2 / height, wrap(titles[0]), va="top", **TITLE)
     figure.text(0.5, 0.15 / height, FRAMES, fontsize=11, color=INK, ha="center")
     first: Axes | None = None
-    for i, line in enumerate(metrics):
+    lines = []
+    for i, name in enumerate(names):
         axes = figure.add_subplot(rows, columns, i + 1, sharex=first)
         first = first or axes
         style_axes(axes, font_size=9)
@@ -318,9 +382,11 @@ def _metrics_png(metrics: list[_Line], title: str) -> bytes:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
         axes.ticklabel_format(axis="y", scilimits=(-3, 4))
         axes.yaxis.get_offset_text().set_fontsize(8)
-        axes.plot(line.x, line.y, color=line.look[0], linewidth=1.2, marker="o" if line.x.size == 1 else None)
-        axes.set_title(line.name, fontsize=10.5, color=INK, parse_math=False)
-    return to_png(figure)
+        x, y = (np.concatenate([curves[name][part] for curves in sessions]) for part in (0, 1))
+        lines += axes.plot(x, y, color=PALETTE[0], linewidth=1.2)
+        axes.set_title(name, fontsize=10.5, color=INK, parse_math=False)
+    sheet = _Sheet(figure, lines, title)
+    return [sheet.draw([curves[name] for name in names], text) for curves, text in zip(sessions, titles, strict=True)]
 
 
 def to_png(figure: Figure) -> bytes:

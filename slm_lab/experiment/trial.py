@@ -22,7 +22,7 @@ from slm_lab.experiment.analysis import (
 from slm_lab.experiment.control import Progress, Session, SessionResult, write_session_metrics
 from slm_lab.experiment.executor import Connect, Executor, LocalExecutor, Outcome, Resources, SessionTask, run_tasks
 from slm_lab.experiment.folder import RunFolder
-from slm_lab.experiment.plot import plot_session, plot_trial
+from slm_lab.experiment.plot import DrawnSession, plot_sessions, plot_trial
 from slm_lab.experiment.progress import ProgressView
 from slm_lab.experiment.report import write_report
 from slm_lab.experiment.results import read_run
@@ -215,8 +215,11 @@ class Trial:
             self.last_plot = time.monotonic()
 
     def _plot(self, tables: dict[int, dict[str, Any]]) -> None:
-        for session, table in tables.items():
-            plot_session(table, self.folder.graph_prefix(self.trial, session), f"{self._title}, session {session}")
+        sessions = [
+            DrawnSession(self.folder.graph_prefix(self.trial, session), f"{self._title}, session {session}", table)
+            for session, table in tables.items()
+        ]
+        plot_sessions(sessions)
         plot_trial(tables, self.folder.graph_prefix(self.trial), self._title)
 
     def _write_report(self) -> Path | None:

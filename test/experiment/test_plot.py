@@ -12,10 +12,9 @@ import matplotlib.image
 import numpy as np
 import plotly.graph_objects
 import pytest
-from matplotlib.figure import Figure
 
 from slm_lab.experiment import plot
-from slm_lab.experiment.plot import Table, plot_session, plot_trial
+from slm_lab.experiment.plot import DrawnSession, Table, plot_sessions, plot_trial
 
 RETURNS = ("mean_returns", "mean_returns_ma")
 
@@ -55,6 +54,10 @@ def assert_drawn(path: Path) -> None:
     image = matplotlib.image.imread(path)
     assert min(image.shape[:2]) >= 700
     assert image[..., :3].std() > 0.01
+
+
+def plot_session(table: Table, prefix: Path, title: str, kind: str = "train") -> list[Path]:
+    return plot_sessions([DrawnSession(prefix, title, table)], kind)
 
 
 @pytest.mark.parametrize("kind", ["train", "eval"])
@@ -225,16 +228,30 @@ def test_extreme_values_are_drawn(tmp_path) -> None:
     assert len(draw_trial([table, make_table(rows=4)], tmp_path / "demo", "demo")) == 4
 
 
+def test_sessions_share_their_axes_and_have_curves_of_their_own(tmp_path) -> None:
+    tables = [make_table(seed=0), make_table(seed=1, total_reward=np.linspace(0, 5000, 30))]
+    sessions = [DrawnSession(tmp_path / f"demo_s{i}", f"demo, session {i}", table) for i, table in enumerate(tables)]
+    assert len(plot_sessions(sessions)) == 10
+    name = "session_graph_train_mean_returns_vs_frames.png"
+    first, second = (matplotlib.image.imread(tmp_path / f"demo_s{i}_{name}") for i in (0, 1))
+    # labels and ticks of the y axis are the same, the curves are not
+    assert np.array_equal(first[100:, :90], second[100:, :90])
+    assert not np.array_equal(first[100:], second[100:])
+    plot_session(tables[0], tmp_path / "alone", "demo, session 0")
+    alone = matplotlib.image.imread(tmp_path / f"alone_{name}")
+    assert not np.array_equal(alone[100:, :90], first[100:, :90])
+
+
 @pytest.mark.parametrize("count", [1, 4, 10])
 def test_metrics_have_a_panel_each(tmp_path, count, monkeypatch) -> None:
     drawn: list[list[str]] = []
-    png = plot.to_png
+    draw = plot._Sheet.draw
 
-    def record(figure: Figure) -> bytes:
-        drawn.append([axes.get_title() for axes in figure.axes])
-        return png(figure)
+    def record(sheet: plot._Sheet, *arguments: Any) -> bytes:
+        drawn.append([axes.get_title() for axes in sheet.figure.axes])
+        return draw(sheet, *arguments)
 
-    monkeypatch.setattr(plot, "to_png", record)
+    monkeypatch.setattr(plot._Sheet, "draw", record)
     metrics = [f"metric_{i}$" for i in range(count - 1)]
     table = {"lr": np.ones(3), "frame": np.arange(3.0), "fps": np.ones(3), "kl": np.full(3, np.nan)}
     (path,) = plot_session(table | {name: np.arange(3.0) for name in metrics}, tmp_path / "demo", "demo")
