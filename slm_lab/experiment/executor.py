@@ -229,7 +229,8 @@ def _start(task: SessionTask) -> _Running:
     read_end, write_end = os.pipe()
     threads = str(task.num_threads)
     process = subprocess.Popen(
-        [sys.executable, "-m", "slm_lab.experiment.worker", json.dumps(asdict(task)), str(write_end)],
+        # told who its parent is: one that is killed while the session loads would else never have been there
+        [sys.executable, "-m", "slm_lab.experiment.worker", json.dumps(asdict(task)), str(write_end), str(os.getpid())],
         pass_fds=[write_end],
         stdin=subprocess.DEVNULL,
         env={

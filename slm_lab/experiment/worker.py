@@ -19,9 +19,8 @@ from slm_lab.lib.runtime import import_modules
 from slm_lab.spec.loading import load_spec
 
 
-def main(task: SessionTask, descriptor: int) -> int:
+def main(task: SessionTask, descriptor: int, parent: int) -> int:
     """Run one session, telling the parent what happens through a pipe."""
-    parent = os.getppid()
     with os.fdopen(descriptor, "w", buffering=1) as pipe, StopSignal() as stop:
 
         def tell(kind: str, content: Any) -> None:
@@ -60,4 +59,4 @@ def main(task: SessionTask, descriptor: int) -> int:
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
     arguments["imports"] = tuple(arguments["imports"])
-    sys.exit(main(SessionTask(**arguments), int(sys.argv[2])))
+    sys.exit(main(SessionTask(**arguments), int(sys.argv[2]), int(sys.argv[3])))

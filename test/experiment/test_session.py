@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ from slm_lab.experiment.results import read_run
 from slm_lab.experiment.run import Options, best_session, load_trained, resume, start
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, SpecError
-from slm_lab.lib.io import lock_file, write_json
-from slm_lab.spec.loading import load_spec, parse_spec
+from slm_lab.lib.io import lock_file, write_json, write_yaml
+from slm_lab.spec.loading import dump_spec, load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 
 
@@ -374,6 +376,23 @@ def test_a_killed_process_is_an_outcome(tmp_path: Path) -> None:
     assert outcome.result is None
     assert outcome.is_user_error
     assert "no spec file" in str(outcome.error)
+
+
+def test_a_session_whose_parent_was_killed_while_it_loaded_does_not_train(tmp_path: Path) -> None:
+    spec = tiny(env={"max_frame": 10_000_000}, meta={"compile": False})
+    folder = RunFolder(tmp_path, spec.name)
+    write_yaml(folder.trial_spec_file(0), dump_spec(spec))
+    task = json.dumps(asdict(SessionTask(str(tmp_path), spec.name, 0, 0)))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    read_end, write_end = os.pipe()
+    words = [sys.executable, "-m", "slm_lab.experiment.worker", task, str(write_end), str(gone.pid)]
+    subprocess.run(words, pass_fds=[write_end], timeout=120, check=True)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        kind, content = json.loads(pipe.read().splitlines()[-1])
+    assert kind == "result"
+    assert (content["is_done"], content["frame"]) == (False, 0)
 
 
 def test_a_ray_address_without_ray_is_told_before_anything_is_written(
