@@ -387,6 +387,14 @@ def test_a_session_that_loses_every_node_is_given_up(tmp_path: Path) -> None:
     assert not end.value.value.is_user_error
 
 
+def test_trouble_of_ray_itself_ends_one_session_and_not_the_run(tmp_path: Path) -> None:
+    steps = attend(SessionTask(str(tmp_path), "x", 0, 1))
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.throw(ray.exceptions.RaySystemError("no disk"))
+    assert "no disk" in end.value.value.error
+
+
 def test_a_node_without_the_lab_is_a_mistake_of_the_user(tmp_path: Path) -> None:
     steps = attend(SessionTask(str(tmp_path), "x", 0, 1))
     next(steps)
