@@ -403,7 +403,7 @@ class RayExecutor:
             return Outcome(task.session, error=f"lost its node {MAX_RESTART + 1} times: {reason}")
         except LabError as error:
             return Outcome(task.session, error=str(error), is_user_error=True)
-        except (RayTaskError, TransferError, OSError) as error:
+        except (RayError, TransferError, OSError) as error:
             return Outcome(task.session, error=f"its node or its files failed: {error}")
 
     def _run_once(self, one: _Remote) -> Steps:

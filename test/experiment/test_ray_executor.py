@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -365,6 +366,44 @@ def test_a_node_that_sends_more_than_it_said_is_refused(tmp_path: Path) -> None:
     with pytest.raises(remote.TransferError, match="2 were missing"):
         node.fetch(tmp_path, set())
     assert contents(tmp_path) == {}
+
+
+def attend(task: SessionTask) -> Any:
+    """All that is done for a session, on nodes that exist only in what the test answers."""
+    executor = remote.RayExecutor.__new__(remote.RayExecutor)
+    executor.resources, executor.is_own, executor.events = Resources(), False, []
+    executor.code, executor.host = remote.describe_code(), MagicMock()
+    return executor._attend(remote._Remote(task))
+
+
+def test_a_session_that_loses_every_node_is_given_up(tmp_path: Path) -> None:
+    steps = attend(SessionTask(str(tmp_path), "x", 0, 1))
+    next(steps)
+    for _ in range(3):
+        steps.throw(ray.exceptions.RayActorError())
+    with pytest.raises(StopIteration) as end:
+        steps.throw(ray.exceptions.NodeDiedError("gone"))
+    assert end.value.value.error == "lost its node 4 times: NodeDiedError: gone"
+    assert not end.value.value.is_user_error
+
+
+def test_trouble_of_ray_itself_ends_one_session_and_not_the_run(tmp_path: Path) -> None:
+    steps = attend(SessionTask(str(tmp_path), "x", 0, 1))
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.throw(ray.exceptions.RaySystemError("no disk"))
+    assert "no disk" in end.value.value.error
+
+
+def test_a_node_without_the_lab_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    steps = attend(SessionTask(str(tmp_path), "x", 0, 1))
+    next(steps)
+    missing = ModuleNotFoundError("No module named 'slm_lab'")
+    steps.throw(ray.exceptions.RayTaskError("describe", "ModuleNotFoundError: No module named 'slm_lab'", missing))
+    with pytest.raises(StopIteration) as end:
+        steps.send(None)
+    assert "cannot load this lab (ModuleNotFoundError: No module named 'slm_lab')" in end.value.value.error
+    assert end.value.value.is_user_error
 
 
 @pytest.mark.parametrize(
