@@ -43,7 +43,16 @@ def _help() -> str:
 
 def is_search(arguments: list[str]) -> bool:
     """Whether the mode of a run is a search, which has options of its own."""
-    return any(word == "search" or word.startswith("search@") for word in arguments)
+    positional, is_value = [], False
+    for word in arguments:
+        if word.startswith("-"):
+            # the options that take no value
+            is_value = "=" not in word and word not in ("--render", "--profile", "--help")
+        elif is_value:
+            is_value = False
+        else:
+            positional.append(word)
+    return any(word == "search" or word.startswith("search@") for word in (*positional[:1], *positional[-1:]))
 
 
 def route(arguments: list[str]) -> tuple[str, list[str]]:

@@ -8,15 +8,17 @@ import typer
 from loguru import logger
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.main import is_search
 from slm_lab.cli.run import DEMO
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.run import Options, summarize
 from slm_lab.experiment.search_result import SearchResult
 from slm_lab.experiment.search_run import resume_search, start_search, validate
+from slm_lab.experiment.search_view import show_values
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import LogFormat, setup_console
 from slm_lab.lib.runtime import import_modules
-from slm_lab.spec.loading import load_spec, parse_override
+from slm_lab.spec.loading import load_spec, locate, parse_override
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 NUM_SHOWN = 5
@@ -56,8 +58,12 @@ def run(
     options = Options(data_dir, log_level, imports=tuple(imports or ()), log_format=log_format, ray_address=ray_address)
     with user_errors():
         *names, mode = arguments
-        if not mode.startswith("search"):
-            raise LabError(f"the mode comes last: slm-lab run {' '.join([*names[1:], mode])} search")
+        if mode != "search" and not mode.startswith("search@"):
+            # false sorts before true
+            ordered = sorted(arguments, key=lambda word: is_search([word]))
+            raise LabError(f"the mode comes last: slm-lab run {' '.join(ordered)}")
+        if len(names) > 2:
+            raise LabError(f"a search takes a file and the name of a spec in it, got {' '.join(names)}")
         changes = [*(set_ or [])]
         changes += [f"meta.seed={seed}"] if seed is not None else []
         changes += [f"meta.device={device}"] if device is not None else []
@@ -66,7 +72,8 @@ def run(
                 raise LabError(
                     "a continued search keeps its saved spec; -s, --seed and --device do not go with search@"
                 )
-            result = resume_search(mode.removeprefix("search@"), options, keep)
+            expected = locate(names[0], names[1] if len(names) > 1 else None)[1] if names else None
+            result = resume_search(mode.removeprefix("search@"), options, keep, expected)
         else:
             import_modules(options.imports)
             source, name = (names[0] if names else DEMO), (names[1] if len(names) > 1 else None)
@@ -75,9 +82,10 @@ def run(
                 logger.info(f"Spec note: {note}")
             result = start_search(loaded.spec, options, keep)
         _conclude(result)
-        if validate_ and not result.stop_code:
-            _validate(result, validate_, options)
-    sys.exit(result.exit_code)
+        code = result.exit_code
+        if validate_ and not code:
+            code = _validate(result, validate_, options)
+    sys.exit(code)
 
 
 def _conclude(result: SearchResult) -> None:
@@ -87,10 +95,9 @@ def _conclude(result: SearchResult) -> None:
     done = result.count("done")
     out.write(f"\nTrials   {len(result.rows)}: {done} done, {early} stopped early, {failed} failed\n")
     for row in [row for row in result.rows if row.state == "done"][:NUM_SHOWN]:
-        told = ", ".join(f"{path.rpartition('.')[2]} {_show(value)}" for path, value in row.values.items())
-        out.write(f"         trial {row.trial}: {row.score:.2f}  {told}\n")
+        out.write(f"         trial {row.trial}: {row.score:.2f}  {show_values(row.values)}\n")
     for row in [row for row in result.rows if row.state == "failed"][:NUM_SHOWN]:
-        out.write(f"         trial {row.trial} failed: {row.error.splitlines()[-1] if row.error else ''}\n")
+        out.write(f"         trial {row.trial} failed: {row.reason}\n")
     if result.importance:
         told = ", ".join(f"{path.rpartition('.')[2]} {share:.0%}" for path, share in result.importance.items())
         out.write(f"Explains {told} of the ranking\n")
@@ -101,20 +108,19 @@ def _conclude(result: SearchResult) -> None:
         out.write(f"\nStopped and saved. Continue with:\n  slm-lab run search@{result.folder}\n")
     elif result.best_spec is not None:
         out.write(f"Best     {result.best_spec}\n")
-        out.write(f"Prove it slm-lab run {result.best_spec} train\n")
+        out.write(f"Prove it slm-lab run {result.best_spec} train --seed {result.seed + 1}\n")
     else:
         out.write("Best     none: no trial is done\n")
 
 
-def _validate(result: SearchResult, num_session: int, options: Options) -> None:
+def _validate(result: SearchResult, num_session: int, options: Options) -> int:
+    """Train the winner with fresh seeds and set its score beside that of the search; the exit code."""
     trained = validate(result, num_session, options)
-    if result.best is None or trained.metrics is None:
-        return
+    if trained.exit_code or result.best is None:
+        sys.stdout.write(f"\nNot proved yet. Continue with:\n  slm-lab run train@{trained.folder}\n")
+        return trained.exit_code
     sys.stdout.write(
         f"\nSearch   {result.best.score:.2f} (trial {result.best.trial}, whose seeds it was chosen by)\n"
         f"Proved   {summarize(trained)}\nFiles    {trained.folder}\n"
     )
-
-
-def _show(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return 0

@@ -70,9 +70,9 @@ class SessionResult:
     final_eval: list[float] = field(default_factory=list)
 
 
-def build_agent(spec: Spec, env: VecEnv, session: int, num_envs: int | None = None) -> Agent:
+def build_agent(spec: Spec, env: VecEnv, session: int, num_envs: int | None = None, trial: int = 0) -> Agent:
     """The agent of a session, with the seeds of that session."""
-    device = pick_device(spec.meta.device, session)
+    device = pick_device(spec.meta.device, trial + session)
     num_envs = num_envs or spec.env.num_envs
     key = (spec.meta.seed, session)
     return Agent(spec, env.facts, num_envs, key, device)
@@ -103,7 +103,7 @@ class Session:
             spec.env,
             (TRAIN_ENV, spec.meta.seed, session),
             num_cores=share_cores(spec),
-            device=str(pick_device(spec.meta.device, session)),
+            device=str(pick_device(spec.meta.device, trial + session)),
             imports=imports,
         )
         self.env = build_vec_env(settings, spec.env.num_workers, "human" if render else None)
@@ -112,7 +112,7 @@ class Session:
                 f"Env backend {spec.env.backend}: a run repeats from its seed; one that was stopped continues "
                 "statistically, with new episodes"
             )
-        self.agent = build_agent(spec, self.env, session)
+        self.agent = build_agent(spec, self.env, session, trial=trial)
         names = (*self.agent.algorithm.metric_names, *self.agent.norm_names)
         self.tracker = Tracker(folder.table_file(trial, session, "train"), names)
         self.eval_tracker = Tracker(folder.table_file(trial, session, "eval"), ()) if spec.meta.rigorous_eval else None

@@ -152,6 +152,8 @@ def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
         score = read_document(path).get("total_reward_ma") if path.exists() else None
         scores[session] = float(score) if isinstance(score, (int, float)) else float("-inf")
     if not scores:
+        if folder.study_file.exists():
+            raise RunFolderError(f"{folder.path} has kept no model; --keep N of a search keeps those of N trials")
         raise RunFolderError(f"{folder.path} has no trained model yet; continue it with train@{folder.path}")
     return max(scores, key=lambda session: scores[session])
 

@@ -18,12 +18,12 @@ from slm_lab.experiment.control import SessionResult, write_session_metrics
 from slm_lab.experiment.executor import POLL_SECONDS, Event, Executor, SessionTask
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.search_result import SearchResult, write_result
-from slm_lab.experiment.search_view import SearchView
+from slm_lab.experiment.search_view import SearchView, show_values
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.experiment.study import Study
 from slm_lab.experiment.trial import find_random_return
 from slm_lab.lib.errors import SpecError
-from slm_lab.lib.io import lock_file, write_json, write_yaml
+from slm_lab.lib.io import lock_file, remove_orphans, write_json, write_yaml
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.spec.candidate import apply_values
 from slm_lab.spec.loading import dump_spec
@@ -32,6 +32,7 @@ from slm_lab.spec.search_space import read_dimensions
 
 # a driver that was killed may leave sessions that need a moment to end
 LOCK_SECONDS = 20.0
+ORPHAN_SECONDS = 120.0
 KEEP_ALL = -1
 
 
@@ -62,7 +63,7 @@ class RunningTrial:
     @property
     def frame(self) -> int:
         """Where the session that is least far is."""
-        return min((session.frame for session in self.sessions.values()), default=0)
+        return min((session.frame for session in self.sessions.values() if session.frame), default=0)
 
     @property
     def score(self) -> float:
@@ -107,11 +108,14 @@ class Search:
         self.rungs = find_rungs(spec)
         self.active: dict[int, RunningTrial] = {}
         self.is_stopping = False
+        self.should_stop: Callable[[], bool] = lambda: False
         self.view = SearchView(self.max_trial, spec.env.max_frame, may_draw=log_format == "text")
 
     def run(self) -> SearchResult:
         """Run trials until there are as many as asked for, or until asked to stop."""
         with log_to(self.folder.log_file(), self.log_level), lock_file(self._lock, LOCK_SECONDS), StopSignal() as stop:
+            self.should_stop = stop
+            remove_orphans(self.folder.path)
             self.study = Study(
                 self.folder.study_file,
                 self.spec.name,
@@ -123,7 +127,7 @@ class Search:
             self.random_return = find_random_return(self.spec, may_measure=True)
             try:
                 with self.view:
-                    self._loop(stop)
+                    self._loop()
             finally:
                 self.executor.close()
             return self._conclude(stop.exit_code)
@@ -132,15 +136,16 @@ class Search:
     def _lock(self) -> Path:
         return self.folder.path / "model" / ".search.lock"
 
-    def _loop(self, should_stop: Callable[[], bool]) -> None:
+    def _loop(self) -> None:
         for row in self.study.read_rows():
             if row.state != "running":
                 self.view.add_ended(row)
         for number, values in self.study.reopen().items():
             logger.info(f"Trial {number} goes on")
+            self._await_orphans(number)
             self._start(number, values)
         while True:
-            if should_stop() and not self.is_stopping:
+            if self.should_stop() and not self.is_stopping:
                 self.is_stopping = True
                 for trial in self.active.values():
                     self._stop_sessions(trial)
@@ -151,6 +156,13 @@ class Search:
             for event in self.executor.poll(POLL_SECONDS):
                 self._take(event)
             self.view.update(self.active.values())
+
+    def _await_orphans(self, number: int) -> None:
+        """Let sessions of a driver that was killed save and end."""
+        for session in range(self._count_sessions(len(self.rungs))):
+            if (lock := self.folder.lock_file(number, session)).exists():
+                with lock_file(lock, ORPHAN_SECONDS):
+                    pass
 
     def _has_room(self) -> bool:
         if self.is_stopping or self.study.num_trial >= self.max_trial:
@@ -168,10 +180,16 @@ class Search:
             self.view.add_ended(self.study.read_rows()[number])
             return
         write_yaml(self.folder.trial_spec_file(number), dump_spec(spec))
-        trial = RunningTrial(number, spec, values, self.study.get_num_rung(number))
+        last = self.study.get_last_rung(number)
+        trial = RunningTrial(number, spec, values, sum(rung <= last for rung in self.rungs))
         self.active[number] = trial
-        told = ", ".join(f"{path.rpartition('.')[2]} {_show(value)}" for path, value in values.items())
-        logger.info(f"Trial {number} of {self.max_trial}: {told}")
+        logger.info(f"Trial {number} of {self.max_trial}: {show_values(values)}")
+        if last and not self.study.may_go_on(number, last):
+            # a kill came between its score and the verdict
+            self.study.stop(number)
+            trial.is_over = True
+            self._end_if_last(trial)
+            return
         self._add_sessions(trial)
         # what was reached before a kill is in the tables
         self._climb(trial)
@@ -198,9 +216,8 @@ class Search:
 
     def _add_sessions(self, trial: RunningTrial) -> None:
         for index in range(len(trial.sessions), self._count_sessions(trial.num_rung)):
-            session = trial.sessions[index] = _Session()
+            trial.sessions[index] = _Session()
             self._read_rungs(trial, index)
-            session.is_running = True
             task = SessionTask(
                 str(self.folder.path),
                 self.folder.name,
@@ -244,7 +261,8 @@ class Search:
             if event.outcome.result is not None:
                 session.result = SessionResult(**event.outcome.result)
             is_done = session.result is not None and session.result.is_done
-            if not is_done and not trial.is_over and not self.is_stopping:
+            # a stop may reach a session before it reaches this loop
+            if not is_done and not trial.is_over and not self.is_stopping and not self.should_stop():
                 self._fail(trial, event.outcome.error or f"session {event.key[1]} was stopped from outside")
             if is_done:
                 self._read_rungs(trial, event.key[1])
@@ -252,8 +270,8 @@ class Search:
             self._end_if_last(trial)
 
     def _climb(self, trial: RunningTrial) -> None:
-        """Compare a trial at every rung that all of its sessions have reached."""
-        while not trial.is_over and trial.num_rung < len(self.rungs):
+        """Compare a trial at every rung that all of its sessions have reached; one that is stopping has time for it."""
+        while not self.is_stopping and not trial.is_over and trial.num_rung < len(self.rungs):
             rung = self.rungs[trial.num_rung]
             scores = [session.rungs.get(rung) for session in trial.sessions.values()]
             known = [score for score in scores if score is not None]
@@ -289,7 +307,8 @@ class Search:
         results = [session.result for session in trial.sessions.values()]
         done = [result for result in results if result is not None and result.is_done]
         if not trial.is_over:
-            if len(done) < len(results):
+            is_cut_short = any(not result.final_eval for result in done) and trial.spec.meta.final_eval > 0
+            if len(done) < len(results) or (self.should_stop() and is_cut_short):
                 return  # the search is stopping; the trial goes on with it
             self._finish(trial, done)
         self.view.add_ended(self.study.read_rows()[trial.number])
@@ -325,23 +344,13 @@ class Search:
     # --- the end
 
     def _conclude(self, stop_code: int) -> SearchResult:
-        rows = self.study.read_rows()
-        result = write_result(self.spec, self.folder, rows, stop_code)
-        for row in rows:
-            if row.state == "failed":
-                logger.error(
-                    f"Trial {row.trial} failed: {row.error.splitlines()[-1] if row.error else 'no reason known'}"
-                )
-        return result
+        self._remove_models()
+        return write_result(self.spec, self.folder, self.study.read_rows(), stop_code)
 
 
 def _remove_files(paths: Iterable[Path]) -> None:
     for path in paths:
         path.unlink(missing_ok=True)
-
-
-def _show(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def estimate_frames(spec: Spec) -> tuple[int, int]:

@@ -39,6 +39,8 @@ class SearchResult:
     # how much of the ranking each key explains, largest first
     importance: dict[str, float]
     graphs: list[Path]
+    # of the search; the proof needs others
+    seed: int
     stop_code: int
 
     def count(self, *states: str) -> int:
@@ -72,9 +74,8 @@ def write_result(spec: Spec, folder: RunFolder, rows: Sequence[TrialRow], stop_c
         },
     )
     graphs = _draw(spec, folder, rows, dimensions, importance, best)
-    return SearchResult(
-        folder.path, ranked, best, folder.best_spec_file if best else None, importance, graphs, stop_code
-    )
+    best_file = folder.best_spec_file if best is not None else None
+    return SearchResult(folder.path, ranked, best, best_file, importance, graphs, spec.meta.seed, stop_code)
 
 
 def rank(rows: Sequence[TrialRow]) -> list[TrialRow]:
@@ -150,9 +151,8 @@ def _format_table(
         own.setdefault("total_reward_ma", row.score if math.isfinite(row.score) else "")
         values = [row.values.get(dimension.path, "") for dimension in dimensions]
         shown = [json.dumps(value) if isinstance(value, (list, dict)) else value for value in values]
-        error = row.error.splitlines()[-1] if row.error else ""
         scores = [own.get(name, "") for name in names]
-        writer.writerow([row.trial, row.state, frame, len(tables), *shown, *scores, error])
+        writer.writerow([row.trial, row.state, frame, len(tables), *shown, *scores, row.reason])
     return text.getvalue()
 
 

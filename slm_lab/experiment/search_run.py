@@ -17,7 +17,7 @@ from slm_lab.experiment.search_result import SearchResult
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.device import count_gpus
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
-from slm_lab.lib.io import create_run_folder, remove_orphans, write_yaml
+from slm_lab.lib.io import create_run_folder, write_yaml
 from slm_lab.lib.runtime import import_modules, num_cores
 from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.candidate import check_search
@@ -52,27 +52,45 @@ def start_search(spec: Spec, options: Options, keep: int = 3) -> SearchResult:
             f"meta.search_scheduler.grace_period: {scheduler.grace_period:,} is not below env.max_frame "
             f"{spec.env.max_frame:,}, so no trial could be stopped early"
         )
+    if scheduler is not None and spec.meta.log_frequency > scheduler.grace_period:
+        raise SpecError(
+            f"meta.log_frequency: {spec.meta.log_frequency:,} is above meta.search_scheduler.grace_period "
+            f"{scheduler.grace_period:,}, so trials could not be compared there; scores are taken from rows"
+        )
     # mistakes that hold for every trial are told before anything is written
-    _, notes = prepare(spec.replace(meta={"max_session": 1, "compile": False}))
     executor = _build_executor(spec, options)
+    _, notes = prepare(spec.replace(meta={"max_session": executor.num_slot, "compile": False}))
     for line in advise(spec, executor.num_slot, _probe(spec, options)):
         logger.info(line)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     write_origin(spec, folder, options)
+    # from here on it is a search, whatever happens before the first trial
+    folder.study_file.touch()
     for line in (f"Run folder {folder.path}", *notes[1:]):
         logger.info(line)
     return _run(spec, folder, executor, options, keep)
 
 
-def resume_search(where: str, options: Options, keep: int = 3) -> SearchResult:
+def resume_search(where: str, options: Options, keep: int = 3, name: str | None = None) -> SearchResult:
     """Go on with a search, from whatever its trials came to."""
     import_modules(options.imports)
+    if where == "latest":
+        where = _find_latest(options.data_dir)
     folder, spec = open_run_folder(where, options.data_dir)
+    if name is not None and spec.name != name and not spec.name.startswith(f"{name}_"):
+        raise RunFolderError(f"{folder.path} is a search of '{spec.name}', not of '{name}'; leave the spec out")
     if not folder.study_file.exists():
         raise RunFolderError(f"{folder.path} is no search; continue it with train@{folder.path}")
-    remove_orphans(folder.path)
     logger.info(f"Continuing {folder.path}")
     return _run(spec, folder, _build_executor(spec, options), options, keep)
+
+
+def _find_latest(data_dir: Path) -> str:
+    """The newest search; what validated it is a newer run."""
+    journals = list(data_dir.glob("*/info/*_study.log"))
+    if not journals:
+        raise RunFolderError(f"there is no search in {data_dir} yet; start one with `slm-lab run SPEC search`")
+    return str(max(journals, key=lambda path: path.stat().st_mtime_ns).parents[1])
 
 
 def _run(spec: Spec, folder: RunFolder, executor: Executor, options: Options, keep: int) -> SearchResult:
@@ -116,11 +134,16 @@ def advise(spec: Spec, num_slot: int, probe: Probe | None) -> list[str]:
             f"That is {num_trial / num_key:.1f} trials per key; 3 to 4 find something: -s meta.max_trial="
             f"{(TRIALS_PER_KEY + 1) * num_key}, or search fewer keys"
         )
-    rungs = find_rungs(spec)
+    rungs, scheduler = find_rungs(spec), spec.meta.search_scheduler
     if rungs:
-        factor = spec.meta.search_scheduler.reduction_factor if spec.meta.search_scheduler else 1
+        factor = scheduler.reduction_factor if scheduler is not None else 1
         told = ", ".join(f"{rung:,}" for rung in rungs)
         lines.append(f"About one in {factor} trials goes on at each of the frames {told}")
+    if scheduler is not None and len(scheduler.sessions) > len(rungs) + 1:
+        lines.append(
+            f"meta.search_scheduler.sessions has {len(scheduler.sessions)} entries for {len(rungs)} rung(s); those "
+            f"after the first {len(rungs) + 1} are never reached"
+        )
     if probe is not None:
         most, expected = (
             frames / probe.fps / num_slot + num_trial * START_SECONDS / num_slot for frames in estimate_frames(spec)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -68,8 +68,7 @@ class SearchView:
         before = self.best
         self.ended[row.trial] = row
         if row.state == "failed":
-            reason = row.error.splitlines()[-1] if row.error else "no reason known"
-            logger.warning(f"Trial {row.trial} failed: {reason}")
+            logger.warning(f"Trial {row.trial} failed: {row.reason}")
         elif row.state == "stopped":
             logger.info(f"Trial {row.trial} stopped at frame {max(row.rungs, default=0):,}: {row.score:.2f}")
         else:
@@ -109,9 +108,8 @@ class SearchView:
         for title, justify in (("trial", "left"), ("frames", "left"), ("", "right"), ("score", "right"), ("", "left")):
             table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
         for one in trials:
-            told = ", ".join(f"{path.rpartition('.')[2]} {_show(value)}" for path, value in one.values.items())
             bar = ProgressBar(self.max_frame, one.frame, width=24)
-            table.add_row(str(one.number), bar, f"{one.frame:,}", _score(one.score), told)
+            table.add_row(str(one.number), bar, f"{one.frame:,}", _score(one.score), show_values(one.values))
         return table
 
 
@@ -119,5 +117,9 @@ def _score(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else "-"
 
 
-def _show(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def show_values(values: Mapping[str, Any]) -> str:
+    """Searched values by the last parts of their paths."""
+    return ", ".join(
+        f"{path.rpartition('.')[2]} {f'{value:.4g}' if isinstance(value, float) else value}"
+        for path, value in values.items()
+    )

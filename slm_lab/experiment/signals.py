@@ -8,7 +8,9 @@ from types import FrameType
 class StopSignal:
     """Remembers the first stop signal; the loop asks, saves and ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_patient: bool = False) -> None:
+        # whether further signals change nothing: a batch system tells a session and its parent, who passes it on
+        self.is_patient = is_patient
         self.number: int | None = None
         self._old: dict[int, signal.Handlers] = {}
 
@@ -24,9 +26,9 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.number is not None:
+        if self.number is not None and not self.is_patient:
             raise KeyboardInterrupt
-        self.number = number
+        self.number = self.number or number
 
     def __call__(self) -> bool:
         return self.number is not None

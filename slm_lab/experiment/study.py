@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
-from optuna.pruners import NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -57,6 +56,11 @@ class TrialRow:
     rungs: dict[int, float]
     error: str = ""
 
+    @property
+    def reason(self) -> str:
+        """Why it failed, in one line."""
+        return self.error.splitlines()[-1] if self.error else ""
+
 
 class Study:
     """Suggests values, and tells which trials to stop early."""
@@ -73,43 +77,33 @@ class Study:
         self.dimensions = list(dimensions)
         self.seed = seed
         self.num_random = min(MAX_RANDOM, max(MIN_RANDOM, max_trial // 3))
+        self.reduction_factor = scheduler.reduction_factor if scheduler else 1
         path.parent.mkdir(parents=True, exist_ok=True)
         _drop_half_a_line(path)
         storage = JournalStorage(JournalFileBackend(str(path), _NoLock(str(path))))
-        pruner = (
-            SuccessiveHalvingPruner(scheduler.grace_period, scheduler.reduction_factor) if scheduler else NopPruner()
-        )
-        self.study = optuna.create_study(
-            storage=storage, study_name=name, direction="maximize", pruner=pruner, load_if_exists=True
-        )
+        self.study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         self.trials: dict[int, Trial] = {}
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """The next trial: its number, and values by their paths."""
-        number = len(self.study.trials)
-        self._seed(number)
         trial = self.study.ask()
-        assert trial.number == number
-        return number, self._suggest(trial)
+        return trial.number, self._suggest(trial)
 
     def reopen(self) -> dict[int, dict[str, Any]]:
         """Trials that were under way when the search ended, with their values."""
         found = {}
         for frozen in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             # what a kill kept from being drawn is drawn now
-            self._seed(frozen.number)
             found[frozen.number] = self._suggest(Trial(self.study, frozen._trial_id))
         return found
-
-    def _seed(self, number: int) -> None:
-        """A suggestion depends on its number and on what is known by then, not on what was drawn before."""
-        seed = derive_seed(SEARCH_SEED, self.seed, number)
-        self.study.sampler = TPESampler(n_startup_trials=self.num_random, seed=seed)
 
     def _suggest(self, trial: Trial) -> dict[str, Any]:
         self.trials[trial.number] = trial
         values = {}
-        for dimension in self.dimensions:
+        for index, dimension in enumerate(self.dimensions):
+            # what is drawn depends on the trial and on what is known by then, not on what was drawn before
+            seed = derive_seed(SEARCH_SEED, self.seed, trial.number, index)
+            self.study.sampler = TPESampler(n_startup_trials=self.num_random, seed=seed)
             low, high = dimension.bounds
             if dimension.space == "choice":
                 drawn = float(trial.suggest_categorical(dimension.path, list(range(int(high) + 1))))
@@ -120,15 +114,31 @@ class Study:
             values[dimension.path] = dimension.decode(drawn)
         return values
 
-    def get_num_rung(self, number: int) -> int:
-        """How many rungs a trial has reached."""
-        return len(self.study.trials[number].intermediate_values)
+    def get_last_rung(self, number: int) -> int:
+        """The frame of the last rung at which a trial had a score; 0 before the first."""
+        return max(self._read_rungs(number), default=0)
+
+    def _read_rungs(self, number: int) -> dict[int, float]:
+        return self.study.get_trials(deepcopy=False)[number].intermediate_values
 
     def report(self, number: int, frame: int, score: float) -> bool:
         """Take the score at a rung; False if the trial is to be stopped there."""
-        trial = self.trials[number]
-        trial.report(score, frame)
-        return not trial.should_prune()
+        self.trials[number].report(score, frame)
+        return self.may_go_on(number, frame)
+
+    def may_go_on(self, number: int, frame: int) -> bool:
+        """Whether a trial is among the best of those that have reached a rung, itself included; the first always is.
+
+        The rule of Optuna's SuccessiveHalvingPruner, whose own verdict takes three entries of the journal: a kill
+        between them would lose it.
+        """
+        scores = sorted(
+            trial.intermediate_values[frame]
+            for trial in self.study.get_trials(deepcopy=False)
+            if frame in trial.intermediate_values
+        )
+        num_kept = max(1, len(scores) // self.reduction_factor)
+        return self._read_rungs(number)[frame] >= scores[-num_kept]
 
     def stop(self, number: int) -> None:
         """A trial was stopped early."""

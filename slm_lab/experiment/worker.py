@@ -21,7 +21,7 @@ from slm_lab.spec.loading import load_spec
 
 def main(task: SessionTask, descriptor: int, parent: int) -> int:
     """Run one session, telling the parent what happens through a pipe."""
-    with os.fdopen(descriptor, "w", buffering=1) as pipe, StopSignal() as stop:
+    with os.fdopen(descriptor, "w", buffering=1) as pipe, StopSignal(is_patient=True) as stop:
 
         def tell(kind: str, content: Any) -> None:
             with suppress(BrokenPipeError):

@@ -5,12 +5,12 @@ import torch
 from slm_lab.lib.errors import SpecError
 
 
-def pick_device(name: str, session: int) -> torch.device:
-    """`auto` takes a GPU if there is one, spreading sessions over several."""
+def pick_device(name: str, index: int) -> torch.device:
+    """`auto` takes a GPU if there is one, spreading sessions, and trials of a search, over several by their index."""
     if name == "auto":
         if not torch.cuda.is_available():
             return torch.device("cpu")
-        return torch.device("cuda", session % torch.cuda.device_count())
+        return torch.device("cuda", index % torch.cuda.device_count())
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise SpecError(f"meta.device: '{name}' asked for, but torch finds no GPU; use cpu or auto")
     return torch.device(name)

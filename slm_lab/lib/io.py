@@ -24,6 +24,8 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 # Numbers that YAML 1.1 takes for text: 1e6, 5e-4, 1.e3
 EXPONENT_FLOAT = re.compile(r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
 CACHE_VARIABLE = "SLM_LAB_CACHE"
+# the process that writes a temporary file
+_WRITER = re.compile(r"\.(\d+)-[0-9a-f]+\.tmp$")
 
 
 def cache_folder() -> Path:
@@ -149,9 +151,21 @@ def create_run_folder(data_dir: Path, name: str) -> Path:
 
 
 def remove_orphans(folder: Path) -> None:
-    """Delete temporary files that a killed write left behind."""
+    """Delete temporary files that a killed write left behind, not those of a process that lives."""
     for path in folder.rglob(".*.tmp"):
-        path.unlink(missing_ok=True)
+        writer = _WRITER.search(path.name)
+        if writer is None or not _is_alive(int(writer[1])):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return process != os.getpid()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A spec with searched values in it."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from slm_lab.lib.errors import SpecError
@@ -9,6 +10,9 @@ from slm_lab.spec.net import ROLES
 from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import read_dimensions
+
+# what makes another agent or another task of it
+SEARCHED = ("agent.", "env.")
 
 
 def apply_values(spec: Spec, values: Mapping[str, Any]) -> Spec:
@@ -23,7 +27,8 @@ def apply_values(spec: Spec, values: Mapping[str, Any]) -> Spec:
         node = raw
         for part in parents:
             node = node[part]
-        node[last] = value
+        # a choice may be a mapping, which stays as it is
+        node[last] = deepcopy(value)
     return parse_spec(raw, "the trial's spec")[0]
 
 
@@ -41,6 +46,13 @@ def check_search(spec: Spec) -> None:
     problems = []
     for dimension in found:
         shown = f"search.{dimension.path}__{dimension.space}"
+        if not dimension.path.startswith(SEARCHED):
+            problems.append(f"{shown}: only keys of {' and '.join(SEARCHED)} can be searched")
+            continue
+        outer = [one.path for one in found if dimension.path.startswith(f"{one.path}.")]
+        if outer:
+            problems.append(f"{shown}: lies within '{outer[0]}', which is searched too; keep one of them")
+            continue
         if _is_overruled(spec, dimension.path):
             problems.append(f"{shown}: has no effect, since actor and critic have that key of their own")
         for value in dimension.extremes:

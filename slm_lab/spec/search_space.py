@@ -77,7 +77,8 @@ class Dimension:
             value = round(value / step) * step
             if "randn" not in self.space:
                 low, high = self.args[:2]
-                value = min(max(value, math.ceil(low / step) * step), math.floor(high / step) * step)
+                first, last = find_multiples(low, high, step)
+                value = min(max(value, first * step), last * step)
             # 0.1 * 3 is not 0.3
             value = float(f"{value:.12g}")
         return int(value) if self.is_whole else float(value)
@@ -150,9 +151,16 @@ def _argument_problem(space: str, arguments: list[Any]) -> str | None:
     for part in ("std", "step"):
         if part in given and given[part] <= 0:
             return f"needs {part} above 0, got {given[part]}"
-    if "low" in given and "step" in given and math.ceil(given["low"] / given["step"]) > given["high"] / given["step"]:
-        return f"has no multiple of {given['step']} between {given['low']} and {given['high']}"
+    if "low" in given and "step" in given:
+        first, last = find_multiples(given["low"], given["high"], given["step"])
+        if first > last:
+            return f"has no multiple of {given['step']} between {given['low']} and {given['high']}"
     return None
+
+
+def find_multiples(low: float, high: float, step: float) -> tuple[int, int]:
+    """The first and the last multiple of a step within bounds; 0.3 / 0.1 is 2.9999999999999996."""
+    return math.ceil(round(low / step, 9)), math.floor(round(high / step, 9))
 
 
 def _paths(node: dict[str, Any], prefix: str = "") -> Iterator[str]:

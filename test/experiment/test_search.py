@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
+from optuna.storages.journal import JournalFileBackend
 
+from slm_lab.cli.main import is_search
+from slm_lab.experiment import search as search_module
 from slm_lab.experiment import search_result
 from slm_lab.experiment.executor import Event, Key, Outcome, SessionTask
 from slm_lab.experiment.folder import RunFolder
@@ -23,8 +27,8 @@ from slm_lab.experiment.search import Search, estimate_frames, find_rungs
 from slm_lab.experiment.search_result import calc_importance, rank
 from slm_lab.experiment.search_run import Probe, advise, start_search, validate
 from slm_lab.experiment.study import Study, TrialRow
-from slm_lab.lib.errors import LabError, SpecError
-from slm_lab.lib.io import write_text, write_yaml
+from slm_lab.lib.errors import LabError, RunFolderError, SpecError
+from slm_lab.lib.io import lock_file, write_text, write_yaml
 from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.schema import SearchScheduler, Spec
 from slm_lab.spec.search_space import Dimension
@@ -224,7 +228,7 @@ def test_survivors_earn_sessions(tmp_path: Path) -> None:
         sessions[trial] = sessions.get(trial, 0) + 1
     for row in result.rows:
         # a trial that was stopped at the first rung had one session, at the second two, one that is done four
-        assert sessions[row.trial] == {0: 1, 1: 1, 2: 2}[len(row.rungs)] if row.state == "stopped" else 4
+        assert sessions[row.trial] == ({1: 1, 2: 2}[len(row.rungs)] if row.state == "stopped" else 4)
     assert set(sessions.values()) == {1, 2, 4} or set(sessions.values()) == {1, 4}
 
 
@@ -287,7 +291,131 @@ def test_values_that_clash_fail_their_trial_only(tmp_path: Path) -> None:
     assert [row.trial for row in sorted(result.rows, key=lambda row: row.trial) if row.state == "failed"] == clashing
 
 
-@pytest.mark.parametrize("kill_after", [1, 7, 25, 60, 150, 300])
+def test_who_goes_on_is_what_the_pruner_of_optuna_says(tmp_path: Path) -> None:
+    spec = make_spec(search_scheduler=SearchScheduler(grace_period=10, reduction_factor=3))
+    ours = read_study(tmp_path, spec)
+    theirs = optuna.create_study(direction="maximize", pruner=optuna.pruners.SuccessiveHalvingPruner(10, 3))
+    generator = np.random.default_rng(0)
+    seen = []
+    for _ in range(40):
+        number, _ = ours.ask()
+        trial = theirs.ask()
+        for frame in (10, 30, 90):
+            score = float(generator.normal())
+            trial.report(score, frame)
+            goes_on = ours.report(number, frame, score)
+            seen.append(goes_on)
+            assert goes_on == (not trial.should_prune())
+            if not goes_on:
+                ours.stop(number)
+                theirs.tell(trial, state=optuna.trial.TrialState.PRUNED)
+                break
+        else:
+            ours.finish(number, score)
+            theirs.tell(trial, score)
+    assert 20 < seen.count(False) < 40
+
+
+def test_a_kill_at_any_entry_of_the_journal_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(max_trial=5)
+    append = JournalFileBackend.append_logs
+    left = math.inf
+
+    def count(backend: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
+        nonlocal left
+        if left < 1:
+            raise Killed
+        left -= 1
+        append(backend, logs)
+
+    monkeypatch.setattr(JournalFileBackend, "append_logs", count)
+    whole = search(spec, tmp_path / "whole")
+    total = len(RunFolder(tmp_path / "whole", spec.name).study_file.read_text().splitlines())
+    assert total > 20
+    for number in range(total):
+        left = number
+        with pytest.raises(Killed):
+            search(spec, tmp_path / str(number))
+        left = math.inf
+        assert sorted(search(spec, tmp_path / str(number)).rows, key=lambda row: row.trial) == sorted(
+            whole.rows, key=lambda row: row.trial
+        ), number
+
+
+def test_a_rung_without_a_score_is_passed_and_judges_nobody(tmp_path: Path) -> None:
+    def curve(spec: Spec, session: int, frame: int) -> float:
+        return math.nan if frame <= 10_000 else float(frame)
+
+    result = search(make_spec(max_trial=2), tmp_path, FakeExecutor(curve=curve))
+    assert [list(row.rungs) for row in result.rows] == [[30_000], [30_000]]
+
+
+class StoppingExecutor(FakeExecutor):
+    """Ctrl-C comes just before the first rung."""
+
+    def poll(self, timeout: float) -> list[Event]:
+        if self.num_poll == 9:
+            signal.raise_signal(signal.SIGINT)
+        return super().poll(timeout)
+
+
+def test_a_trial_earns_no_sessions_while_the_search_stops(tmp_path: Path) -> None:
+    executor = StoppingExecutor(num_slot=2)
+    spec = make_spec(search_scheduler=SearchScheduler(grace_period=10_000, sessions=(1, 2)))
+    result = search(spec, tmp_path, executor)
+    assert result.stop_code == 130
+    assert executor.started == [(0, 0), (1, 0)]
+    assert result.count("running") == 2
+    assert executor.num_poll < 15
+    again = search(spec, tmp_path)
+    assert not again.count("running", "failed")
+
+
+def test_a_session_that_a_stop_reaches_first_does_not_fail_its_trial(tmp_path: Path) -> None:
+    class Batch(FakeExecutor):
+        """The batch system stops sessions and driver at once."""
+
+        def poll(self, timeout: float) -> list[Event]:
+            if self.num_poll == 5:
+                signal.raise_signal(signal.SIGTERM)
+                self.stopped += self.running
+            return super().poll(timeout)
+
+    result = search(make_spec(max_trial=2), tmp_path, Batch())
+    assert (result.stop_code, result.count("failed"), result.count("running")) == (143, 0, 1)
+
+
+def test_one_driver_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "LOCK_SECONDS", 0.1)
+    with (
+        lock_file(tmp_path / "model" / ".search.lock", 1),
+        pytest.raises(RunFolderError, match="another process is using"),
+    ):
+        search(make_spec(max_trial=1), tmp_path)
+
+
+def test_rows_must_be_there_to_compare(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"log_frequency: 20,000 is above .*grace_period 10,000"):
+        start_search(make_spec(log_frequency=20_000), Options(data_dir=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["ppo_cartpole", "search"], True),
+        (["search"], True),
+        (["search@latest", "--keep", "1"], True),
+        (["search", "ppo_cartpole"], True),
+        (["ppo_cartpole", "train", "--data-dir", "search"], False),
+        (["my.yaml", "search", "train"], False),
+        (["--render", "ppo_cartpole", "search"], True),
+    ],
+)
+def test_what_is_a_search(words: list[str], expected: bool) -> None:
+    assert is_search(words) is expected
+
+
+@pytest.mark.parametrize("kill_after", [1, 25, 150])
 def test_a_search_that_was_killed_goes_on_without_losing_or_repeating_trials(tmp_path: Path, kill_after: int) -> None:
     spec = make_spec()
     whole = search(spec, tmp_path / "whole")

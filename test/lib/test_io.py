@@ -151,15 +151,24 @@ def test_writers_at_the_same_time_leave_one_whole_file(tmp_path: Path) -> None:
 def test_orphans_are_cleaned_up_in_the_folder_alone(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     run = tmp_path / "run"
+    gone = subprocess.Popen(["true"])
+    gone.wait()
     for folder in (outside, run / "model"):
         folder.mkdir(parents=True)
-        (folder / ".a.1-00.tmp").touch()
+        (folder / f".a.{gone.pid}-00.tmp").touch()
         (folder / "kept.tmp").touch()
         (folder / ".kept").touch()
     (run / "link").symlink_to(outside)
     remove_orphans(run)
     assert sorted(path.name for path in (run / "model").iterdir()) == [".kept", "kept.tmp"]
-    assert (outside / ".a.1-00.tmp").exists()
+    assert (outside / f".a.{gone.pid}-00.tmp").exists()
+
+
+def test_what_a_living_process_writes_is_no_orphan(tmp_path: Path) -> None:
+    writing = tmp_path / f".a.{os.getppid()}-00.tmp"
+    writing.touch()
+    remove_orphans(tmp_path)
+    assert writing.exists()
 
 
 def test_text_json_and_yaml_files_are_readable(tmp_path: Path) -> None:

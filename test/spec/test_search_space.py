@@ -44,6 +44,9 @@ def test_whole_numbers_leave_the_upper_end_out_unless_they_have_a_step() -> None
 def test_steps_are_multiples_and_stay_within_the_bounds() -> None:
     assert sorted(set(draw("quniform", 0.05, 0.4, 0.1))) == [0.1, 0.2, 0.3, 0.4]
     assert sorted(set(draw("qloguniform", 0.1, 0.5, 0.1))) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    # 0.3 / 0.1 is less than 3, and 0.7 / 0.1 less than 7
+    assert sorted(set(draw("quniform", 0, 0.3, 0.1))) == [0.0, 0.1, 0.2, 0.3]
+    assert max(draw("quniform", 0, 0.7, 0.1)) == 0.7
 
 
 def test_normal_draws_have_their_mean_and_spread() -> None:
@@ -98,12 +101,32 @@ def test_a_search_without_a_section_says_what_one_looks_like() -> None:
         ("agent.algorithm.minibatch_size__choice", [128, 100], "100 is refused: agent.algorithm.minibatch_size"),
         ("agent.net.hid_layers__choice", [[64], "wide"], "wide is refused: agent.net.hid_layers"),
         ("agent.net.optim_spec.lr__loguniform", [1e-5, 1e-2], "has no effect, since actor and critic have that key"),
+        ("meta.max_session__choice", [1, 2], "only keys of agent. and env. can be searched"),
+        ("name__choice", ["a", "b"], "only keys of agent. and env. can be searched"),
     ],
 )
 def test_values_that_the_spec_would_reject_are_refused_at_once(key: str, arguments: list[Any], message: str) -> None:
     with pytest.raises(SpecError) as caught:
         check_search(make({key: arguments}))
     assert f"search.{key}: {message}" in str(caught.value)
+
+
+def test_a_key_within_another_searched_key_is_refused() -> None:
+    choices = [{"name": "linear_decay", "start_val": 0.1, "end_val": 0.0, "start_step": 0, "end_step": 10}]
+    search = {
+        "agent.algorithm.entropy_coef_spec__choice": choices,
+        "agent.algorithm.entropy_coef_spec.end_val__uniform": [0.0, 0.1],
+    }
+    spec = make({}).model_copy(update={"search": search})
+    with pytest.raises(SpecError, match=r"end_val__uniform: lies within 'agent\.algorithm\.entropy_coef_spec'"):
+        check_search(spec)
+
+
+def test_a_choice_that_is_a_mapping_stays_as_it_is() -> None:
+    choice = {"name": "Adam", "lr": 0.5}
+    spec = apply_values(make({}), {"agent.net.actor.optim_spec": choice, "agent.net.actor.optim_spec.lr": 0.1})
+    assert spec.agent.net.for_role("actor").optim_spec.lr == 0.1
+    assert choice["lr"] == 0.5
 
 
 def test_values_that_clash_only_with_each_other_are_not_refused() -> None:
