@@ -270,7 +270,7 @@ class Search:
             self._end_if_last(trial)
 
     def _climb(self, trial: RunningTrial) -> None:
-        """Compare a trial at every rung that all of its sessions have reached; one that is stopping has time for it."""
+        """Compare a trial at every rung that all of its sessions have reached, unless the search is stopping."""
         while not self.is_stopping and not trial.is_over and trial.num_rung < len(self.rungs):
             rung = self.rungs[trial.num_rung]
             scores = [session.rungs.get(rung) for session in trial.sessions.values()]
