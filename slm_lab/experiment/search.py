@@ -107,7 +107,6 @@ class Search:
         self.max_trial = spec.meta.max_trial or 1
         self.rungs = find_rungs(spec)
         self.active: dict[int, RunningTrial] = {}
-        self.is_stopping = False
         self.should_stop: Callable[[], bool] = lambda: False
         self.view = SearchView(self.max_trial, spec.env.max_frame, may_draw=log_format == "text")
 
@@ -144,9 +143,10 @@ class Search:
             logger.info(f"Trial {number} goes on")
             self._await_orphans(number)
             self._start(number, values)
+        has_told = False
         while True:
-            if self.should_stop() and not self.is_stopping:
-                self.is_stopping = True
+            if self.should_stop() and not has_told:
+                has_told = True
                 for trial in self.active.values():
                     self._stop_sessions(trial)
             while self._has_room():
@@ -165,7 +165,7 @@ class Search:
                     pass
 
     def _has_room(self) -> bool:
-        if self.is_stopping or self.study.num_trial >= self.max_trial:
+        if self.should_stop() or self.study.num_trial >= self.max_trial:
             return False
         busy = sum(session.is_running for trial in self.active.values() for session in trial.sessions.values())
         return busy < self.executor.num_slot
@@ -262,7 +262,7 @@ class Search:
                 session.result = SessionResult(**event.outcome.result)
             is_done = session.result is not None and session.result.is_done
             # a stop may reach a session before it reaches this loop
-            if not is_done and not trial.is_over and not self.is_stopping and not self.should_stop():
+            if not is_done and not trial.is_over and not self.should_stop():
                 self._fail(trial, event.outcome.error or f"session {event.key[1]} was stopped from outside")
             if is_done:
                 self._read_rungs(trial, event.key[1])
@@ -271,7 +271,7 @@ class Search:
 
     def _climb(self, trial: RunningTrial) -> None:
         """Compare a trial at every rung that all of its sessions have reached, unless the search is stopping."""
-        while not self.is_stopping and not trial.is_over and trial.num_rung < len(self.rungs):
+        while not self.should_stop() and not trial.is_over and trial.num_rung < len(self.rungs):
             rung = self.rungs[trial.num_rung]
             scores = [session.rungs.get(rung) for session in trial.sessions.values()]
             known = [score for score in scores if score is not None]
