@@ -2,12 +2,23 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from loguru import logger
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import (
+    DataDirOption,
+    DeviceOption,
+    ImportsOption,
+    LogFormatOption,
+    LogLevelOption,
+    RayAddressOption,
+    SeedOption,
+    SetOption,
+    list_changes,
+)
 from slm_lab.experiment.doctor import MIN_ROWS, count_rows, diagnose
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
@@ -15,7 +26,7 @@ from slm_lab.experiment.results import load_run
 from slm_lab.experiment.run import Options, enjoy, resume, start, summarize, summarize_eval
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
-from slm_lab.lib.log import LogFormat, setup_console
+from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
 from slm_lab.spec.loading import SUFFIXES, find_bare_file, load_spec, locate, parse_override
 from slm_lab.spec.schema import Spec
@@ -52,29 +63,20 @@ def _is_mode(text: str) -> bool:
 )
 def run(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[SPEC_FILE] [SPEC_NAME] [MODE]")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Fill ${KEY} or set a dotted path.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Shorthand for -s meta.seed=N.", min=0)] = None,
-    device: Annotated[str | None, typer.Option(help="Shorthand for -s meta.device=...")] = None,
+    set_: SetOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
     render: Annotated[bool, typer.Option("--render", help="Show the first env in a window.")] = False,
     episodes: Annotated[int, typer.Option(help="Episodes to play in enjoy mode.", min=1)] = 10,
     video: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the episodes of enjoy mode as FILE.mp4 or FILE.gif.")
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Show the time split by phase for each session.")] = False,
-    imports: Annotated[
-        list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own modules first.")
-    ] = None,
-    log_level: Annotated[
-        Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="What the log shows.", case_sensitive=False)
-    ] = "INFO",
-    log_format: Annotated[LogFormat, typer.Option(help="Of the console: lines for people, or JSON.")] = "text",
-    data_dir: Annotated[Path, typer.Option(help="Where run folders are made.")] = DATA_DIR,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Run sessions on the Ray cluster at HOST:PORT, auto, or local."),
-    ] = None,
+    imports: ImportsOption = None,
+    log_level: LogLevelOption = "INFO",
+    log_format: LogFormatOption = "text",
+    data_dir: DataDirOption = DATA_DIR,
+    ray_address: RayAddressOption = None,
 ) -> None:
     """Entry of the command."""
     setup_console(log_level, log_format)
@@ -83,9 +85,7 @@ def run(
         if ray_address is not None and render:
             raise LabError("--render shows sessions of this process, --ray-address runs them elsewhere; leave one out")
         source, name, mode = split_arguments(arguments or [])
-        changes = [*(set_ or [])]
-        changes += [f"meta.seed={seed}"] if seed is not None else []
-        changes += [f"meta.device={device}"] if device is not None else []
+        changes = list_changes(set_, seed, device)
         if video is not None and not mode.startswith("enjoy@"):
             raise LabError(f"--video goes with enjoy@DIR, not with {mode}; while training, set meta.video_frequency")
         if mode.startswith("enjoy@"):

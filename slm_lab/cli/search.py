@@ -1,14 +1,24 @@
 """`slm-lab run [SPEC_FILE] [SPEC_NAME] search`: find better values, and prove them."""
 
 import sys
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from loguru import logger
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.main import is_search
+from slm_lab.cli.options import (
+    DataDirOption,
+    DeviceOption,
+    ImportsOption,
+    LogFormatOption,
+    LogLevelOption,
+    RayAddressOption,
+    SeedOption,
+    SetOption,
+    list_changes,
+)
 from slm_lab.cli.run import DEMO
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.run import Options, summarize
@@ -16,7 +26,7 @@ from slm_lab.experiment.search_result import SearchResult
 from slm_lab.experiment.search_run import resume_search, start_search, validate
 from slm_lab.experiment.search_view import show_values
 from slm_lab.lib.errors import LabError
-from slm_lab.lib.log import LogFormat, setup_console
+from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
 from slm_lab.spec.loading import load_spec, locate, parse_override
 
@@ -31,27 +41,18 @@ NUM_SHOWN = 5
 )
 def run(
     arguments: Annotated[list[str], typer.Argument(metavar="[SPEC_FILE] [SPEC_NAME] search")],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Fill ${KEY} or set a dotted path.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Shorthand for -s meta.seed=N.", min=0)] = None,
-    device: Annotated[str | None, typer.Option(help="Shorthand for -s meta.device=...")] = None,
+    set_: SetOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
     keep: Annotated[int, typer.Option(help="Keep the weights of the N best trials; -1: of all.", min=-1)] = 3,
     validate_: Annotated[
         int, typer.Option("--validate", metavar="N", help="Then train the winner with N fresh seeds.", min=0)
     ] = 0,
-    imports: Annotated[
-        list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own modules first.")
-    ] = None,
-    log_level: Annotated[
-        Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="What the log shows.", case_sensitive=False)
-    ] = "INFO",
-    log_format: Annotated[LogFormat, typer.Option(help="Of the console: lines for people, or JSON.")] = "text",
-    data_dir: Annotated[Path, typer.Option(help="Where run folders are made.")] = DATA_DIR,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Run sessions on the Ray cluster at HOST:PORT, auto, or local."),
-    ] = None,
+    imports: ImportsOption = None,
+    log_level: LogLevelOption = "INFO",
+    log_format: LogFormatOption = "text",
+    data_dir: DataDirOption = DATA_DIR,
+    ray_address: RayAddressOption = None,
 ) -> None:
     """Entry of the command."""
     setup_console(log_level, log_format)
@@ -64,9 +65,7 @@ def run(
             raise LabError(f"the mode comes last: slm-lab run {' '.join(ordered)}")
         if len(names) > 2:
             raise LabError(f"a search takes a file and the name of a spec in it, got {' '.join(names)}")
-        changes = [*(set_ or [])]
-        changes += [f"meta.seed={seed}"] if seed is not None else []
-        changes += [f"meta.device={device}"] if device is not None else []
+        changes = list_changes(set_, seed, device)
         if mode.startswith("search@"):
             if changes:
                 raise LabError(

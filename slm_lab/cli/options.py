@@ -1,0 +1,34 @@
+"""Options that training and searching share."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from slm_lab.lib.log import LogFormat
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Fill ${KEY} or set a dotted path.")
+]
+SeedOption = Annotated[int | None, typer.Option(help="Shorthand for -s meta.seed=N.", min=0)]
+DeviceOption = Annotated[str | None, typer.Option(help="Shorthand for -s meta.device=...")]
+ImportsOption = Annotated[
+    list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own modules first.")
+]
+LogLevelOption = Annotated[
+    Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="What the log shows.", case_sensitive=False)
+]
+LogFormatOption = Annotated[LogFormat, typer.Option(help="Of the console: lines for people, or JSON.")]
+DataDirOption = Annotated[Path, typer.Option(help="Where run folders are made.")]
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Run sessions on the Ray cluster at HOST:PORT, auto, or local."),
+]
+
+
+def list_changes(set_: list[str] | None, seed: int | None, device: str | None) -> list[str]:
+    """What is changed in the spec, as `-s` takes it."""
+    changes = [*(set_ or [])]
+    changes += [f"meta.seed={seed}"] if seed is not None else []
+    changes += [f"meta.device={device}"] if device is not None else []
+    return changes
