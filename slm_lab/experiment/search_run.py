@@ -110,7 +110,7 @@ def _build_executor(spec: Spec, options: Options) -> Executor:
     if limit < 1:
         raise LabError(
             f"meta.search_resources: a session needs cpu {needs.cpu:g} and gpu {needs.gpu:g}, which is more than this "
-            f"machine has ({num_cores()} cores)"
+            f"machine has ({num_cores()} cores); lower them"
         )
     return LocalExecutor(limit)
 
