@@ -183,7 +183,21 @@ def plot_trial(tables: Mapping[int, Table], prefix: Path, title: str) -> list[Pa
 
 def plot_runs(runs: Sequence[DrawnRun], folder: Path, title: str, has_legend: bool = True) -> list[Path]:
     """Draw runs of one env side by side, each as the mean and spread of its sessions; returns the graphs written."""
-    column, name, label, _ = _RETURNS[1]
+    chart = _runs_chart(runs, title, has_legend)
+    if chart is None:
+        return []
+    stem = re.sub(r"[^\w.+-]+", "_", title.rsplit("/", 1)[-1]).strip("_") or "runs"
+    return _write_chart(chart, folder / stem, f"multi_trial_graph_{_RETURNS[1][1]}_vs_frames")
+
+
+def draw_runs(runs: Sequence[DrawnRun], title: str) -> bytes | None:
+    """The same as a PNG; None if there is nothing to draw."""
+    chart = _runs_chart(runs, title, has_legend=True)
+    return None if chart is None else _chart_png(chart)
+
+
+def _runs_chart(runs: Sequence[DrawnRun], title: str, has_legend: bool) -> _Chart | None:
+    column, _, label, _ = _RETURNS[1]
     lines, bands, notes = [], [], []
     # algorithms in a fixed order, so that figures can be compared too
     order = list(_ALGORITHMS)
@@ -205,11 +219,9 @@ def plot_runs(runs: Sequence[DrawnRun], folder: Path, title: str, has_legend: bo
         lines.append(_Line(f"{run.name} ({len(sessions)} sessions)", average.x, average.mean, look, is_mean=True))
         bands.append(_Band(average.x, average.mean - average.std, average.mean + average.std, color))
     if not lines:
-        return []
+        return None
     subtitle = "; ".join([f"mean and {_BAND}" if bands else "one session each", *notes])
-    chart = _Chart(title, subtitle, label, lines, tuple(bands), has_legend)
-    stem = re.sub(r"[^\w.+-]+", "_", title.rsplit("/", 1)[-1]).strip("_") or "runs"
-    return _write_chart(chart, folder / stem, f"multi_trial_graph_{name}_vs_frames")
+    return _Chart(title, subtitle, label, lines, tuple(bands), has_legend)
 
 
 def _find_look(algorithm: str, seen: dict[str, int]) -> tuple[str, str, str]:

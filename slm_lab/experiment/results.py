@@ -107,13 +107,18 @@ class Run:
         known = self.metrics.get("random_return")
         if isinstance(known, (int, float)):
             return float(known)
-        shipped = _read_json([BASELINES]).get(self.env_name)
-        return float(shipped["mean"]) if shipped else None
+        return find_shipped_random_return(self.env_name)
 
     @property
     def frame(self) -> int:
         """The last frame of the session that went furthest."""
         return max(int(table["frame"][-1]) for table in self.tables.values())
+
+
+def find_shipped_random_return(env_name: str) -> float | None:
+    """Mean return of random play as shipped; None for an env that has none."""
+    shipped = _read_json([BASELINES]).get(env_name)
+    return float(shipped["mean"]) if shipped else None
 
 
 def look_up(data: Any, *keys: str) -> Any:

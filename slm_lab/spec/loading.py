@@ -47,7 +47,7 @@ def load_spec(
     raw = _override(raw, {key: value for key, value in (overrides or {}).items() if key not in used}, where, used)
     _refuse_unfilled(raw, where)
     if extend_name and "env" in used:
-        name = f"{name}_{_short_env(str((overrides or {})['env']))}"
+        name = name_for_env(name, str((overrides or {})["env"]))
     raw = _inline_arc_files(raw, path)
     spec, notes = parse_spec({**raw, "name": name}, where)
     return Loaded(spec, path, notes)
@@ -220,6 +220,12 @@ def _override(raw: dict[str, Any], values: Mapping[str, Any], where: str, used: 
     return raw
 
 
+def find_placeholders(source: str | Path, name: str) -> list[str]:
+    """The keys that a spec leaves to be filled in, such as `env`."""
+    path, name = locate(source, name)
+    return list(_placeholders(_select(read_document(path), name, path)))
+
+
 def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, dict):
         for key, value in node.items():
@@ -242,9 +248,10 @@ def _refuse_unfilled(raw: dict[str, Any], where: str) -> None:
         raise SpecError(f"{where} has placeholders without a value:\n{lines}")
 
 
-def _short_env(env: str) -> str:
-    """`ALE/Pong-v5` becomes `pong`."""
-    return re.sub(r"[^A-Za-z0-9]+", "_", re.sub(r"-v\d+$", "", re.split(r"[/:]", env)[-1])).strip("_").lower() or "env"
+def name_for_env(name: str, env: str) -> str:
+    """The name of a spec whose env is given at the start: `ppo_atari` with `ALE/Pong-v5` becomes `ppo_atari_pong`."""
+    bare = re.sub(r"-v\d+$", "", re.split(r"[/:]", env)[-1])
+    return f"{name}_{re.sub(r'[^A-Za-z0-9]+', '_', bare).strip('_').lower() or 'env'}"
 
 
 def _inline_arc_files(raw: dict[str, Any], path: Path) -> dict[str, Any]:

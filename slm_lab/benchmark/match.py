@@ -1,0 +1,134 @@
+"""Which row of the benchmark a run belongs to, and whether it may stand there."""
+
+import fcntl
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from slm_lab.benchmark.matrix import Row
+from slm_lab.experiment.results import Run, look_up
+from slm_lab.lib.errors import LabError
+from slm_lab.spec.loading import dump_spec, name_for_env, parse_spec
+from slm_lab.spec.schema import Spec
+
+# where a run may differ from the committed spec: none of it changes what is learned
+FREE = frozenset(
+    f"meta.{key}"
+    for key in (
+        "device",
+        "compile",
+        "num_threads",
+        "tensorboard",
+        "wandb",
+        "checkpoint_frequency",
+        "video_frequency",
+        "max_trial",
+        "search_resources",
+        "search_scheduler",
+    )
+) | {"env.num_workers", "search"}
+# scores in files and tables agree up to rounding
+TOLERANCE = 1e-6
+
+
+class Stage(StrEnum):
+    """How far a run has come."""
+
+    FINISHED = "finished"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+def find_row(run: Run, rows: Sequence[Row]) -> Row | None:
+    """The row that a run was made for, by the names of its spec and env."""
+    for row in rows:
+        if run.env_name == row.env and run.name in (row.spec_name, name_for_env(row.spec_name, row.env)):
+            return row
+    return None
+
+
+def find_stage(run: Run) -> Stage:
+    """Whether a run has ended, goes on, or was stopped or killed."""
+    if run.metrics.get("is_complete") is True:
+        return Stage.FINISHED
+    return Stage.RUNNING if _is_locked(run.path) else Stage.STOPPED
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of one of the run's sessions."""
+    for file in (path / "model").glob(".*.lock"):
+        try:
+            with file.open() as opened:
+                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            continue  # it ended in this moment
+    return False
+
+
+def find_obstacles(run: Run, row: Row) -> list[str]:
+    """What keeps a run from being the row's result, in words; nothing if it may stand there."""
+    if list((run.path / "info").glob("*_search.json")):
+        return ["it is a search: its score is the best of several, so train the best spec and take that run"]
+    if not run.metrics:
+        return ["it has not ended: no trial_metrics"]
+    obstacles = [*run.problems]
+    if failed := run.metrics.get("failed"):
+        obstacles.append(f"sessions {failed} failed")
+    if run.metrics.get("is_complete") is not True:
+        obstacles.append("it was stopped before its end")
+    if len(run.scores) != row.max_session:
+        obstacles.append(f"it has {len(run.scores)} of {row.max_session} sessions")
+    short = {s: int(table["frame"][-1]) for s, table in run.tables.items() if table["frame"][-1] < row.max_frame}
+    obstacles += [f"session {s} ends at frame {frame:,} of {row.max_frame:,}" for s, frame in short.items()]
+    obstacles += find_differences(run.spec, row)
+    written = look_up(run.metrics, "total_reward_ma", "mean")
+    score = sum(run.scores) / len(run.scores)
+    if not math.isfinite(score):
+        obstacles.append("no episode ended in one of its sessions")
+    elif not isinstance(written, (int, float)) or abs(written - score) > TOLERANCE * max(1, abs(score)):
+        obstacles.append(f"trial_metrics has score {written}, the sessions' tables {score:.4f}; see slm-lab retro")
+    return obstacles
+
+
+def find_differences(spec: Mapping[str, Any], row: Row) -> list[str]:
+    """Where the spec of a run is not the committed one with the row's settings."""
+    try:
+        read, _ = parse_spec({**spec, "name": row.spec_name}, "its spec")
+    except LabError as error:
+        return [str(error)]
+    ours, theirs = flatten(row.load_spec()), flatten(read)
+    keys = [key for key in (*ours, *(key for key in theirs if key not in ours)) if ours.get(key) != theirs.get(key)]
+    return [f"{key} is {_show(theirs, key)}, the row has {_show(ours, key)}" for key in keys]
+
+
+def _show(values: Mapping[str, Any], key: str) -> str:
+    return json.dumps(values[key]) if key in values else "not set"
+
+
+def flatten(spec: Spec) -> dict[str, Any]:
+    """What decides a score, by dotted path."""
+    (data,) = dump_spec(spec).values()
+    return {path: value for path, value in _walk(data, "") if not _is_free(path)}
+
+
+def _is_free(path: str) -> bool:
+    return any(path == key or path.startswith(f"{key}.") for key in FREE)
+
+
+def _walk(data: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(data, dict) and data:
+        for key, value in data.items():
+            yield from _walk(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, data
+
+
+def hash_spec(spec: Spec) -> str:
+    """A short name of all that decides a score, to see later whether it has changed."""
+    return hashlib.sha256(json.dumps(flatten(spec), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,111 @@
+"""What is to be measured: envs and algorithms, the spec and settings that go with them, and the scores to reach.
+
+The reference scores are those that the published SLM-Lab reports for the same spec and settings.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from slm_lab.lib.errors import LabError, nearest
+from slm_lab.spec.loading import find_placeholders, load_spec
+from slm_lab.spec.schema import Spec
+
+MATRIX = Path(__file__).parent / "matrix.csv"
+SPEC_FOLDER = "slm_lab/spec"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the benchmark: an algorithm in an env."""
+
+    phase: str
+    env: str
+    algorithm: str
+    spec_file: str
+    spec_name: str
+    max_frame: int
+    num_envs: int
+    max_session: int
+    log_frequency: int
+    # None where none is known
+    target: float | None
+    reference: float
+
+    @property
+    def key(self) -> str:
+        """What the row is called."""
+        return f"{self.env} {self.algorithm}"
+
+    @property
+    def settings(self) -> str:
+        """What all algorithms of an env share, in one line."""
+        return (
+            f"max_frame {self.max_frame:,} | num_envs {self.num_envs} | max_session {self.max_session} "
+            f"| log_frequency {self.log_frequency:,}"
+        )
+
+    @property
+    def changes(self) -> dict[str, str | int]:
+        """Values of the placeholders in the row's spec."""
+        values: dict[str, str | int] = {"env": self.env, "max_frame": self.max_frame}
+        return {key: values[key] for key in find_placeholders(self.spec_file, self.spec_name)}
+
+    @property
+    def command(self) -> list[str]:
+        """What trains the row, after `slm-lab`."""
+        set_ = [word for key, value in self.changes.items() for word in ("-s", f"{key}={value}")]
+        return ["run", *set_, self.spec_file, self.spec_name, "train"]
+
+    def load_spec(self) -> Spec:
+        """The spec as it is to be run."""
+        return load_spec(self.spec_file, self.spec_name, self.changes).spec
+
+
+@cache
+def load_matrix() -> tuple[Row, ...]:
+    """Every row, phase by phase."""
+    with MATRIX.open(newline="") as file:
+        return tuple(
+            Row(
+                phase=line["phase"],
+                env=line["env"],
+                algorithm=line["algorithm"],
+                spec_file=f"{SPEC_FOLDER}/{line['spec_file']}",
+                spec_name=line["spec_name"],
+                max_frame=int(line["max_frame"]),
+                num_envs=int(line["num_envs"]),
+                max_session=int(line["max_session"]),
+                log_frequency=int(line["log_frequency"]),
+                target=float(line["target"]) if line["target"] else None,
+                reference=float(line["reference"]),
+            )
+            for line in csv.DictReader(file)
+        )
+
+
+def select_rows(filters: Sequence[str]) -> list[Row]:
+    """Rows that fit one of the filters; a filter is words that must all fit the row.
+
+    A word fits if it is the row's phase, algorithm or spec, or a part of its env's name.
+    """
+    rows = load_matrix()
+    if not filters:
+        return list(rows)
+    chosen = [row for row in rows if any(all(_fits(row, word) for word in text.split()) for text in filters)]
+    if not chosen:
+        words = [word for text in filters for word in text.split()]
+        known = {name for row in rows for name in (row.phase, row.algorithm, row.env, row.spec_name)}
+        lost = next((word for word in words if not any(_fits(row, word) for row in rows)), words[0] if words else "")
+        raise LabError(
+            f"--filter: no row fits '{' '.join(filters)}'{nearest(lost, known)} "
+            f"(phases: {', '.join(dict.fromkeys(row.phase for row in rows))}; also algorithms, envs and spec names)"
+        )
+    return chosen
+
+
+def _fits(row: Row, word: str) -> bool:
+    word = word.lower()
+    return word in (row.phase, row.algorithm.lower(), row.spec_name) or word in row.env.lower()

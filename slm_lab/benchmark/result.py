@@ -1,0 +1,97 @@
+"""Results that were taken in: a file beside the page, one entry per row."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from slm_lab.benchmark.match import hash_spec
+from slm_lab.benchmark.matrix import Row
+from slm_lab.experiment.analysis import calc_spread
+from slm_lab.experiment.results import Run, look_up
+from slm_lab.lib.errors import LabError
+from slm_lab.lib.io import write_json
+from slm_lab.lib.runtime import package_versions
+
+DOCS = Path("docs")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The score of a row, and where it comes from."""
+
+    run: str
+    # where the run can be had; None while it is on this machine only
+    url: str | None
+    score: float
+    low: float
+    high: float
+    values: tuple[float, ...]
+    # mean of the deterministic policy at the end; None where it was not played
+    final_eval: float | None
+    fps: float
+    date: str
+    version: str
+    git_sha: str | None
+    spec_hash: str
+
+
+def build_result(run: Run, row: Row, url: str | None) -> Result:
+    """What is kept of a run that may stand in a row."""
+    spread = calc_spread(run.scores)
+    evals = run.final_evals
+    sha = run.provenance.get("git_sha")
+    version = look_up(run.provenance, "versions", "slm-lab") or package_versions()["slm-lab"]
+    return Result(
+        run=run.path.name,
+        url=url,
+        score=spread.mean,
+        low=spread.low,
+        high=spread.high,
+        values=spread.values,
+        final_eval=calc_spread(list(evals.values())).mean if evals else None,
+        fps=run.fps,
+        date=datetime.fromtimestamp(run.ended, UTC).date().isoformat(),
+        version=str(version),
+        git_sha=sha if isinstance(sha, str) else None,
+        spec_hash=hash_spec(row.load_spec()),
+    )
+
+
+def results_file(docs: Path) -> Path:
+    """Where results are kept."""
+    return docs / "benchmark" / "results.json"
+
+
+def load_results(docs: Path) -> dict[str, Result]:
+    """Results by the key of their row."""
+    path = results_file(docs)
+    try:
+        data = json.loads(path.read_text())
+        return {key: Result(**{**entry, "values": tuple(entry["values"])}) for key, entry in data.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise LabError(f"{path} is damaged ({error}); take it back from git") from None
+
+
+def save_results(docs: Path, results: Mapping[str, Result]) -> None:
+    """Write results, in the order of their keys, so that two people's changes merge."""
+    data: dict[str, Any] = {key: asdict(results[key]) for key in sorted(results)}
+    write_json(results_file(docs), data)
+
+
+def load_notes(docs: Path) -> dict[str, str]:
+    """What people wrote about rows, such as what was tried where a score falls short; by the key of the row."""
+    path = docs / "benchmark" / "notes.json"
+    try:
+        notes = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise LabError(f"{path} is no JSON: {error}") from None
+    if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
+        raise LabError(f"{path} should hold one text per row, such as {{'Pendulum-v1 A2C': '...'}}")
+    return notes

@@ -1,0 +1,390 @@
+"""The benchmark: its matrix fits the shipped specs, and only whole, honest runs become rows of the page."""
+
+import csv
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from slm_lab.benchmark.intake import take_in
+from slm_lab.benchmark.local import run_rows
+from slm_lab.benchmark.match import find_obstacles, find_row
+from slm_lab.benchmark.matrix import Row, load_matrix, select_rows
+from slm_lab.benchmark.plan import estimate
+from slm_lab.benchmark.result import Result, load_results, save_results
+from slm_lab.benchmark.state import Standing, find_states
+from slm_lab.benchmark.table import build_page, judge, plot_file, status
+from slm_lab.cli import bench
+from slm_lab.experiment.analysis import calc_trial_metrics, read_table
+from slm_lab.experiment.results import load_run
+from slm_lab.lib.errors import LabError
+from slm_lab.lib.io import lock_file, write_json, write_yaml
+from slm_lab.spec.loading import dump_spec
+
+PPO, A2C = select_rows(["CartPole-v1 PPO"])[0], select_rows(["CartPole-v1 A2C"])[0]
+PONG = select_rows(["Pong ppo"])[0]
+
+
+def make_run(data: Path, row: Row, final: float = 480.0, stamp: str = "2026_01_01_000000") -> Path:
+    """A finished run of a row, as training leaves it but for its models."""
+    spec = row.load_spec()
+    path = data / f"{spec.name}_{stamp}"
+    (path / "info").mkdir(parents=True)
+    tables = []
+    for session in range(row.max_session):
+        file = path / "info" / f"{spec.name}_t0_s{session}_session_df_train.csv"
+        frames = np.linspace(row.max_frame / 40, row.max_frame, 40).astype(int)
+        rewards = np.linspace(20.0, final + session, 40)
+        with file.open("w", newline="") as opened:
+            writer = csv.writer(opened)
+            writer.writerow(["total_reward", "total_reward_ma", "fps", "frame", "opt_step"])
+            writer.writerows(zip(rewards, rewards, [1000.0] * 40, frames, frames, strict=True))
+        tables.append(read_table(file))
+    metrics: dict[str, Any] = calc_trial_metrics(tables, 20.0)
+    metrics |= {"num_session": 4, "session_index": [0, 1, 2, 3], "failed": [], "is_complete": True}
+    write_json(path / f"{spec.name}_t0_trial_metrics.json", metrics)
+    write_yaml(path / f"{spec.name}_spec.yaml", dump_spec(spec))
+    return path
+
+
+def edit_spec(path: Path, section: str, key: str, value: Any, name: str = PPO.spec_name) -> None:
+    document = dump_spec(PPO.load_spec())
+    document[name][section][key] = value
+    write_yaml(path / f"{name}_spec.yaml", document)
+
+
+def edit_metrics(path: Path, **changes: Any) -> None:
+    (file,) = path.glob("*_trial_metrics.json")
+    write_json(file, json.loads(file.read_text()) | changes)
+
+
+def call(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(bench.app, list(arguments))
+    return result.exit_code, result.output
+
+
+# --- the matrix
+
+
+def test_matrix_has_every_row_of_the_reference() -> None:
+    rows = load_matrix()
+    assert len(rows) == 292
+    assert len({row.key for row in rows}) == 292
+    phases = {phase: sum(row.phase == phase for row in rows) for phase in {row.phase for row in rows}}
+    assert phases == {"classic": 18, "box2d": 10, "mujoco": 33, "atari": 177, "playground": 54}
+
+
+@pytest.mark.parametrize("spec_name", sorted({row.spec_name for row in load_matrix()}))
+def test_settings_of_the_matrix_are_those_of_the_specs(spec_name) -> None:
+    # rows that share a spec differ in their placeholders only
+    for row in [row for row in load_matrix() if row.spec_name == spec_name][:2]:
+        spec = row.load_spec()
+        assert spec.env.name == row.env
+        assert spec.env.max_frame == row.max_frame
+        assert spec.env.num_envs == row.num_envs
+        assert spec.meta.max_session == row.max_session
+        assert spec.meta.log_frequency == row.log_frequency
+
+
+def test_filters_are_words_that_all_fit() -> None:
+    assert len(select_rows(["classic"])) == 18
+    assert {row.algorithm for row in select_rows(["atari ppo"])} == {"PPO"}
+    assert len(select_rows(["CartPole-v1 PPO", "box2d"])) == 11
+    with pytest.raises(LabError, match=r"no row fits 'clasic'; did you mean 'classic'"):
+        select_rows(["clasic"])
+
+
+def test_command_of_a_row_fills_placeholders() -> None:
+    assert PONG.command[:3] == ["run", "-s", "env=ALE/Pong-v5"]
+    assert PPO.command == ["run", PPO.spec_file, "ppo_cartpole_arc", "train"]
+
+
+# --- which runs may stand in a row
+
+
+def test_a_finished_run_fits_its_row(tmp_path) -> None:
+    run = load_run(str(make_run(tmp_path, PPO)), tmp_path)
+    assert find_row(run, load_matrix()) == PPO
+    assert find_obstacles(run, PPO) == []
+    pong = load_run(str(make_run(tmp_path, PONG)), tmp_path)
+    assert find_row(pong, load_matrix()) == PONG
+
+
+def test_what_changes_no_score_may_differ(tmp_path) -> None:
+    path = make_run(tmp_path, PPO)
+    edit_spec(path, "meta", "tensorboard", True)
+    assert find_obstacles(load_run(str(path), tmp_path), PPO) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "told"),
+    [
+        ("env", "max_frame", 100_000, "env.max_frame is 100000, the row has 200000"),
+        ("env", "num_envs", 8, "env.num_envs is 8, the row has 4"),
+        ("meta", "log_frequency", 1000, "meta.log_frequency is 1000, the row has 500"),
+        ("meta", "seed", 7, "meta.seed is 7, the row has 0"),
+        ("env", "reward_scale", 0.5, "env.reward_scale is 0.5, the row has 1.0"),
+    ],
+)
+def test_other_settings_are_refused_by_name(tmp_path, section, key, value, told) -> None:
+    path = make_run(tmp_path, PPO)
+    edit_spec(path, section, key, value)
+    assert told in find_obstacles(load_run(str(path), tmp_path), PPO)
+
+
+def test_other_hyperparameters_are_refused(tmp_path) -> None:
+    path = make_run(tmp_path, PPO)
+    document = dump_spec(PPO.load_spec())
+    document[PPO.spec_name]["agent"]["algorithm"]["gamma"] = 0.5
+    write_yaml(path / f"{PPO.spec_name}_spec.yaml", document)
+    (obstacle,) = find_obstacles(load_run(str(path), tmp_path), PPO)
+    assert obstacle.startswith("agent.algorithm.gamma is 0.5, the row has ")
+
+
+def test_incomplete_runs_are_refused(tmp_path) -> None:
+    path = make_run(tmp_path, PPO)
+    edit_metrics(path, is_complete=False, failed=[2], session_index=[0, 1, 3])
+    obstacles = find_obstacles(load_run(str(path), tmp_path), PPO)
+    assert "sessions [2] failed" in obstacles
+    assert "it has 3 of 4 sessions" in obstacles
+
+
+def test_a_score_that_the_tables_do_not_have_is_refused(tmp_path) -> None:
+    path = make_run(tmp_path, PPO)
+    edit_metrics(path, total_reward_ma={"mean": 500.0})
+    (obstacle,) = find_obstacles(load_run(str(path), tmp_path), PPO)
+    assert "trial_metrics has score 500.0" in obstacle
+
+
+def test_a_search_is_never_a_row(tmp_path) -> None:
+    path = make_run(tmp_path, PPO)
+    write_json(path / "info" / "ppo_cartpole_arc_search.json", {"best_trial": 0})
+    (obstacle,) = find_obstacles(load_run(str(path), tmp_path), PPO)
+    assert obstacle.startswith("it is a search")
+
+
+# --- where rows stand
+
+
+def test_standing_follows_the_run(tmp_path) -> None:
+    def stand(results: dict[str, Result]) -> Standing:
+        return find_states([PPO], results, tmp_path)[0].standing
+
+    assert stand({}) is Standing.MISSING
+    path = make_run(tmp_path, PPO)
+    assert stand({}) is Standing.READY
+    edit_metrics(path, is_complete=False)
+    assert stand({}) is Standing.STOPPED
+    lock = path / "model" / ".ppo_cartpole_arc_t0_s0.lock"
+    with lock_file(lock, 0):
+        assert stand({}) is Standing.RUNNING
+    assert stand({}) is Standing.STOPPED
+    edit_metrics(path, failed=[1])
+    assert stand({}) is Standing.REFUSED
+
+
+def test_the_newest_run_counts_not_the_best(tmp_path) -> None:
+    make_run(tmp_path, PPO, 500.0, "2026_01_01_000000")
+    newest = make_run(tmp_path, PPO, 300.0, "2026_01_02_000000")
+    (state,) = find_states([PPO], {}, tmp_path)
+    assert state.run is not None
+    assert state.run.path == newest
+
+
+# --- training rows
+
+
+class FakeLab:
+    """Stands in for `slm-lab run`: notes what it is asked for, and leaves a finished run unless told to fail."""
+
+    def __init__(self, data: Path, codes: list[int]) -> None:
+        self.data = data
+        self.codes = codes
+        self.calls: list[list[str]] = []
+
+    def __call__(self, arguments: Any) -> int:
+        self.calls.append(list(arguments))
+        code = self.codes.pop(0) if self.codes else 0
+        if code == 0:
+            row = next(row for row in load_matrix() if row.spec_name in arguments)
+            make_run(self.data, row, stamp=f"2026_01_01_00000{len(self.calls)}")
+        return code
+
+
+def test_missing_rows_are_trained_once(tmp_path) -> None:
+    lab = FakeLab(tmp_path, [])
+    assert [outcome.exit_code for outcome in run_rows([PPO, A2C], {}, tmp_path, 1, lab)] == [0, 0]
+    assert run_rows([PPO, A2C], {}, tmp_path, 1, lab) == []
+    assert [words[2] for words in lab.calls] == ["ppo_cartpole_arc", "a2c_gae_cartpole_arc"]
+
+
+def test_a_failure_is_tried_again_in_a_new_folder(tmp_path) -> None:
+    lab = FakeLab(tmp_path, [1])
+    (outcome,) = run_rows([PPO], {}, tmp_path, 1, lab)
+    assert (outcome.exit_code, outcome.num_attempt) == (0, 2)
+    (outcome,) = run_rows([A2C], {}, tmp_path, 1, FakeLab(tmp_path, [1, 1]))
+    assert (outcome.exit_code, outcome.num_attempt) == (1, 2)
+
+
+def test_a_stop_ends_the_batch_and_the_next_start_continues(tmp_path) -> None:
+    stopped = make_run(tmp_path, PPO)
+    edit_metrics(stopped, is_complete=False)
+    lab = FakeLab(tmp_path, [130])
+    outcomes = run_rows([PPO, A2C], {}, tmp_path, 1, lab)
+    assert [outcome.exit_code for outcome in outcomes] == [130]
+    assert lab.calls == [["run", f"train@{stopped}", "--data-dir", str(tmp_path)]]
+
+
+# --- the page
+
+
+def test_intake_writes_result_figure_and_row(tmp_path) -> None:
+    data, docs = tmp_path / "data", tmp_path / "docs"
+    make_run(data, PPO)
+    urls: list[Path] = []
+
+    def share(path: Path) -> str:
+        urls.append(path)
+        return f"https://hub.example/{path.name}"
+
+    done = take_in(find_states(list(load_matrix()), {}, data), docs, data, share)
+    assert [row.key for row in done.taken] == ["CartPole-v1 PPO"]
+    assert not done.refused
+    assert len(urls) == 1
+    result = load_results(docs)["CartPole-v1 PPO"]
+    tables = [read_table(file) for file in sorted(data.glob("*/info/*df_train.csv"))]
+    assert result.values == pytest.approx([table["total_reward"].mean() for table in tables])
+    assert (docs / plot_file("CartPole-v1")).read_bytes().startswith(b"\x89PNG")
+    page = (docs / "BENCHMARKS.md").read_text()
+    assert f"[{result.run}](https://hub.example/{result.run})" in page
+    assert f"{result.score:.1f} [{result.low:.1f}, {result.high:.1f}]" in page
+    assert "1 of 18" in page
+    # taking in twice changes nothing
+    again = take_in(find_states(list(load_matrix()), load_results(docs), data), docs, data, share)
+    assert not again.taken
+    assert len(urls) == 1
+
+
+def test_a_failed_upload_leaves_the_row_out(tmp_path) -> None:
+    data, docs = tmp_path / "data", tmp_path / "docs"
+    make_run(data, PPO)
+
+    def share(path: Path) -> str:
+        raise LabError("no token")
+
+    done = take_in(find_states([PPO], {}, data), docs, data, share)
+    assert done.refused == {f"{PPO.spec_name}_2026_01_01_000000": ("no token",)}
+    assert load_results(docs) == {}
+
+
+def test_a_figure_needs_all_runs_of_its_env(tmp_path) -> None:
+    data, docs = tmp_path / "data", tmp_path / "docs"
+    old = make_run(data, A2C)
+    take_in(find_states([A2C], {}, data), docs, data, None)
+    old.rename(tmp_path / "elsewhere")
+    make_run(data, PPO)
+    done = take_in(find_states([PPO], load_results(docs), data), docs, data, None)
+    ((reason,),) = done.refused.values()
+    assert f"slm-lab pull {old.name}" in reason
+    assert list(load_results(docs)) == ["CartPole-v1 A2C"]
+
+
+def make_result(score: float, **changes: Any) -> Result:
+    fields = dict(
+        run="a_run", url=None, score=score, low=score - 5, high=score + 5, values=(score,) * 4, final_eval=None,
+        fps=1000.0, date="2026-01-01", version="0.1.0", git_sha=None, spec_hash="",
+    )  # fmt: skip
+    return Result(**{**fields, **changes})
+
+
+def test_page_names_rows_below_the_reference_and_changed_specs(tmp_path) -> None:
+    write_json(tmp_path / "benchmark" / "notes.json", {"CartPole-v1 PPO": "tried more epochs"})
+    page = build_page(tmp_path, load_matrix(), {PPO.key: make_result(300.0)}, ["one row"])
+    line = next(line for line in page.splitlines() if line.startswith("| PPO | "))
+    assert "**below**" in line
+    assert "spec changed since" in line
+    assert "- **PPO**: tried more epochs" in page
+    assert "- one row" in page
+    # every env is on the page, with or without a result
+    assert all(row.env in page for row in load_matrix())
+
+
+def test_words_for_scores() -> None:
+    assert status(410, 400, 20) == "solved"
+    assert status(390, 400, 20) == "close"
+    assert status(100, 400, 20) == "below"
+    assert status(-150, -200, -1200) == "solved"
+    assert status(100, None, 20) == ""
+    assert judge(make_result(500), 499) == "above"
+    assert judge(make_result(497), 499) == "within"
+    assert judge(make_result(400), 499) == "**below**"
+
+
+def test_damaged_results_are_told(tmp_path) -> None:
+    save_results(tmp_path, {PPO.key: make_result(1.0)})
+    (tmp_path / "benchmark" / "results.json").write_text('{"CartPole-v1 PPO": {"run": 1}}')
+    with pytest.raises(LabError, match="damaged"):
+        load_results(tmp_path)
+
+
+def test_estimates_take_what_was_measured() -> None:
+    rough = estimate(PPO, {}, 2)
+    measured = estimate(PPO, {("classic", "PPO"): 1000.0}, 2)
+    assert not rough.is_measured
+    assert measured.is_measured
+    # 4 sessions, two at once, 200,000 frames at 1,000 a second
+    assert measured.seconds == pytest.approx(400)
+    assert estimate(PPO, {("classic", "PPO"): 1000.0}, 8).seconds == pytest.approx(200)
+
+
+# --- the command
+
+
+def test_commands_say_where_the_benchmark_is(tmp_path) -> None:
+    data, docs = tmp_path / "data", tmp_path / "docs"
+    where = ("--data-dir", str(data), "--docs", str(docs))
+    code, text = call("plan", "--filter", "classic", *where)
+    assert code == 0
+    assert "18 of 18 rows have no result" in text
+    path = make_run(data, PPO)
+    code, text = call("status", *where)
+    assert "17 missing" in text
+    assert "to take in" in text
+    assert "slm-lab bench intake" in text
+    code, text = call("intake", "--no-upload", *where)
+    assert (code, "Taken in 1 row(s)" in text) == (0, True)
+    code, text = call("table", *where)
+    assert (code, text.strip()) == (0, str(docs / "BENCHMARKS.md"))
+    edit_metrics(path, is_complete=False)
+    path.rename(data / "later_2026_01_03")
+    code, text = call("status", *where)
+    assert "CartPole-v1 PPO: stopped, later_2026_01_03, frame 200,000 of 200,000" in text
+
+
+def test_intake_of_a_bad_run_exits_non_zero(tmp_path) -> None:
+    edit_spec(make_run(tmp_path, PPO), "env", "num_envs", 8)
+    code, text = call("intake", "--no-upload", "--data-dir", str(tmp_path), "--docs", str(tmp_path / "docs"))
+    assert code == 1
+    assert "env.num_envs is 8, the row has 4" in text
+    code, text = call("plan", "--filter", "nonsense")
+    assert code == 2
+
+
+def test_commit_holds_the_page_and_nothing_else(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["init", "-q"], ["config", "user.email", "a@b.c"], ["config", "user.name", "a"]):
+        subprocess.run(["git", *words], check=True)
+    Path("mine.txt").write_text("unfinished work")
+    subprocess.run(["git", "add", "mine.txt"], check=True)
+    make_run(tmp_path / "data", PPO)
+    code, text = call("intake", "--no-upload", "--commit")
+    assert code == 0, text
+    shown = subprocess.run(["git", "show", "--stat", "--format=%s"], capture_output=True, text=True, check=True).stdout
+    assert shown.startswith("docs: benchmark results of 1 row (CartPole-v1)")
+    assert "BENCHMARKS.md" in shown
+    assert "results.json" in shown
+    assert "mine.txt" not in shown
