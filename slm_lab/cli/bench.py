@@ -1,5 +1,6 @@
 """`slm-lab bench`: what the benchmark lacks, its runs, and its page."""
 
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -56,8 +57,8 @@ def plan(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DOCS
         f"about {format_seconds(total)}{' (~: a rough guess, nothing like it was measured yet)' if is_rough else ''}\n"
     )
     if waiting:
-        words = f" --filter '{filters[0]}'" if filters else ""
-        out.write(f"Next     slm-lab bench run{words} --local\n")
+        words = [word for text in filters or [] for word in ("--filter", text)]
+        out.write(f"Next     {shlex.join(['slm-lab', 'bench', 'run', *words, '--local'])}\n")
 
 
 @app.command(help="Train the rows that lack a result; started again, it goes on where it was stopped.")

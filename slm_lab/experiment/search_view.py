@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -118,8 +118,17 @@ def _score(value: float) -> str:
 
 
 def show_values(values: Mapping[str, Any]) -> str:
-    """Searched values by the last parts of their paths."""
+    """Searched values by the last parts of their paths, as many as tell them apart."""
     return ", ".join(
-        f"{path.rpartition('.')[2]} {f'{value:.4g}' if isinstance(value, float) else value}"
+        f"{_short_name(path, values)} {f'{value:.4g}' if isinstance(value, float) else value}"
         for path, value in values.items()
     )
+
+
+def _short_name(path: str, paths: Collection[str]) -> str:
+    parts = path.split(".")
+    for count in range(1, len(parts)):
+        end = ".".join(parts[-count:])
+        if sum(other == end or other.endswith(f".{end}") for other in paths) == 1:
+            return end
+    return path

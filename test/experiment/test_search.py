@@ -26,6 +26,7 @@ from slm_lab.experiment.run import Options
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
 from slm_lab.experiment.search_result import calc_importance, rank
 from slm_lab.experiment.search_run import Probe, advise, start_search, validate
+from slm_lab.experiment.search_view import show_values
 from slm_lab.experiment.study import Study, TrialRow
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
 from slm_lab.lib.io import lock_file, write_text, write_yaml
@@ -646,3 +647,12 @@ def test_a_winner_is_needed_for_a_proof(tmp_path: Path) -> None:
     assert result.exit_code == 1
     with pytest.raises(LabError, match="no winner to validate"):
         validate(result, 2, Options())
+
+
+def test_values_are_named_apart() -> None:
+    values = {
+        "agent.net.actor_optim_spec.lr": 1e-3,
+        "agent.net.critic_optim_spec.lr": 0.002,
+        "agent.algorithm.gamma": 1,
+    }
+    assert show_values(values) == "actor_optim_spec.lr 0.001, critic_optim_spec.lr 0.002, gamma 1"
