@@ -1,4 +1,4 @@
-"""Train rows with dstack, so many at a time; what was submitted is kept in a file, so that it can be left and come back."""
+"""Train rows with dstack, so many at a time; what was submitted is kept in a file, so that one can leave and return."""
 
 import json
 import time
@@ -86,8 +86,10 @@ def run_remote(
                 break
             before = runs.get(key)
             if before is None or before.status in FAILED:
-                runs[key] = _submit(row, before, cloud, lambda run, key=key: _save(data_dir, {**runs, key: run}))
+                runs[key] = _name_run(row, before)
+                # noted first, so that no run is ever paid for and forgotten
                 _save(data_dir, runs)
+                _submit(row, runs[key].name, cloud)
                 active += runs[key].is_active
         mine = {key: run for key, run in runs.items() if key in open_rows}
         if not any(run.is_active for run in mine.values()):
@@ -113,20 +115,18 @@ def _look(row: Row, run: RemoteRun, retries: int, cloud: Cloud) -> RemoteRun:
     return replace(run, status=status)
 
 
-def _submit(row: Row, before: RemoteRun | None, cloud: Cloud, note: Callable[[RemoteRun], None]) -> RemoteRun:
+def _name_run(row: Row, before: RemoteRun | None) -> RemoteRun:
     attempt = 1 if before is None else before.attempt + 1
     end = "" if attempt == 1 else f"-{attempt}"
     name = make_run_name(row.load_spec().name)[: NAME_LENGTH - len(end)] + end
-    run = RemoteRun(name, attempt, "submitted")
-    # noted first, so that no run is ever paid for and forgotten
-    note(run)
+    return RemoteRun(name, attempt, "submitted")
+
+
+def _submit(row: Row, name: str, cloud: Cloud) -> None:
     changes = tuple(f"{key}={value}" for key, value in row.changes.items())
-    request = TaskRequest(
-        row.spec_file, row.spec_name, "train", changes, run_name=name, gpu=row.phase in GPU_PHASES, upload=True
-    )
-    cloud.submit(request)
+    gpu = row.phase in GPU_PHASES
+    cloud.submit(TaskRequest(row.spec_file, row.spec_name, "train", changes, run_name=name, gpu=gpu))
     logger.info(f"Submitted {row.key} as {name}")
-    return run
 
 
 def _save(data_dir: Path, runs: dict[str, RemoteRun]) -> None:

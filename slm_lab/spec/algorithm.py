@@ -191,6 +191,9 @@ class DoubleDQNSpec(_QLearningSpec):
     name: Literal["DoubleDQN"] = "DoubleDQN"
 
 
+QReduction = Literal["min", "mean"]
+
+
 class EntropyAnneal(Model):
     """Share of the largest entropy that a discrete policy's entropy is held at, falling over frames."""
 
@@ -221,6 +224,9 @@ class SoftActorCriticSpec(OffPolicySpec):
     log_alpha_max: Float = Field(2.0, description="Upper bound of log alpha.")
     entropy_penalty_coef: NonNegativeFloat = Field(
         0.0, description="Weight of half the squared change of entropy against its running mean, for discrete actions."
+    )
+    q_reduction: QReduction = Field(
+        "min", description="Which value two critics give: the smaller, or their mean, which explores more."
     )
     symlog: Bool = Field(False, description="Compare symlog of values and targets in the critic loss.")
     spectral_norm: Bool = Field(False, description="Spectral normalisation of the last hidden layer of the critics.")

@@ -28,5 +28,6 @@ class CrossQ(SoftActorCritic):
             both = self.critic(obs, torch.cat([batch.action, policy.action]))
         self.critic.eval()
         q, next_q = both.chunk(2, 1)
-        ret = calc_q_target(batch.reward, batch.discount, calc_soft_value(next_q.detach(), policy, alpha))
+        value = calc_soft_value(next_q.detach(), policy, alpha, self.config.q_reduction)
+        ret = calc_q_target(batch.reward, batch.discount, value)
         return self._compare(self._taken_value(q, batch.action), ret, batch.weight)

@@ -18,7 +18,7 @@ from slm_lab.agent.net.target import Target
 from slm_lab.agent.net.value import TwinQNet
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import SpecError
-from slm_lab.spec.algorithm import SoftActorCriticSpec
+from slm_lab.spec.algorithm import QReduction, SoftActorCriticSpec
 from slm_lab.spec.net import MLPNetSpec, NetSpec
 from slm_lab.spec.schema import AgentSpec
 
@@ -38,9 +38,12 @@ class Soft(NamedTuple):
     log_prob: Tensor
 
 
-def calc_soft_value(q: Tensor, policy: Soft, alpha: Tensor) -> Tensor:
-    """V(s) = E_a[min Q(s, a) - alpha log pi(a|s)] (eq. 3): one sample of it, or its exact sum over choices."""
-    soft = q.amin(0) - alpha * policy.log_prob
+def calc_soft_value(q: Tensor, policy: Soft, alpha: Tensor, reduction: QReduction = "min") -> Tensor:
+    """V(s) = E_a[min Q(s, a) - alpha log pi(a|s)] (eq. 3): one sample of it, or its exact sum over choices.
+
+    With "mean" both critics count alike (double average Q-learning, Zhou et al. 2022).
+    """
+    soft = (q.amin(0) if reduction == "min" else q.mean(0)) - alpha * policy.log_prob
     return soft if policy.action is not None else (policy.log_prob.exp() * soft).sum(-1)
 
 
@@ -217,7 +220,9 @@ class SoftActorCritic(Algorithm):
         with torch.no_grad():
             policy = self._soft_policy(batch.next_obs, noise)
             next_q = self._values(self.target.module, batch.next_obs, policy.action)
-            ret = calc_q_target(batch.reward, batch.discount, calc_soft_value(next_q, policy, alpha))
+            ret = calc_q_target(
+                batch.reward, batch.discount, calc_soft_value(next_q, policy, alpha, self.config.q_reduction)
+            )
         self.critic.train()
         q = self._taken_value(self._critic_values(batch.obs, batch.action), batch.action)
         self.critic.eval()
@@ -244,7 +249,8 @@ class SoftActorCritic(Algorithm):
         self.actor.eval()
         q = self._values(self.critic, obs, policy.action)
         entropy = calc_entropy(policy)
-        return -calc_soft_value(q, policy, alpha).mean() + self._entropy_penalty(entropy, mean_entropy), entropy
+        value = calc_soft_value(q, policy, alpha, self.config.q_reduction)
+        return -value.mean() + self._entropy_penalty(entropy, mean_entropy), entropy
 
     def calc_follower_loss(
         self,

@@ -116,6 +116,7 @@ def test_soft_value_of_a_draw_by_hand() -> None:
     policy = Soft(torch.zeros(2, 1), torch.tensor([-1.0, 0.5]))
     # the smaller of the twins: 2 + .5, 1 - .25; their mean would give 3 and 2.75
     assert calc_soft_value(q, policy, torch.tensor(0.5)).tolist() == [2.5, 0.75]
+    assert calc_soft_value(q, policy, torch.tensor(0.5), "mean").tolist() == [3.0, 2.75]
     assert calc_entropy(policy).item() == 0.25
 
 
