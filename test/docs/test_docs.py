@@ -49,7 +49,7 @@ ALGORITHM_PAGES = {
     "SIL": "sil.md",
     "PPOSIL": "sil.md",
 }
-ROOMS = ("lib", "spec", "env", "agent", "experiment", "cli")
+ROOMS = ("lib", "spec", "env", "agent", "experiment", "share", "remote", "benchmark", "cli")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -107,7 +107,7 @@ def test_commands_in_docs_are_known(words) -> None:
         assert mode in ("dev", "train") or mode.startswith(("train@", "enjoy@"))
         if not source.startswith("my_") and "@" not in mode:
             load_spec(source, name, dict(parse_override(text) for text in params["set_"] or []))
-    elif command in ("spec", "env"):
+    elif command in ("spec", "env", "bench"):
         group = typer.main.get_command(importlib.import_module(COMMANDS[command][0]).app)
         assert rest[0] in group.commands  # type: ignore[attr-defined]
         _parse(group.commands[rest[0]], rest[1:])  # type: ignore[attr-defined]
