@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from slm_lab.benchmark.matrix import Row
 from slm_lab.experiment.results import Run, look_up
 from slm_lab.lib.errors import LabError
-from slm_lab.spec.loading import dump_spec, name_for_env, parse_spec
+from slm_lab.spec.loading import dump_spec, flatten_spec, name_for_env, parse_spec
 from slm_lab.spec.schema import Spec
 
 # where a run may differ from the committed spec: none of it changes what is learned
@@ -114,19 +114,11 @@ def _show(values: Mapping[str, Any], key: str) -> str:
 def flatten(spec: Spec) -> dict[str, Any]:
     """What decides a score, by dotted path."""
     (data,) = dump_spec(spec).values()
-    return {path: value for path, value in _walk(data, "") if not _is_free(path)}
+    return {path: value for path, value in flatten_spec(data).items() if not _is_free(path)}
 
 
 def _is_free(path: str) -> bool:
     return any(path == key or path.startswith(f"{key}.") for key in FREE)
-
-
-def _walk(data: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(data, dict) and data:
-        for key, value in data.items():
-            yield from _walk(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, data
 
 
 def hash_spec(spec: Spec) -> str:

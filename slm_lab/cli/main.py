@@ -8,6 +8,7 @@ from importlib.metadata import version
 # name: module of this package, one line of help
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("slm_lab.cli.run", "Train, continue or replay a spec."),
+    "run-remote": ("slm_lab.cli.run_remote", "Run a spec on a machine in the cloud, through dstack."),
     "list": ("slm_lab.cli.list", "Show the runs there are, with their scores."),
     "plot-list": ("slm_lab.cli.list", "The same, by the name it had."),
     "plot": ("slm_lab.cli.plot", "Draw runs side by side."),
@@ -48,7 +49,7 @@ def is_search(arguments: list[str]) -> bool:
     for word in arguments:
         if word.startswith("-"):
             # the options that take no value
-            is_value = "=" not in word and word not in ("--render", "--profile", "--help")
+            is_value = "=" not in word and word not in ("--render", "--profile", "--continue", "--help")
         elif is_value:
             is_value = False
         else:

@@ -19,6 +19,9 @@ LogLevelOption = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="What the log shows.", case_sensitive=False)
 ]
 LogFormatOption = Annotated[LogFormat, typer.Option(help="Of the console: lines for people, or JSON.")]
+ContinueOption = Annotated[
+    bool, typer.Option("--continue", help="Go on with the run of the same spec in the data folder; without one, start.")
+]
 DataDirOption = Annotated[Path, typer.Option(help="Where run folders are made.")]
 RayAddressOption = Annotated[
     str | None,

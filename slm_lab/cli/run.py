@@ -9,6 +9,7 @@ from loguru import logger
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import (
+    ContinueOption,
     DataDirOption,
     DeviceOption,
     ImportsOption,
@@ -23,7 +24,7 @@ from slm_lab.experiment.doctor import MIN_ROWS, count_rows, diagnose
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.results import load_run
-from slm_lab.experiment.run import Options, enjoy, resume, start, summarize, summarize_eval
+from slm_lab.experiment.run import Options, enjoy, resume, start, start_or_continue, summarize, summarize_eval
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
@@ -76,6 +77,7 @@ def run(
     log_level: LogLevelOption = "INFO",
     log_format: LogFormatOption = "text",
     data_dir: DataDirOption = DATA_DIR,
+    continue_: ContinueOption = False,
     ray_address: RayAddressOption = None,
 ) -> None:
     """Entry of the command."""
@@ -88,6 +90,8 @@ def run(
         changes = list_changes(set_, seed, device)
         if video is not None and not mode.startswith("enjoy@"):
             raise LabError(f"--video goes with enjoy@DIR, not with {mode}; while training, set meta.video_frequency")
+        if continue_ and "@" in mode:
+            raise LabError(f"--continue finds the run by its spec, {mode} names it; leave one out")
         if mode.startswith("enjoy@"):
             _enjoy(mode.removeprefix("enjoy@"), options, episodes)
             return
@@ -98,7 +102,8 @@ def run(
             result = resume(mode.removeprefix("train@"), options, expected)
         else:
             import_modules(options.imports)
-            result = start(_load(source, name, changes, mode), options)
+            begin = start_or_continue if continue_ else start
+            result = begin(_load(source, name, changes, mode), options)
     _conclude(result, options, profile)
 
 

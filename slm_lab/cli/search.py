@@ -9,6 +9,7 @@ from loguru import logger
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.main import is_search
 from slm_lab.cli.options import (
+    ContinueOption,
     DataDirOption,
     DeviceOption,
     ImportsOption,
@@ -23,7 +24,7 @@ from slm_lab.cli.run import DEMO
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.run import Options, summarize
 from slm_lab.experiment.search_result import SearchResult
-from slm_lab.experiment.search_run import resume_search, start_search, validate
+from slm_lab.experiment.search_run import resume_search, start_or_continue_search, start_search, validate
 from slm_lab.experiment.search_view import show_values
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
@@ -52,6 +53,7 @@ def run(
     log_level: LogLevelOption = "INFO",
     log_format: LogFormatOption = "text",
     data_dir: DataDirOption = DATA_DIR,
+    continue_: ContinueOption = False,
     ray_address: RayAddressOption = None,
 ) -> None:
     """Entry of the command."""
@@ -66,6 +68,8 @@ def run(
         if len(names) > 2:
             raise LabError(f"a search takes a file and the name of a spec in it, got {' '.join(names)}")
         changes = list_changes(set_, seed, device)
+        if continue_ and mode != "search":
+            raise LabError(f"--continue finds the search by its spec, {mode} names it; leave one out")
         if mode.startswith("search@"):
             if changes:
                 raise LabError(
@@ -79,11 +83,12 @@ def run(
             loaded = load_spec(source, name, dict(parse_override(text) for text in changes))
             for note in loaded.notes:
                 logger.info(f"Spec note: {note}")
-            result = start_search(loaded.spec, options, keep)
+            begin = start_or_continue_search if continue_ else start_search
+            result = begin(loaded.spec, options, keep)
         _conclude(result)
         code = result.exit_code
         if validate_ and not code:
-            code = _validate(result, validate_, options)
+            code = _validate(result, validate_, options, continue_)
     sys.exit(code)
 
 
@@ -112,9 +117,9 @@ def _conclude(result: SearchResult) -> None:
         out.write("Best     none: no trial is done\n")
 
 
-def _validate(result: SearchResult, num_session: int, options: Options) -> int:
+def _validate(result: SearchResult, num_session: int, options: Options, is_continued: bool) -> int:
     """Train the winner with fresh seeds and set its score beside that of the search; the exit code."""
-    trained = validate(result, num_session, options)
+    trained = validate(result, num_session, options, is_continued)
     if trained.exit_code or result.best is None:
         sys.stdout.write(f"\nNot proved yet. Continue with:\n  slm-lab run train@{trained.folder}\n")
         return trained.exit_code

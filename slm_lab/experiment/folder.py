@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slm_lab.lib.errors import RunFolderError, nearest
-from slm_lab.spec.loading import load_spec
+from slm_lab.spec.loading import dump_spec, flatten_spec, load_spec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
@@ -145,6 +145,38 @@ def find_run_path(where: str, data_dir: Path) -> Path:
             return candidate.parent
     known = [folder.name for folder in data_dir.glob("*") if folder.is_dir()]
     raise RunFolderError(f"no run folder '{where}'{nearest(Path(where).name, known)} ({_where_runs_are(data_dir)})")
+
+
+def find_same_run(spec: Spec, data_dir: Path, is_search: bool) -> Path | None:
+    """The newest run of this very spec; None where no run has its name, an error where its settings were others."""
+    other: tuple[Path, str] | None = None
+    runs = {path.parent for path in data_dir.glob(f"*/{spec.name}{SPEC_SUFFIX}")}
+    for path in sorted(runs, key=lambda path: -(path / f"{spec.name}{SPEC_SUFFIX}").stat().st_mtime_ns):
+        folder, saved = open_run_folder(str(path), data_dir)
+        if folder.name != spec.name or folder.study_file.exists() != is_search:
+            continue
+        difference = _describe_difference(saved, spec)
+        if difference is None:
+            return path
+        other = other or (path, difference)
+    if other is not None:
+        raise RunFolderError(
+            f"{other[0]} is a run of '{spec.name}' with another {other[1]}; --continue goes on with the same spec "
+            "only: give the same settings, or another --data-dir"
+        )
+    return None
+
+
+def _describe_difference(saved: Spec, spec: Spec) -> str | None:
+    """The first key in which a saved spec is not the one given, with both values."""
+    there, here = (flatten_spec(dump_spec(each)[each.name]) for each in (saved, spec))
+    if spec.meta.compile == "auto":
+        # the saved spec has what was chosen
+        here["meta.compile"] = there["meta.compile"]
+    for path in {**here, **there}:
+        if here.get(path) != there.get(path):
+            return f"{path}: {there.get(path)} there, {here.get(path)} here"
+    return None
 
 
 def _where_runs_are(data_dir: Path) -> str:

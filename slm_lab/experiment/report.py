@@ -26,6 +26,7 @@ from slm_lab.experiment.folder import SPEC_SUFFIX
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.results import Run
 from slm_lab.lib.io import dump_yaml, write_text
+from slm_lab.spec.loading import flatten_spec
 
 PAGE = Path(__file__).with_name("report_page")
 # points of a curve: in a chart as wide as the page, and in one of many beside each other
@@ -362,17 +363,6 @@ def build_spec_diff(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]
         if len(set(values)) > 1:
             rows.append([key, *values])
     return {"head": ["key", *names], "rows": rows}
-
-
-def flatten_spec(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A spec by dotted paths; lists are values."""
-    flat: dict[str, Any] = {}
-    for key, value in spec.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten_spec(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _plain(values: Array) -> list[float | int]:

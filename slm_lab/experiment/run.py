@@ -21,7 +21,7 @@ from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.executor import Connect, load_ray
-from slm_lab.experiment.folder import DATA_DIR, RunFolder, find_best_trial, open_run_folder
+from slm_lab.experiment.folder import DATA_DIR, RunFolder, find_best_trial, find_same_run, open_run_folder
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
@@ -97,6 +97,18 @@ def start(spec: Spec, options: Options) -> TrialResult:
     write_yaml(folder.trial_spec_file(0), dump_spec(spec))
     write_origin(spec, folder, options)
     return _train(spec, folder, options, [f"Run folder {folder.path}", *notes], connect)
+
+
+def start_or_continue(spec: Spec, options: Options) -> TrialResult:
+    """Go on with the run of this spec that is in the data folder, or start one; what is done already only tells so."""
+    import_modules(options.imports)
+    path = find_same_run(spec, options.data_dir, is_search=False)
+    if path is None:
+        return start(spec, options)
+    metrics = RunFolder(path, spec.name).trial_metrics_file(0)
+    if metrics.exists() and read_document(metrics).get("is_complete"):
+        logger.info(f"{path} is done already")
+    return resume(str(path), options)
 
 
 def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:

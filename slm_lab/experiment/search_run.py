@@ -9,9 +9,9 @@ from pathlib import Path
 from loguru import logger
 
 from slm_lab.experiment.executor import POLL_SECONDS, Executor, LocalExecutor, Resources, SessionTask
-from slm_lab.experiment.folder import RunFolder, open_run_folder
+from slm_lab.experiment.folder import RunFolder, find_same_run, open_run_folder
 from slm_lab.experiment.progress import format_seconds
-from slm_lab.experiment.run import Options, find_cluster, prepare, start, write_origin
+from slm_lab.experiment.run import Options, find_cluster, prepare, start, start_or_continue, write_origin
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
 from slm_lab.experiment.search_result import SearchResult
 from slm_lab.experiment.trial import TrialResult
@@ -71,6 +71,13 @@ def start_search(spec: Spec, options: Options, keep: int = 3) -> SearchResult:
     return _run(spec, folder, executor, options, keep)
 
 
+def start_or_continue_search(spec: Spec, options: Options, keep: int = 3) -> SearchResult:
+    """Go on with the search of this spec that is in the data folder, or start one."""
+    import_modules(options.imports)
+    path = find_same_run(spec, options.data_dir, is_search=True)
+    return start_search(spec, options, keep) if path is None else resume_search(str(path), options, keep)
+
+
 def resume_search(where: str, options: Options, keep: int = 3, name: str | None = None) -> SearchResult:
     """Go on with a search, from whatever its trials came to."""
     import_modules(options.imports)
@@ -115,14 +122,14 @@ def _build_executor(spec: Spec, options: Options) -> Executor:
     return LocalExecutor(limit)
 
 
-def validate(result: SearchResult, num_session: int, options: Options) -> TrialResult:
-    """Train the winner with seeds that the search has not seen."""
+def validate(result: SearchResult, num_session: int, options: Options, is_continued: bool = False) -> TrialResult:
+    """Train the winner with seeds that the search has not seen; or go on with that."""
     if result.best_spec is None:
         raise LabError(f"{result.folder}: no trial is done, so there is no winner to validate")
     spec = load_spec(result.best_spec).spec
     # sessions of a seed share nothing with those of another
     fresh = spec.replace(meta={"seed": spec.meta.seed + 1, "max_session": num_session})
-    return start(fresh, options)
+    return start_or_continue(fresh, options) if is_continued else start(fresh, options)
 
 
 def advise(spec: Spec, num_slot: int, probe: Probe | None) -> list[str]:

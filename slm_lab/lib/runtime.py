@@ -41,8 +41,12 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+# set by remote runs, whose code comes without its history
+COMMIT_VARIABLE = "SLM_LAB_COMMIT"
+
+
 def git_sha(folder: Path | None = None) -> str | None:
-    """The commit of the code in use, or None outside a checkout."""
+    """The commit of the code in use, or None where it is not known."""
     try:
         result = subprocess.run(
             ["git", "rev-parse", "HEAD"],
@@ -53,7 +57,7 @@ def git_sha(folder: Path | None = None) -> str | None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get(COMMIT_VARIABLE)
     return result.stdout.strip()
 
 

@@ -81,6 +81,17 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     return {data.pop("name"): data}
 
 
+def flatten_spec(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A spec by dotted paths; lists are values."""
+    flat: dict[str, Any] = {}
+    for key, value in spec.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten_spec(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
 # --- finding
 
 

@@ -1,0 +1,82 @@
+"""Hand tasks to dstack, which is another program: it is found, asked and called without a shell."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from slm_lab.lib.errors import LabError
+from slm_lab.remote.task import RenderedTask, TaskRequest, check_upload, find_root, render_task
+
+INSTALL = "uv sync --no-default-groups --group remote"
+# the task comes through stdin, so that no file is written
+APPLY = ("apply", "-f", "-", "-y", "--detach")
+# of runs that have ended, whose names may be used again
+ENDED = ("done", "failed", "terminated")
+ASK_SECONDS = 120
+
+
+class SubmitError(LabError):
+    """dstack did not take a task; it has said why."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def submit_task(
+    request: TaskRequest, environ: Mapping[str, str] | None = None, root: Path | None = None
+) -> RenderedTask:
+    """Check, render and submit a run. Raises LabError before, SubmitError when dstack refuses."""
+    environ = os.environ if environ is None else environ
+    root = find_root(Path.cwd()) if root is None else root
+    task = render_task(request, environ, root)
+    if request.upload:
+        check_upload(environ)
+    dstack = find_dstack(environ)
+    _check_free(dstack, task.run_name, environ, root)
+    # stdout and stderr are those of this process: dstack shows its plan and its errors itself
+    sys.stdout.flush()
+    done = subprocess.run([dstack, *APPLY], input=task.text.encode(), env=dict(environ), cwd=root, check=False)
+    if done.returncode:
+        raise SubmitError(f"dstack did not take the run '{task.run_name}'; its message is above", done.returncode)
+    return task
+
+
+def find_dstack(environ: Mapping[str, str]) -> str:
+    """The dstack on the path, or the one beside this Python."""
+    found = shutil.which("dstack", path=environ.get("PATH", "")) or shutil.which(
+        "dstack", path=Path(sys.executable).parent
+    )
+    if found is None:
+        raise LabError(f"dstack is not installed; run `{INSTALL}`, or `uv tool install dstack` (docs/REMOTE.md)")
+    return found
+
+
+def _check_free(dstack: str, run_name: str, environ: Mapping[str, str], root: Path) -> None:
+    """Refuse a name that is in use: dstack would stop the run that has it."""
+    asked = [dstack, "run", "get", run_name, "--json"]
+    try:
+        answer = subprocess.run(
+            asked, capture_output=True, text=True, env=dict(environ), cwd=root, timeout=ASK_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise LabError(f"dstack does not answer within {ASK_SECONDS} seconds; is its server up?") from None
+    told = "\n".join(text.strip() for text in (answer.stdout, answer.stderr) if text.strip())
+    if answer.returncode and "not found" in told:
+        return
+    if answer.returncode and "project" in told.lower():
+        raise LabError(f"dstack is not configured: {told}; start a server or log in, see docs/REMOTE.md")
+    if answer.returncode:
+        raise SubmitError(f"dstack cannot be asked about runs: {told}", answer.returncode)
+    try:
+        status = json.loads(answer.stdout)["status"]
+    except (ValueError, KeyError, TypeError):
+        raise LabError(f"`dstack run get` gave no status but: {told[:200]}; the lab knows dstack 0.22") from None
+    if status not in ENDED:
+        raise LabError(
+            f"a run '{run_name}' is {status} already; give another --name, or end it with `dstack stop {run_name}`"
+        )

@@ -1,0 +1,226 @@
+"""A run as a dstack task: a template of `.dstack/`, filled in. Nothing here is sent, and no torch is loaded."""
+
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from slm_lab.lib.errors import LabError
+from slm_lab.lib.runtime import COMMIT_VARIABLE, git_sha, import_modules
+from slm_lab.spec.candidate import check_search
+from slm_lab.spec.loading import SHIPPED, load_spec, locate, parse_override
+from slm_lab.spec.reader import printable, read_document
+from slm_lab.spec.schema import Spec
+
+Mode = Literal["train", "search"]
+SpotPolicy = Literal["auto", "spot", "on-demand"]
+MODES: tuple[Mode, ...] = ("train", "search")
+
+TEMPLATES = Path(".dstack")
+# how shipped specs are named from any folder
+SHIPPED_PREFIX = "slm_lab/spec/"
+# where the code and the checkpoints are on the machine
+CODE_DIR = "/slm-lab"
+CHECKPOINT_DIR = "/checkpoint"
+# a run without uploads does not get them
+UPLOAD_VARIABLES = ("HF_TOKEN", "HF_REPO")
+# dstack's rules
+NAME_LENGTH = 41
+_NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
+_DURATION = re.compile(r"[1-9]\d*[smhdw]")
+# dstack replaces these in commands before a shell sees them
+_REPLACED = ("${{", "$$")
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """What to run, and on what; what is None is as the template has it."""
+
+    # as `slm-lab run` takes them: a file, or the bare name of a shipped spec or file
+    spec_file: str
+    spec_name: str | None = None
+    mode: Mode = "train"
+    # as `-s` takes them
+    changes: tuple[str, ...] = ()
+    # made from the spec's name if not given
+    run_name: str | None = None
+    gpu: bool = False
+    # to the hub, at the end of the run
+    upload: bool = True
+    # a network volume for checkpoints
+    volume: str | None = None
+    spot: SpotPolicy | None = None
+    # dollars per hour
+    max_price: float | None = None
+    max_duration: str | None = None
+    imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RenderedTask:
+    """A task as dstack takes it."""
+
+    run_name: str
+    # as the run's folder begins
+    spec_name: str
+    document: Mapping[str, Any]
+    # the last of its commands, as words
+    command: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return yaml.safe_dump(dict(self.document), sort_keys=False, allow_unicode=True, width=100_000)
+
+
+def render_task(request: TaskRequest, environ: Mapping[str, str], root: Path | None = None) -> RenderedTask:
+    """The task of a request, once its spec, names and numbers have been checked.
+
+    Of variables only the names come into a task, never a value.
+    """
+    root = find_root(Path.cwd()) if root is None else root
+    import_modules(request.imports)
+    path, spec_name = locate(request.spec_file, request.spec_name)
+    spec = load_spec(path, spec_name, dict(parse_override(text) for text in request.changes)).spec
+    if request.mode == "search":
+        check_search(spec)
+    run_name = make_run_name(spec.name) if request.run_name is None else request.run_name
+    check_name(run_name, "--name")
+    if request.volume is not None:
+        check_name(request.volume, "--volume")
+    spec_file = _find_in_project(path, root)
+    command = build_command(request, spec_file, spec_name, run_name, find_groups(spec, request.gpu))
+    names = {name for name, value in environ.items() if value}
+    document = build_task(request, read_template(root, request), run_name, spec_file, command, names, git_sha(root))
+    return RenderedTask(run_name, spec.name, document, command)
+
+
+def build_task(
+    request: TaskRequest,
+    template: Mapping[str, Any],
+    run_name: str,
+    spec_file: str,
+    command: Sequence[str],
+    names: Collection[str],
+    commit: str | None,
+) -> dict[str, Any]:
+    """A template, filled in."""
+    document: dict[str, Any] = {"type": template["type"], "name": run_name, **template}
+    # the template's paths start at its own folder, dstack's at the folder it is called in
+    document["files"] = [{"local_path": ".", "path": CODE_DIR}]
+    if not spec_file.startswith(SHIPPED_PREFIX):
+        # also where it is in a folder that is not sent, such as data/
+        document["files"] += [{"local_path": spec_file, "path": f"{CODE_DIR}/{spec_file}"}]
+    document["env"] = [
+        name for name in template.get("env", []) if (request.upload if name in UPLOAD_VARIABLES else name in names)
+    ]
+    if commit is not None:
+        document["env"] += [f"{COMMIT_VARIABLE}={commit}"]
+    if request.volume is not None:
+        document["volumes"] = [{"name": request.volume, "path": CHECKPOINT_DIR}]
+    line = shlex.join(command)
+    if mark := next((mark for mark in _REPLACED if mark in line), None):
+        raise LabError(f"'{mark}' in {line}: dstack would replace it before the run sees it; write it differently")
+    document["commands"] = [*template["commands"], line]
+    given = {"spot_policy": request.spot, "max_price": request.max_price, "max_duration": request.max_duration}
+    document |= {key: value for key, value in given.items() if value is not None}
+    if document["max_price"] <= 0:
+        raise LabError(f"--max-price: dollars per hour above 0 expected, got {document['max_price']}")
+    if not _DURATION.fullmatch(str(document["max_duration"])):
+        raise LabError(f"--max-duration: a time like 30m, 6h or 2d expected, got '{document['max_duration']}'")
+    return document
+
+
+def build_command(
+    request: TaskRequest, spec_file: str, spec_name: str, run_name: str, groups: Sequence[str]
+) -> tuple[str, ...]:
+    """The words that run a spec on the machine, the same for its first start and after each loss of a machine."""
+    words = ["uv", "run", "--no-default-groups", *(word for group in groups for word in ("--group", group))]
+    words += ["slm-lab", "run", spec_file, spec_name, request.mode]
+    words += [word for change in request.changes for word in ("-s", change)]
+    words += [word for module in request.imports for word in ("--import", module)]
+    words += ["--continue", "--data-dir", f"{CHECKPOINT_DIR}/{run_name}"]
+    return (*words, "--upload-hf") if request.upload else tuple(words)
+
+
+def find_groups(spec: Spec, gpu: bool) -> list[str]:
+    """The groups of packages that a spec needs."""
+    groups = ["ml"]
+    if spec.meta.wandb:
+        groups.append("wandb")
+    if spec.env.backend == "envpool":
+        groups.append("envpool")
+    if spec.env.name.startswith("playground/"):
+        groups += ["playground", "playground-gpu"] if gpu else ["playground"]
+    return groups
+
+
+def make_run_name(spec_name: str) -> str:
+    """A name that dstack takes, from that of a spec."""
+    name = re.sub(r"[^a-z0-9]+", "-", spec_name.lower()).lstrip("0123456789-")
+    name = name[:NAME_LENGTH].rstrip("-")
+    return name if len(name) > 1 else f"run-{name}".rstrip("-")
+
+
+def check_name(name: str, option: str) -> None:
+    """Refuse a name that dstack would refuse later."""
+    if not _NAME.fullmatch(name):
+        raise LabError(
+            f"{option}: 2 to {NAME_LENGTH} small letters, digits and '-' expected, a letter first, got '{printable(name)}'; "
+            f"did you mean '{make_run_name(name)}'?"
+        )
+
+
+def find_root(start: Path) -> Path:
+    """The checkout that is sent: the folder with the templates at or above one, else that of this code."""
+    for folder in (start, *start.parents, SHIPPED.parents[1]):
+        if (folder / TEMPLATES / template_name("train", False)).is_file():
+            return folder
+    raise LabError(
+        f"run-remote sends a checkout of the lab, and {start} is not in one; there is no {TEMPLATES}/ folder"
+    )
+
+
+def template_name(mode: Mode, gpu: bool) -> str:
+    return f"run-{'gpu' if gpu else 'cpu'}-{mode}.yml"
+
+
+def read_template(root: Path, request: TaskRequest) -> dict[str, Any]:
+    """The template of a mode and a kind of machine, which users may have changed."""
+    path = root / TEMPLATES / template_name(request.mode, request.gpu)
+    template = read_document(path)
+    missing = [key for key in ("type", "commands", "max_price", "max_duration") if key not in template]
+    if missing:
+        raise LabError(f"{path}: {', '.join(missing)} is missing; it caps the cost and says what to run")
+    return template
+
+
+def _find_in_project(path: Path, root: Path) -> str:
+    """A spec file as the command on the machine names it."""
+    if path.is_relative_to(SHIPPED):
+        return f"{SHIPPED_PREFIX}{path.relative_to(SHIPPED).as_posix()}"
+    try:
+        name = path.resolve().relative_to(root.resolve()).as_posix()
+    except ValueError:
+        raise LabError(f"{path} lies outside {root}, which is what is sent; copy the spec into it") from None
+    if "$" in name:
+        raise LabError(f"{path}: a '$' in the name of a file does not survive the way to the machine; rename it")
+    return name
+
+
+def check_upload(environ: Mapping[str, str]) -> None:
+    """Refuse a run that could not upload its results once it has cost its money."""
+    remedy = "set it in the environment or in .env, or give --no-upload-hf"
+    for name, what in zip(
+        UPLOAD_VARIABLES, ("a token with write access", "the repo for results, USER/REPO"), strict=True
+    ):
+        if not environ.get(name):
+            raise LabError(f"{name} is not set ({what}), so the results could not be uploaded; {remedy}")
+    repo = environ["HF_REPO"]
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo) or repo.startswith("."):
+        raise LabError(
+            f"HF_REPO is '{repo}', which a remote machine cannot reach; {remedy.replace('it', 'USER/REPO', 1)}"
+        )

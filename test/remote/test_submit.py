@@ -1,0 +1,162 @@
+"""The command on a stand-in for dstack: what it is asked, and what becomes of its answers."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slm_lab.cli.main import main
+from slm_lab.cli.run_remote import split_arguments
+from slm_lab.lib.errors import LabError
+from slm_lab.remote import submit
+from slm_lab.remote.submit import submit_task
+from slm_lab.remote.task import TaskRequest
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "hf_planted_token"
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run the command in this process; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["slm-lab", *arguments])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.fixture(autouse=True)
+def _upload(environ, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_REPO", "me/runs")
+
+
+def test_words_are_file_name_and_mode() -> None:
+    assert split_arguments(["ppo_cartpole"]) == ("ppo_cartpole", None, "train")
+    assert split_arguments(["ppo_cartpole", "search"]) == ("ppo_cartpole", None, "search")
+    assert split_arguments(["a.json", "b", "train"]) == ("a.json", "b", "train")
+    assert split_arguments(["ppo_mujoco", "ppo_hopper"]) == ("ppo_mujoco", "ppo_hopper", "train")
+    with pytest.raises(LabError, match="unknown mode 'serch'; did you mean 'search'"):
+        split_arguments(["ppo_cartpole", "serch"])
+    with pytest.raises(LabError, match="unknown mode 'train@x'"):
+        split_arguments(["a.json", "b", "train@x"])
+
+
+def test_a_run_is_submitted_and_the_next_commands_are_named(dstack, monkeypatch, capfd) -> None:
+    assert call(monkeypatch, "run-remote", "ppo_cartpole", "train", "-n", "my-run", "-s", "meta.max_session=2") == 0
+    (asked, _, _, _), (applied, text, folder, names) = dstack.calls
+    assert asked == ["run", "get", "my-run", "--json"]
+    assert applied == ["apply", "-f", "-", "-y", "--detach"]
+    assert folder == str(ROOT)
+    document = yaml.safe_load(text)
+    assert document["name"] == "my-run"
+    assert document["commands"][-1].endswith(" --continue --data-dir /checkpoint/my-run --upload-hf")
+    # dstack takes the values from its environment
+    assert names == ["HF_REPO", "HF_TOKEN"]
+    out, err = capfd.readouterr()
+    assert "submitted\n" in out
+    for line in ("dstack ps", "dstack logs my-run", "dstack stop my-run", "slm-lab pull ppo_cartpole"):
+        assert f" {line}\n" in out
+    assert "no --volume" in out
+    assert TOKEN not in out + err + (dstack.folder / "calls.jsonl").read_text()
+
+
+def test_a_dry_run_shows_what_would_be_sent_and_calls_nothing(dstack, monkeypatch, capsys, tmp_path) -> None:
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    assert call(monkeypatch, "run-remote", "--gpu", "ppo_cartpole", "--dry-run", "--spot") == 0
+    first, text = capsys.readouterr().out.split("\n", 1)
+    assert first == "# dstack apply -f - -y --detach < this"
+    assert yaml.safe_load(text)["spot_policy"] == "spot"
+    assert TOKEN not in text
+    # it also needs no token, but says that one will be needed
+    monkeypatch.delenv("HF_TOKEN")
+    assert call(monkeypatch, "run-remote", "ppo_cartpole", "--dry-run") == 0
+    assert "Note: HF_TOKEN is not set" in capsys.readouterr().err
+    assert dstack.calls == []
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ppo_cartpole", "-s", "x=1; touch pwned"],
+        ["ppo_cartpole", "-n", "No_Good"],
+        ["ppo_cartpole", "--max-price", "-1"],
+        ["ppo_cartpole", "--max-duration", "soon"],
+        ["ppo_cartpole", "enjoy@latest"],
+        ["/etc/passwd.json", "x"],
+    ],
+)
+def test_a_mistake_is_one_line_and_dstack_is_not_called(words, dstack, monkeypatch, capsys) -> None:
+    assert call(monkeypatch, "run-remote", *words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Error: ")
+    assert dstack.calls == []
+    assert not Path("pwned").exists()
+
+
+def test_without_a_token_nothing_is_sent(dstack, monkeypatch, capsys) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    assert call(monkeypatch, "run-remote", "ppo_cartpole") == 2
+    assert "HF_TOKEN is not set" in capsys.readouterr().err
+    assert dstack.calls == []
+    assert call(monkeypatch, "run-remote", "ppo_cartpole", "--no-upload-hf") == 0
+    assert "HF_TOKEN" not in dstack.calls[-1][1]
+    assert "pull" not in capsys.readouterr().out
+
+
+def test_a_run_under_way_is_not_replaced(dstack, monkeypatch, capsys) -> None:
+    dstack.answer("run", json.dumps({"status": "running"}))
+    assert call(monkeypatch, "run-remote", "ppo_cartpole") == 2
+    assert "a run 'ppo-cartpole' is running already" in capsys.readouterr().err
+    assert [words[0] for words, *_ in dstack.calls] == ["run"]
+    # one that has ended gives its name away
+    dstack.answer("run", json.dumps({"status": "failed"}))
+    assert call(monkeypatch, "run-remote", "ppo_cartpole") == 0
+    assert dstack.calls[-1][0][0] == "apply"
+
+
+def test_what_dstack_says_is_passed_on_with_its_exit_code(dstack, monkeypatch, capfd) -> None:
+    dstack.answer("apply", err="no such volume\n", code=7)
+    assert call(monkeypatch, "run-remote", "ppo_cartpole") == 7
+    err = capfd.readouterr().err
+    assert "no such volume\nError: dstack did not take the run 'ppo-cartpole'; its message is above\n" in err
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "message"),
+    [
+        (("No default project, specify project name\n", "", 1), 2, "dstack is not configured: No default project"),
+        (("", "connection refused\n", 3), 3, "dstack cannot be asked about runs: connection refused"),
+        (("nothing of use", "", 0), 2, "gave no status but: nothing of use"),
+    ],
+)
+def test_a_dstack_that_cannot_be_asked_is_told(answer, code, message, dstack, monkeypatch, capsys) -> None:
+    out, err, status = answer
+    dstack.answer("run", out, err, status)
+    assert call(monkeypatch, "run-remote", "ppo_cartpole") == code
+    assert message in capsys.readouterr().err
+    assert [words[0] for words, *_ in dstack.calls] == ["run"]
+
+
+def test_a_missing_dstack_is_told_with_how_to_install_it(monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(submit.sys, "executable", str(tmp_path / "python"))
+    assert call(monkeypatch, "run-remote", "ppo_cartpole") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Error: dstack is not installed; run `uv sync --no-default-groups --group remote`")
+
+
+def test_from_python_the_same(dstack) -> None:
+    task = submit_task(TaskRequest("ppo_cartpole", run_name="bench-1", gpu=True), os.environ, ROOT)
+    assert (task.run_name, task.spec_name) == ("bench-1", "ppo_cartpole")
+    assert yaml.safe_load(dstack.calls[-1][1])["resources"]["gpu"]["count"] == 1
+    dstack.answer("apply", code=1)
+    with pytest.raises(submit.SubmitError) as caught:
+        submit_task(TaskRequest("ppo_cartpole"), os.environ, ROOT)
+    assert caught.value.exit_code == 1

@@ -1,0 +1,299 @@
+"""Rendered tasks: dstack's own parser takes them, and a shell hands every value over as it was meant."""
+
+import dataclasses
+import io
+import itertools
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dstack._internal.core.models.configurations import parse_apply_configuration
+from dstack._internal.core.services import is_valid_dstack_resource_name
+from dstack._internal.utils.files import create_file_archive
+from dstack._internal.utils.interpolator import VariablesInterpolator
+
+from slm_lab.lib.errors import LabError
+from slm_lab.remote.task import (
+    TEMPLATES,
+    TaskRequest,
+    build_command,
+    build_task,
+    check_name,
+    check_upload,
+    find_root,
+    make_run_name,
+    read_template,
+    render_task,
+    template_name,
+)
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "hf_planted_token"
+# what a shell, YAML or dstack could take for something else
+ODD = [
+    "x=1; touch pwned",
+    "x=$(touch pwned)",
+    "x=`touch pwned`",
+    "x=a b  c",
+    "x='single' \"double\"",
+    "x=back\\slash\\",
+    "x=two\nlines\n",
+    "x=\ttab",
+    "x=Ünïcödé ☃ 名",
+    "x=$HOME ${HOME} !history ~ *",
+    "x=# no comment",
+    "x={a: [1, 2]}, - &anchor *alias",
+    "x=true && touch pwned || touch pwned &",
+    "x=a > pwned",
+    "x=",
+    "--help",
+    "x=$",
+]
+KINDS = list(itertools.product(("train", "search"), (False, True)))
+
+
+def render(request: TaskRequest) -> dict[str, Any]:
+    """A task of a request whose spec is not looked at; as dstack reads it."""
+    command = build_command(request, "specs/odd name.yaml", "odd 'spec'", "odd-run", ["ml"])
+    template = read_template(ROOT, request)
+    document = build_task(request, template, "odd-run", "specs/odd name.yaml", command, {"WANDB_API_KEY"}, "abc123")
+    text = yaml.safe_dump(document)
+    document = yaml.safe_load(text)
+    assert isinstance(document, dict)
+    return document
+
+
+def install(folder: Path, name: str, text: str) -> None:
+    """A program for the path."""
+    path = folder / name
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.parametrize(("mode", "gpu"), KINDS)
+def test_a_shell_hands_every_odd_value_over_as_it_is(mode, gpu, tmp_path) -> None:
+    request = TaskRequest("", mode=mode, gpu=gpu, changes=tuple(ODD), imports=("my module; touch pwned",))
+    task = parse_apply_configuration(render(request))
+    # what dstack's client, then its server, do to commands
+    client = VariablesInterpolator({"run": {"args": ""}}, skip=["secrets"])
+    server = VariablesInterpolator({"secrets": {}})
+    commands = [server.interpolate_or_error(client.interpolate_or_error(line)).strip() for line in task.commands]
+    for name in ("g++", "sudo", "python3"):
+        install(tmp_path, name, "#!/bin/sh\nexit 0\n")
+    install(tmp_path, "uv", f'#!/bin/sh\nfor word in "$@"; do printf "%s\\0" "$word"; done > "{tmp_path}/argv"\n')
+    work = tmp_path / "work"
+    work.mkdir()
+    ran = subprocess.run(
+        ["/bin/bash", "-i", "-c", " && ".join(commands)],
+        cwd=work,
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "HOME": str(work)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    words = (tmp_path / "argv").read_text().split("\0")[:-1]
+    start = ["run", "--no-default-groups", "--group", "ml", "slm-lab", "run", "specs/odd name.yaml", "odd 'spec'", mode]
+    changes = [word for change in ODD for word in ("-s", change)]
+    end = ["--import", "my module; touch pwned", "--continue", "--data-dir", "/checkpoint/odd-run", "--upload-hf"]
+    assert words == [*start, *changes, *end]
+    assert list(work.rglob("pwned")) == []
+
+
+@pytest.mark.parametrize("value", ["x=${{ secrets.token }}", "x=a$$b", "x=${{run.args}}"])
+def test_what_dstack_would_replace_is_refused(value) -> None:
+    with pytest.raises(LabError, match="dstack would replace it"):
+        render(TaskRequest("", changes=(value,)))
+
+
+@pytest.mark.parametrize(("mode", "gpu"), KINDS)
+def test_resources_price_time_and_retry_are_as_promised(mode, gpu) -> None:
+    task = parse_apply_configuration(render(TaskRequest("", mode=mode, gpu=gpu)))
+    assert task.type == "task"
+    assert task.name == "odd-run"
+    assert task.max_duration == 6 * 3600
+    assert task.max_price == {("train", False): 0.15, ("search", False): 0.30}.get((mode, gpu), 0.50)
+    # an error would only come again
+    assert [event.value for event in task.retry.on_events] == ["no-capacity", "interruption"]
+    assert task.resources.gpu.count.min == task.resources.gpu.count.max == int(gpu)
+    if gpu:
+        assert task.resources.gpu.memory.min == 20
+    assert task.resources.memory.min == {("train", False): 4, ("search", False): 16}.get((mode, gpu), 32)
+    assert task.spot_policy.value == "auto"
+    (volume,) = task.volumes
+    assert volume.path == "/checkpoint"
+    # works where there is no volume
+    assert volume.optional
+    assert [(each.local_path, each.path) for each in task.files] == [
+        (".", "/slm-lab"),
+        ("specs/odd name.yaml", "/slm-lab/specs/odd name.yaml"),
+    ]
+
+
+def test_options_replace_what_the_template_has() -> None:
+    request = TaskRequest("", volume="disk", spot="on-demand", max_price=1.5, max_duration="2d", upload=False)
+    document = render(request)
+    task = parse_apply_configuration(document)
+    assert (task.max_price, task.max_duration, task.spot_policy.value) == (1.5, 2 * 86400, "on-demand")
+    (volume,) = task.volumes
+    assert (volume.name, volume.path) == ("disk", "/checkpoint")
+    assert "--upload-hf" not in task.commands[-1]
+    # tokens go only where they are needed, by name alone
+    assert document["env"] == ["WANDB_API_KEY", "SLM_LAB_COMMIT=abc123"]
+    assert render(TaskRequest(""))["env"] == ["HF_TOKEN", "HF_REPO", "WANDB_API_KEY", "SLM_LAB_COMMIT=abc123"]
+    for wrong in ({"max_price": 0.0}, {"max_price": -1.0}, {"max_duration": "long"}, {"max_duration": "6h; x"}):
+        with pytest.raises(LabError, match="expected, got"):
+            render(dataclasses.replace(request, **wrong))
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / TEMPLATES).iterdir()))
+def test_every_file_of_the_folder_is_taken_by_dstack(name) -> None:
+    text = (ROOT / TEMPLATES / name).read_text()
+    configuration = parse_apply_configuration(yaml.safe_load(text))
+    assert configuration.type == {"run": "task", "dev": "dev-environment"}.get(
+        Path(name).stem.partition("-")[0], Path(name).stem.partition("-")[0]
+    )
+    if configuration.type != "task":
+        assert is_valid_dstack_resource_name(configuration.name)
+
+
+def test_there_is_a_template_for_every_kind() -> None:
+    names = {path.name for path in (ROOT / TEMPLATES).iterdir()}
+    assert {template_name(mode, gpu) for mode, gpu in KINDS} <= names
+    assert {"dev.yml", "fleet-cpu.yml", "fleet-gpu.yml", "volume-aws.yml"} <= names
+
+
+# --- a request with a real spec
+
+
+def test_a_shipped_spec_is_named_as_on_any_machine(environ) -> None:
+    task = render_task(TaskRequest("ppo_cartpole", changes=("meta.wandb=true",)), environ, ROOT)
+    path = "slm_lab/spec/benchmark/ppo/ppo_cartpole.json"
+    assert task.command[:8] == ("uv", "run", "--no-default-groups", "--group", "ml", "--group", "wandb", "slm-lab")
+    assert task.command[8:] == (
+        *("run", path, "ppo_cartpole", "train", "-s", "meta.wandb=true"),
+        *("--continue", "--data-dir", "/checkpoint/ppo-cartpole", "--upload-hf"),
+    )
+    assert task.document["files"] == [{"local_path": ".", "path": "/slm-lab"}]
+    assert shlex.split(task.document["commands"][-1]) == list(task.command)
+    assert parse_apply_configuration(yaml.safe_load(task.text)).name == "ppo-cartpole"
+
+
+def test_a_token_comes_into_no_task(environ) -> None:
+    planted = {**environ, "HF_TOKEN": TOKEN, "HF_REPO": "me/runs", "WANDB_API_KEY": f"w{TOKEN}"}
+    task = render_task(TaskRequest("ppo_cartpole"), planted, ROOT)
+    check_upload(planted)
+    assert "WANDB_API_KEY" in task.text
+    assert TOKEN not in task.text + repr(task)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (TaskRequest("ppo_cartpol"), "did you mean 'ppo_cartpole'"),
+        (TaskRequest("ppo_cartpole", changes=("agent.algorithm.gama=1",)), "did you mean 'gamma'"),
+        (TaskRequest("ppo_cartpole", changes=("x=1; touch pwned",)), "-s x: "),
+        (TaskRequest("ppo_cartpole", changes=("env.max_frame=many",)), "whole number expected"),
+        (TaskRequest("ppo_cartpole", run_name="My_Run"), "did you mean 'my-run'"),
+        (TaskRequest("ppo_cartpole", run_name="x" * 42), "2 to 41 small letters"),
+        (TaskRequest("ppo_cartpole", volume="a;b"), "--volume: 2 to 41"),
+        (TaskRequest("ppo_cartpole", mode="search", changes=("search.nonsense__uniform=[0, 1]",)), "no key 'nonsense'"),
+        (TaskRequest("ppo_cartpole", imports=("no_such_module",)), "--import no_such_module"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_sent(request_, message, environ) -> None:
+    with pytest.raises(LabError) as caught:
+        render_task(request_, environ, ROOT)
+    assert message in str(caught.value)
+
+
+def make_project(folder: Path) -> Path:
+    """A copy without git: the templates, and a spec in a folder that is not sent."""
+    shutil.copytree(ROOT / TEMPLATES, folder / TEMPLATES)
+    for name in (".gitignore", ".dstackignore"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "data" / "best").mkdir(parents=True)
+    shutil.copy(ROOT / "docs/examples/search_cartpole.yaml", folder / "data/best/spec.yaml")
+    return folder
+
+
+def list_archive(path: Path) -> list[str]:
+    """What dstack would send of a path."""
+    file = io.BytesIO()
+    create_file_archive(path, file)
+    file.seek(0)
+    with tarfile.open(fileobj=file) as archive:
+        return archive.getnames()
+
+
+def test_a_spec_of_a_copy_without_git_is_sent_and_one_elsewhere_refused(tmp_path, environ, monkeypatch) -> None:
+    project = make_project(tmp_path / "project")
+    (project / "deep").mkdir()
+    assert find_root(project / "deep") == project
+    task = render_task(TaskRequest(str(project / "data/best/spec.yaml"), mode="search"), environ, project)
+    assert task.document["files"][1] == {
+        "local_path": "data/best/spec.yaml",
+        "path": "/slm-lab/data/best/spec.yaml",
+    }
+    assert "data/best/spec.yaml" in task.command
+    # an ignored file is sent where it is named itself
+    assert list_archive(project / "data/best/spec.yaml") == ["spec.yaml"]
+    assert not [name for name in list_archive(project) if "/data" in name]
+    outside = shutil.copy(project / "data/best/spec.yaml", tmp_path / "outside.yaml")
+    with pytest.raises(LabError, match="lies outside"):
+        render_task(TaskRequest(str(outside)), environ, project)
+    odd = shutil.copy(outside, project / "a$1.yaml")
+    with pytest.raises(LabError, match="rename it"):
+        render_task(TaskRequest(str(odd)), environ, project)
+
+
+def test_the_checkout_is_small_enough_and_has_no_secrets(tmp_path) -> None:
+    project = tmp_path / "lab"
+    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "data", ".*_cache", ".hypothesis")
+    shutil.copytree(ROOT, project, ignore=ignored)
+    for name in (".env", ".env.local", "slm_lab/.env"):
+        (project / name).write_text(f"HF_TOKEN={TOKEN}\n")
+    file = io.BytesIO()
+    create_file_archive(project, file)
+    # the limit of a dstack server that is not told otherwise
+    assert file.tell() < 2 * 2**20
+    assert TOKEN.encode() not in file.getvalue()
+    names = list_archive(project)
+    needed = ("pyproject.toml", "README.md", "LICENSE", "slm_lab/cli/main.py", "docs/examples/search_cartpole.yaml")
+    assert {f"lab/{name}" for name in needed} <= set(names)
+    assert not [name for name in names if name.startswith(("lab/test", "lab/bench"))]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "HF_TOKEN is not set"),
+        ({"HF_TOKEN": "", "HF_REPO": "me/runs"}, "HF_TOKEN is not set"),
+        ({"HF_TOKEN": TOKEN}, "HF_REPO is not set"),
+        ({"HF_TOKEN": TOKEN, "HF_REPO": "/srv/runs"}, "a remote machine cannot reach"),
+        ({"HF_TOKEN": TOKEN, "HF_REPO": "./runs"}, "a remote machine cannot reach"),
+    ],
+)
+def test_what_an_upload_needs_is_asked_for(environment, message) -> None:
+    with pytest.raises(LabError, match=message) as caught:
+        check_upload(environment)
+    assert "--no-upload-hf" in str(caught.value)
+    assert TOKEN not in str(caught.value)
+
+
+def test_names_are_made_that_dstack_takes() -> None:
+    for name in ("ppo_cartpole", "A.B-c", "1st", "x", "_", "ünï", "a" * 200, "a" * 40 + "_b", "9"):
+        made = make_run_name(name)
+        assert is_valid_dstack_resource_name(made), made
+        check_name(made, "--name")
+    assert make_run_name("ppo_atari_pong") == "ppo-atari-pong"
+    with pytest.raises(LabError, match="did you mean 'run-a'"):
+        check_name("a\n", "--name")
