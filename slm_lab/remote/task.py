@@ -169,8 +169,8 @@ def check_name(name: str, option: str) -> None:
     """Refuse a name that dstack would refuse later."""
     if not _NAME.fullmatch(name):
         raise LabError(
-            f"{option}: 2 to {NAME_LENGTH} small letters, digits and '-' expected, a letter first, got '{printable(name)}'; "
-            f"did you mean '{make_run_name(name)}'?"
+            f"{option}: 2 to {NAME_LENGTH} small letters, digits and '-' expected, a letter first, got "
+            f"'{printable(name)}'; did you mean '{make_run_name(name)}'?"
         )
 
 

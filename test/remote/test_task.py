@@ -21,6 +21,7 @@ from dstack._internal.utils.interpolator import VariablesInterpolator
 
 from slm_lab.lib.errors import LabError
 from slm_lab.remote.task import (
+    MODES,
     TEMPLATES,
     TaskRequest,
     build_command,
@@ -56,7 +57,7 @@ ODD = [
     "--help",
     "x=$",
 ]
-KINDS = list(itertools.product(("train", "search"), (False, True)))
+KINDS = list(itertools.product(MODES, (False, True)))
 
 
 def render(request: TaskRequest) -> dict[str, Any]:
