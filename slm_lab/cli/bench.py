@@ -1,26 +1,39 @@
 """`slm-lab bench`: what the benchmark lacks, its runs, and its page."""
 
+import os
 import shlex
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from loguru import logger
 
+from slm_lab.benchmark.intake import Share
 from slm_lab.benchmark.intake import commit as commit_rows
 from slm_lab.benchmark.intake import take_in
 from slm_lab.benchmark.local import STOP_CODES, run_rows
 from slm_lab.benchmark.matrix import Row, load_matrix, select_rows
 from slm_lab.benchmark.plan import estimate, find_open, measure_fps
-from slm_lab.benchmark.result import DOCS, load_results
+from slm_lab.benchmark.remote import Cloud, run_remote
+from slm_lab.benchmark.result import DOCS, Result, load_results
 from slm_lab.benchmark.state import RowState, Standing, find_states
 from slm_lab.benchmark.table import PHASES, write_table
 from slm_lab.cli.failure import user_errors
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
+from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import num_cores
+from slm_lab.lib.secret import read_env_file
+from slm_lab.remote.submit import find_status, submit_task
+from slm_lab.remote.task import find_root
+from slm_lab.share.opening import open_store
+from slm_lab.share.pull import pull_runs
+from slm_lab.share.push import push_run
+from slm_lab.share.settings import read_settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Run the benchmark.")
 
@@ -77,6 +90,9 @@ def run(
     with user_errors():
         rows = select_rows(filters or [])
         results = load_results(docs)
+        if not local:
+            _run_remote(rows, results, data_dir, max_parallel, retries)
+            return
         outcomes = run_rows(rows, results, data_dir, retries)
     stopped = next((outcome.exit_code for outcome in outcomes if outcome.exit_code in STOP_CODES), 0)
     failed = [outcome for outcome in outcomes if outcome.exit_code not in (0, *STOP_CODES)]
@@ -106,7 +122,8 @@ def intake(
     setup_console("INFO")
     with user_errors():
         states = _states(select_rows(filters or []), data_dir, docs)
-        done = take_in(states, docs, data_dir, None)
+        with ExitStack() as stack:
+            done = take_in(states, docs, data_dir, _open_share(stack) if upload else None)
         if commit and done.taken:
             commit_rows(docs, done.taken)
     out = sys.stdout
@@ -146,6 +163,44 @@ def status(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DO
         out.write("Next     slm-lab bench intake\n")
     elif find_open(states):
         out.write("Next     slm-lab bench plan\n")
+
+
+def _open_share(stack: ExitStack) -> Share:
+    """What uploads a run; a folder on a disk has no address that a page could link to."""
+    settings = read_settings()
+    store = stack.enter_context(open_store(settings))
+    store.check_write()
+
+    def share(path: Path) -> str | None:
+        url = push_run(path, store)
+        return None if settings.is_folder else url
+
+    return share
+
+
+def _run_remote(rows: list[Row], results: dict[str, Result], data_dir: Path, max_parallel: int, retries: int) -> None:
+    def fetch(name: str) -> None:
+        try:
+            with open_store(read_settings()) as store:
+                pull_runs(name, store, data_dir)
+        except LabError as error:
+            # it is safe where it is, and the other rows go on
+            logger.warning(f"{name} could not be fetched: {error}; later: slm-lab pull {name}")
+
+    environ = {**read_env_file(), **os.environ}
+    root = find_root(Path.cwd())
+    cloud = Cloud(
+        lambda request: submit_task(request, environ, root), lambda name: find_status(name, environ, root), fetch
+    )
+    try:
+        runs = run_remote(rows, results, data_dir, max_parallel, retries, cloud)
+    except KeyboardInterrupt:
+        sys.stdout.write("\nLeft; what was submitted goes on. The same command comes back to it\n")
+        sys.exit(130)
+    for key, remote in runs.items():
+        sys.stdout.write(f"{remote.status:<9} {key} as {remote.name}\n")
+    sys.stdout.write("Next     slm-lab bench intake\n")
+    sys.exit(1 if any(remote.status != "done" for remote in runs.values()) else 0)
 
 
 def _states(rows: list[Row], data_dir: Path, docs: Path) -> list[RowState]:

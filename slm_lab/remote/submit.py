@@ -37,7 +37,13 @@ def submit_task(
     if request.upload:
         check_upload(environ)
     dstack = find_dstack(environ)
-    _check_free(dstack, task.run_name, environ, root)
+    status = find_status(task.run_name, environ, root)
+    # dstack would stop the run that has the name
+    if status is not None and status not in ENDED:
+        raise LabError(
+            f"a run '{task.run_name}' is {status} already; give another --name, or end it with "
+            f"`dstack stop {task.run_name}`"
+        )
     # stdout and stderr are those of this process: dstack shows its plan and its errors itself
     sys.stdout.flush()
     done = subprocess.run([dstack, *APPLY], input=task.text.encode(), env=dict(environ), cwd=root, check=False)
@@ -56,9 +62,10 @@ def find_dstack(environ: Mapping[str, str]) -> str:
     return found
 
 
-def _check_free(dstack: str, run_name: str, environ: Mapping[str, str], root: Path) -> None:
-    """Refuse a name that is in use: dstack would stop the run that has it."""
-    asked = [dstack, "run", "get", run_name, "--json"]
+def find_status(run_name: str, environ: Mapping[str, str] | None = None, root: Path | None = None) -> str | None:
+    """dstack's word for how a run is; None if it knows no such run."""
+    environ = os.environ if environ is None else environ
+    asked = [find_dstack(environ), "run", "get", run_name, "--json"]
     try:
         answer = subprocess.run(
             asked, capture_output=True, text=True, env=dict(environ), cwd=root, timeout=ASK_SECONDS, check=False
@@ -67,16 +74,12 @@ def _check_free(dstack: str, run_name: str, environ: Mapping[str, str], root: Pa
         raise LabError(f"dstack does not answer within {ASK_SECONDS} seconds; is its server up?") from None
     told = "\n".join(text.strip() for text in (answer.stdout, answer.stderr) if text.strip())
     if answer.returncode and "not found" in told:
-        return
+        return None
     if answer.returncode and "project" in told.lower():
         raise LabError(f"dstack is not configured: {told}; start a server or log in, see docs/REMOTE.md")
     if answer.returncode:
         raise SubmitError(f"dstack cannot be asked about runs: {told}", answer.returncode)
     try:
-        status = json.loads(answer.stdout)["status"]
+        return str(json.loads(answer.stdout)["status"])
     except (ValueError, KeyError, TypeError):
         raise LabError(f"`dstack run get` gave no status but: {told[:200]}; the lab knows dstack 0.22") from None
-    if status not in ENDED:
-        raise LabError(
-            f"a run '{run_name}' is {status} already; give another --name, or end it with `dstack stop {run_name}`"
-        )
