@@ -16,6 +16,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "spec": ("slm_lab.cli.spec", "Check, show, list and describe specs."),
     "report": ("slm_lab.cli.report", "Show a run, or several side by side, as a page that opens offline."),
     "env": ("slm_lab.cli.env", "Check an env of yours, list those that are registered."),
+    "push": ("slm_lab.cli.push", "Send a run to the Hugging Face hub or a shared folder."),
+    "pull": ("slm_lab.cli.pull", "Fetch runs from there, verified."),
+    "graduate": ("slm_lab.cli.graduate", "Copy finished runs and the docs to the public repo."),
     "doctor": ("slm_lab.cli.doctor", "Say what stands out in a run, and which key to try."),
 }
 
@@ -47,7 +50,7 @@ def is_search(arguments: list[str]) -> bool:
     for word in arguments:
         if word.startswith("-"):
             # the options that take no value
-            is_value = "=" not in word and word not in ("--render", "--profile", "--help")
+            is_value = "=" not in word and word not in ("--render", "--profile", "--upload-hf", "--help")
         elif is_value:
             is_value = False
         else:

@@ -17,8 +17,10 @@ from slm_lab.cli.options import (
     RayAddressOption,
     SeedOption,
     SetOption,
+    UploadOption,
     list_changes,
 )
+from slm_lab.cli.upload import check_upload, upload_run
 from slm_lab.experiment.doctor import MIN_ROWS, count_rows, diagnose
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
@@ -77,6 +79,7 @@ def run(
     log_format: LogFormatOption = "text",
     data_dir: DataDirOption = DATA_DIR,
     ray_address: RayAddressOption = None,
+    upload_hf: UploadOption = False,
 ) -> None:
     """Entry of the command."""
     setup_console(log_level, log_format)
@@ -89,8 +92,11 @@ def run(
         if video is not None and not mode.startswith("enjoy@"):
             raise LabError(f"--video goes with enjoy@DIR, not with {mode}; while training, set meta.video_frequency")
         if mode.startswith("enjoy@"):
+            # UPLOAD_HF may stand in the environment for all runs, and playing makes none
             _enjoy(mode.removeprefix("enjoy@"), options, episodes)
             return
+        if upload_hf:
+            check_upload()
         if mode.startswith("train@"):
             if changes:
                 raise LabError("a continued run keeps its saved spec; -s, --seed and --device do not go with train@")
@@ -100,6 +106,7 @@ def run(
             import_modules(options.imports)
             result = start(_load(source, name, changes, mode), options)
     _conclude(result, options, profile)
+    sys.exit((upload_run(result.folder) if upload_hf and result.metrics else 0) or result.exit_code)
 
 
 def _load(source: str, name: str | None, changes: list[str], mode: str) -> Spec:
@@ -146,7 +153,6 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         out.write(
             f"Failed   sessions {sorted(result.failures)}; continue them with slm-lab run train@{result.folder}\n"
         )
-    sys.exit(result.exit_code)
 
 
 def _diagnosis(result: TrialResult, options: Options) -> str:

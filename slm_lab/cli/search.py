@@ -17,9 +17,11 @@ from slm_lab.cli.options import (
     RayAddressOption,
     SeedOption,
     SetOption,
+    UploadOption,
     list_changes,
 )
 from slm_lab.cli.run import DEMO
+from slm_lab.cli.upload import check_upload, upload_run
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.run import Options, summarize
 from slm_lab.experiment.search_result import SearchResult
@@ -53,6 +55,7 @@ def run(
     log_format: LogFormatOption = "text",
     data_dir: DataDirOption = DATA_DIR,
     ray_address: RayAddressOption = None,
+    upload_hf: UploadOption = False,
 ) -> None:
     """Entry of the command."""
     setup_console(log_level, log_format)
@@ -66,6 +69,8 @@ def run(
         if len(names) > 2:
             raise LabError(f"a search takes a file and the name of a spec in it, got {' '.join(names)}")
         changes = list_changes(set_, seed, device)
+        if upload_hf:
+            check_upload()
         if mode.startswith("search@"):
             if changes:
                 raise LabError(
@@ -82,8 +87,10 @@ def run(
             result = start_search(loaded.spec, options, keep)
         _conclude(result)
         code = result.exit_code
-        if validate_ and not code:
-            code = _validate(result, validate_, options)
+        if upload_hf and not code:
+            code = upload_run(result.folder)
+        if validate_ and not result.exit_code:
+            code = _validate(result, validate_, options, upload_hf) or code
     sys.exit(code)
 
 
@@ -112,7 +119,7 @@ def _conclude(result: SearchResult) -> None:
         out.write("Best     none: no trial is done\n")
 
 
-def _validate(result: SearchResult, num_session: int, options: Options) -> int:
+def _validate(result: SearchResult, num_session: int, options: Options, upload_hf: bool) -> int:
     """Train the winner with fresh seeds and set its score beside that of the search; the exit code."""
     trained = validate(result, num_session, options)
     if trained.exit_code or result.best is None:
@@ -122,4 +129,4 @@ def _validate(result: SearchResult, num_session: int, options: Options) -> int:
         f"\nSearch   {result.best.score:.2f} (trial {result.best.trial}, whose seeds it was chosen by)\n"
         f"Proved   {summarize(trained)}\nFiles    {trained.folder}\n"
     )
-    return 0
+    return upload_run(trained.folder) if upload_hf else 0

@@ -44,11 +44,15 @@ class LabClient(httpx2.Client):
     """Raises `TransientError` for what may pass, which huggingface_hub's own endless waits do not know."""
 
     on_upload: OnBytes | None = None
+    longest: float = 30.0
 
     def send(self, request: httpx2.Request, **kwargs: Any) -> httpx2.Response:
         """Send a request."""
         if request.method == "PUT" and self.on_upload is not None and isinstance(request.stream, httpx2.SyncByteStream):
             request.stream = _Counted(request.stream, self.on_upload)
+        # some calls of huggingface_hub ask for no limit at all
+        limits = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
+        request.extensions["timeout"] = {what: limit or self.longest for what, limit in limits.items()}
         try:
             response = super().send(request, **kwargs)
         except httpx2.TransportError as error:
@@ -81,9 +85,9 @@ def lab_client(patience: Patience) -> Iterator[None]:
     """Let huggingface_hub use the lab's client for a while; it has one for the whole process."""
 
     def build() -> httpx2.Client:
-        return LabClient(
-            event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=patience.timeout
-        )
+        client = LabClient(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True)
+        client.longest = patience.timeout
+        return client
 
     verbosity = hub_logging.get_verbosity()
     set_client_factory(build)

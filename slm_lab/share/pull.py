@@ -111,7 +111,7 @@ def pull_run(manifest: Manifest, store: Store, data_dir: Path) -> Pulled:
             if place.exists() and _matches(partial, file):
                 view.advance(file.size)
                 continue
-            _fetch(file, manifest.name, store, place, view)
+            fetch_file(file, manifest.name, store, place, view)
             fetched += file.size
     _move(wanted, partial, target, data_dir)
     return Pulled(target, len(wanted), fetched, tuple(kept))
@@ -145,7 +145,7 @@ def _matches(folder: Path, file: RunFile) -> bool:
     return place.stat().st_size == file.size and read_file(folder, file.path).sha256 == file.sha256
 
 
-def _fetch(file: RunFile, name: str, store: Store, place: Path, view: TransferView) -> None:
+def fetch_file(file: RunFile, name: str, store: Store, place: Path, view: TransferView) -> None:
     """Fetch and verify a file; what was fetched in an earlier attempt is used, unless it turns out to be wrong."""
     part = part_of(place)
     for _ in range(2):

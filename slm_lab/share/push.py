@@ -23,13 +23,15 @@ MAX_BATCH_BYTES = 200_000_000
 def push_run(path: Path, store: Store, with_checkpoints: bool = False) -> str:
     """Send a run's folder to a store and return where it is there; what is there already is not sent again."""
     with tempfile.TemporaryDirectory() as made:
-        manifest, find = describe_run(path, with_checkpoints, Path(made))
+        manifest, find, left_out = describe_run(path, with_checkpoints, Path(made))
         store.check_write()
+        if left_out:
+            logger.info(f"{format_size(left_out)} of checkpoints stay here; --with-checkpoints sends them too")
         return send(manifest, find, store)
 
 
-def describe_run(path: Path, with_checkpoints: bool, made: Path) -> tuple[Manifest, Callable[[str], Path]]:
-    """The manifest of a local run, and where each file is; its card is written into the folder `made`."""
+def describe_run(path: Path, with_checkpoints: bool, made: Path) -> tuple[Manifest, Callable[[str], Path], int]:
+    """The manifest of a local run, where each file is, and the bytes left out; the card is written into `made`."""
     name = check_name(path.resolve().name)
     run = read_run(path)
     paths, left_out = find_files(path, with_checkpoints)
@@ -38,8 +40,6 @@ def describe_run(path: Path, with_checkpoints: bool, made: Path) -> tuple[Manife
         refuse_secrets(path, file)
     summary = summarize(run)
     (made / CARD).write_text(write_card(run, summary, paths))
-    if left_out:
-        logger.info(f"{format_size(left_out)} of checkpoints stay here; --with-checkpoints sends them too")
     files = [read_file(path, file) for file in paths]
     by_path = {file.path: file for file in files}
     # what never changes in a run, so that two copies of it are known as one
@@ -47,7 +47,7 @@ def describe_run(path: Path, with_checkpoints: bool, made: Path) -> tuple[Manife
     if not identity:
         raise ShareError(f"{path} has no spec file, so it cannot be told from other runs; was it renamed?")
     manifest = Manifest(name, identity, summary, (*files, read_file(made, CARD)))
-    return manifest, lambda file: made / CARD if file == CARD else local_file(path, file)
+    return manifest, lambda file: made / CARD if file == CARD else local_file(path, file), left_out
 
 
 def send(manifest: Manifest, find: Callable[[str], Path], store: Store) -> str:
