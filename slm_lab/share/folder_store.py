@@ -10,7 +10,7 @@ from slm_lab.lib.errors import ShareError
 from slm_lab.lib.io import move_into_place, temporary_name
 from slm_lab.share.run_files import read_file
 from slm_lab.share.safe_path import check_path, is_safe
-from slm_lab.share.store import OnBytes, StoredFile, Upload
+from slm_lab.share.store import MissingStoreError, OnBytes, StoredFile, Upload
 
 _CHUNK = 1 << 20
 _MAX_DEPTH = 6
@@ -132,7 +132,7 @@ class FolderStore:
 
     def _check_there(self) -> None:
         if not self.root.is_dir():
-            raise ShareError(f"HF_REPO is the folder {self.root}, which is not there; is its disk mounted?")
+            raise MissingStoreError(f"HF_REPO is the folder {self.root}, which is not there; is its disk mounted?")
 
     def _has_link(self, path: str) -> bool:
         place = self.root

@@ -17,7 +17,7 @@ from slm_lab.share.pull import RemoteRun, fetch_file, list_runs
 from slm_lab.share.push import send
 from slm_lab.share.run_files import read_file
 from slm_lab.share.safe_path import is_safe
-from slm_lab.share.store import DATA, Store, Upload
+from slm_lab.share.store import DATA, MissingStoreError, Store, Upload
 from slm_lab.share.view import TransferView
 
 BENCHMARKS = Path("docs/BENCHMARKS.md")
@@ -62,10 +62,8 @@ def _find_obstacle(run: RemoteRun) -> str | None:
 def _is_there(manifest: Manifest, target: Store) -> bool:
     try:
         there = read_manifest(target, manifest.name)
-    except ShareError as error:
-        if "does not exist" in str(error):
-            return False  # the repo is made when the first run comes
-        raise
+    except MissingStoreError:
+        return False  # it is made when the first run comes
     return there == manifest and not find_missing(target, manifest.name, manifest.files)
 
 

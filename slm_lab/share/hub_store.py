@@ -17,7 +17,7 @@ from slm_lab.lib.errors import ShareError
 from slm_lab.lib.secret import redact
 from slm_lab.share.hub_client import LabClient, describe, lab_client
 from slm_lab.share.patience import Patience, TransientError
-from slm_lab.share.store import MAX_LISTED, OnBytes, StoredFile, Upload
+from slm_lab.share.store import MAX_LISTED, MissingStoreError, OnBytes, StoredFile, Upload
 
 T = TypeVar("T")
 HUB = "https://huggingface.co"
@@ -212,7 +212,7 @@ class HubStore:
 
     def _describe_missing(self) -> ShareError:
         hint = "" if self.token else ", or it is private: then set HF_TOKEN"
-        return ShareError(f"{self.root_url} does not exist{hint}; check HF_REPO (USER/NAME of a dataset repo)")
+        return MissingStoreError(f"{self.root_url} does not exist{hint}; check HF_REPO (USER/NAME of a dataset repo)")
 
     def _describe_refusal(self, status: int, what: str, error: HfHubHTTPError) -> ShareError:
         if status == 401 and not self.token:

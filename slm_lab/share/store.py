@@ -5,12 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from slm_lab.lib.errors import ShareError
+
 # told how many bytes have gone, as they go
 OnBytes = Callable[[int], None]
 # runs are under this folder of a store
 DATA = "data"
 # a listing that goes on beyond this is refused, not held in memory
 MAX_LISTED = 50_000
+
+
+class MissingStoreError(ShareError):
+    """There is no such repo or folder."""
 
 
 @dataclass(frozen=True)

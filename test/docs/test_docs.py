@@ -49,7 +49,7 @@ ALGORITHM_PAGES = {
     "SIL": "sil.md",
     "PPOSIL": "sil.md",
 }
-ROOMS = ("lib", "spec", "env", "agent", "experiment", "cli")
+ROOMS = ("lib", "spec", "env", "agent", "experiment", "share", "cli")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 

@@ -55,5 +55,5 @@ def test_names_are_set_as_text(make_run) -> None:
     card = card_of(folder)
     body = card.split("---\n", 2)[2]
     assert "<script>" not in body
-    assert "](javascript" not in body
+    assert r"\[a\](javascript" in body
     assert "\n# c" not in body
