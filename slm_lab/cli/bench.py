@@ -4,16 +4,16 @@ import os
 import shlex
 import sys
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from loguru import logger
 
-from slm_lab.benchmark.intake import Share
+from slm_lab.benchmark.intake import Share, take_in
 from slm_lab.benchmark.intake import commit as commit_rows
-from slm_lab.benchmark.intake import take_in
 from slm_lab.benchmark.local import STOP_CODES, run_rows
 from slm_lab.benchmark.matrix import Row, load_matrix, select_rows
 from slm_lab.benchmark.plan import estimate, find_open, measure_fps
@@ -122,8 +122,8 @@ def intake(
     setup_console("INFO")
     with user_errors():
         states = _states(select_rows(filters or []), data_dir, docs)
-        with ExitStack() as stack:
-            done = take_in(states, docs, data_dir, _open_share(stack) if upload else None)
+        with _open_share() if upload else nullcontext() as share:
+            done = take_in(states, docs, data_dir, share)
         if commit and done.taken:
             commit_rows(docs, done.taken)
     out = sys.stdout
@@ -165,17 +165,18 @@ def status(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DO
         out.write("Next     slm-lab bench plan\n")
 
 
-def _open_share(stack: ExitStack) -> Share:
+@contextmanager
+def _open_share() -> Iterator[Share]:
     """What uploads a run; a folder on a disk has no address that a page could link to."""
     settings = read_settings()
-    store = stack.enter_context(open_store(settings))
-    store.check_write()
+    with open_store(settings) as store:
+        store.check_write()
 
-    def share(path: Path) -> str | None:
-        url = push_run(path, store)
-        return None if settings.is_folder else url
+        def share(path: Path) -> str | None:
+            url = push_run(path, store)
+            return None if settings.is_folder else url
 
-    return share
+        yield share
 
 
 def _run_remote(rows: list[Row], results: dict[str, Result], data_dir: Path, max_parallel: int, retries: int) -> None:

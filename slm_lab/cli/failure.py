@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from slm_lab.lib.errors import LabError
+from slm_lab.lib.secret import redact
 
 
 @contextmanager
@@ -13,5 +14,5 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except LabError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(redact(f"Error: {error}\n"))
         sys.exit(2)

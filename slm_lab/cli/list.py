@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.results import Run, find_runs
 from slm_lab.lib.errors import LabError, nearest
+from slm_lab.share.settings import get_repo, read_settings
 
 HEADER = ("run", "algorithm", "env", "score", "sessions", "frames", "age")
 SORTS: dict[str, Callable[[Run], Any]] = {
@@ -34,10 +36,15 @@ def _score(run: Run) -> float:
     return calc_spread(run.scores).mean
 
 
-@app.command(name="list", help="Show the runs in the data folder: algorithm, env, score, sessions, frames and age.")
+@app.command(
+    name="list",
+    help="Show the runs in the data folder: algorithm, env, score, sessions, frames and age.\n\n"
+    "With --hub the runs at HF_REPO, with their size and whether they are here.",
+)
 def list_runs(
     pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only runs whose name has this in it.")] = "",
     local: Annotated[bool, typer.Option("--local", help="Runs on this machine, which is what is shown.")] = True,
+    hub: Annotated[bool, typer.Option("--hub", "--remote", help="Runs at HF_REPO, on the hub or in a folder.")] = False,
     sort: Annotated[str, typer.Option(metavar="BY", help=f"One of {', '.join(SORTS)}.")] = "age",
     data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
 ) -> None:
@@ -45,10 +52,14 @@ def list_runs(
     with user_errors():
         if sort not in SORTS:
             raise LabError(f"--sort: no order '{sort}'{nearest(sort, SORTS)} (known: {', '.join(SORTS)})")
+        if hub:
+            _list_hub(pattern, data_dir)
+            return
         runs = [run for run in find_runs(data_dir) if pattern in run.path.name]
         if not runs:
             what = f"no run named like '{pattern}'" if pattern else "no run with results"
-            raise LabError(f"there is {what} in {data_dir}; start one with `slm-lab run`")
+            elsewhere = f", or see those at {get_repo()} with `slm-lab list --hub`" if get_repo() else ""
+            raise LabError(f"there is {what} in {data_dir}; start one with `slm-lab run`{elsewhere}")
         rows = [HEADER, *(_row(run) for run in sorted(runs, key=SORTS[sort]))]
         widths = [max(len(row[place]) for row in rows) for place in range(len(HEADER))]
         for row in rows:
@@ -56,6 +67,15 @@ def list_runs(
             cells = [text.ljust(width) for text, width in zip(row[:3], widths, strict=False)]
             cells += [text.rjust(width) for text, width in zip(row[3:], widths[3:], strict=True)]
             sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def _list_hub(pattern: str, data_dir: Path) -> None:
+    # loaded only here: the hub's client takes a moment
+    opening, pull, table = (
+        import_module(name) for name in ("slm_lab.share.opening", "slm_lab.share.pull", "slm_lab.cli.hub_table")
+    )
+    with opening.open_store(read_settings()) as store:
+        table.show_runs(pull.list_runs(store, pattern), store, pattern, data_dir)
 
 
 def _row(run: Run) -> tuple[str, ...]:

@@ -17,6 +17,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "spec": ("slm_lab.cli.spec", "Check, show, list and describe specs."),
     "report": ("slm_lab.cli.report", "Show a run, or several side by side, as a page that opens offline."),
     "env": ("slm_lab.cli.env", "Check an env of yours, list those that are registered."),
+    "push": ("slm_lab.cli.push", "Send a run to the Hugging Face hub or a shared folder."),
+    "pull": ("slm_lab.cli.pull", "Fetch runs from there, verified."),
+    "graduate": ("slm_lab.cli.graduate", "Copy finished runs and the docs to the public repo."),
     "bench": ("slm_lab.cli.bench", "Run the benchmark, and write its page."),
     "doctor": ("slm_lab.cli.doctor", "Say what stands out in a run, and which key to try."),
 }
@@ -24,6 +27,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 # modes of `run` that look like commands when `run` is left out
 MODES = ("dev", "train", "search")
+# options of `run` that take no value
+FLAGS = ("--render", "--profile", "--continue", "--upload-hf", "--help")
 # what the torch-free install leaves out
 ML_PACKAGES = ("torch", "gymnasium", "ale_py", "tensorboard", "optuna")
 
@@ -48,8 +53,7 @@ def is_search(arguments: list[str]) -> bool:
     positional, is_value = [], False
     for word in arguments:
         if word.startswith("-"):
-            # the options that take no value
-            is_value = "=" not in word and word not in ("--render", "--profile", "--continue", "--help")
+            is_value = "=" not in word and word not in FLAGS
         elif is_value:
             is_value = False
         else:

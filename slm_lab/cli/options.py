@@ -27,6 +27,9 @@ RayAddressOption = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Run sessions on the Ray cluster at HOST:PORT, auto, or local."),
 ]
+UploadOption = Annotated[
+    bool, typer.Option("--upload-hf", envvar="UPLOAD_HF", help="At the end, send the run to HF_REPO.")
+]
 
 
 def list_changes(set_: list[str] | None, seed: int | None, device: str | None) -> list[str]:

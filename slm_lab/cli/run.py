@@ -18,8 +18,10 @@ from slm_lab.cli.options import (
     RayAddressOption,
     SeedOption,
     SetOption,
+    UploadOption,
     list_changes,
 )
+from slm_lab.cli.upload import check_upload, upload_run
 from slm_lab.experiment.doctor import MIN_ROWS, count_rows, diagnose
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
@@ -79,6 +81,7 @@ def run(
     data_dir: DataDirOption = DATA_DIR,
     continue_: ContinueOption = False,
     ray_address: RayAddressOption = None,
+    upload_hf: UploadOption = False,
 ) -> None:
     """Entry of the command."""
     setup_console(log_level, log_format)
@@ -93,8 +96,11 @@ def run(
         if continue_ and "@" in mode:
             raise LabError(f"--continue finds the run by its spec, {mode} names it; leave one out")
         if mode.startswith("enjoy@"):
+            # UPLOAD_HF may stand in the environment for all runs, and playing makes none
             _enjoy(mode.removeprefix("enjoy@"), options, episodes)
             return
+        if upload_hf:
+            check_upload()
         if mode.startswith("train@"):
             if changes:
                 raise LabError("a continued run keeps its saved spec; -s, --seed and --device do not go with train@")
@@ -105,6 +111,7 @@ def run(
             begin = start_or_continue if continue_ else start
             result = begin(_load(source, name, changes, mode), options)
     _conclude(result, options, profile)
+    sys.exit((upload_run(result.folder) if upload_hf and result.metrics else 0) or result.exit_code)
 
 
 def _load(source: str, name: str | None, changes: list[str], mode: str) -> Spec:
@@ -151,7 +158,6 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         out.write(
             f"Failed   sessions {sorted(result.failures)}; continue them with slm-lab run train@{result.folder}\n"
         )
-    sys.exit(result.exit_code)
 
 
 def _diagnosis(result: TrialResult, options: Options) -> str:

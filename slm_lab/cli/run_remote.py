@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import ImportsOption, SetOption
 from slm_lab.lib.errors import LabError, nearest
+from slm_lab.lib.secret import read_env_file
 from slm_lab.remote.submit import APPLY, SubmitError, submit_task
 from slm_lab.remote.task import MODES, Mode, TaskRequest, check_upload, find_root, render_task
 from slm_lab.spec.loading import SUFFIXES, find_bare_file
@@ -74,13 +76,14 @@ def run_remote(
             imports=tuple(imports or ()),
         )
         root = find_root(Path.cwd())
+        environ = {**read_env_file(), **os.environ}
         if dry_run:
-            task = render_task(request, os.environ, root)
+            task = render_task(request, environ, root)
             sys.stdout.write(f"# {shlex.join(['dstack', *APPLY])} < this\n{task.text}")
-            _note_missing(request)
+            _note_missing(request, environ)
             return
         try:
-            task = submit_task(request, os.environ, root)
+            task = submit_task(request, environ, root)
         except SubmitError as error:
             sys.stderr.write(f"Error: {error}\n")
             sys.exit(error.exit_code)
@@ -93,10 +96,10 @@ def run_remote(
         sys.stdout.write(f"Results  slm-lab pull {task.spec_name}\n")
 
 
-def _note_missing(request: TaskRequest) -> None:
+def _note_missing(request: TaskRequest, environ: Mapping[str, str]) -> None:
     """What would be refused when the run is submitted, though not when it is only shown."""
     try:
         if request.upload:
-            check_upload(os.environ)
+            check_upload(environ)
     except LabError as error:
         sys.stderr.write(f"Note: {error}\n")

@@ -18,9 +18,11 @@ from slm_lab.cli.options import (
     RayAddressOption,
     SeedOption,
     SetOption,
+    UploadOption,
     list_changes,
 )
 from slm_lab.cli.run import DEMO
+from slm_lab.cli.upload import check_upload, upload_run
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.run import Options, summarize
 from slm_lab.experiment.search_result import SearchResult
@@ -55,6 +57,7 @@ def run(
     data_dir: DataDirOption = DATA_DIR,
     continue_: ContinueOption = False,
     ray_address: RayAddressOption = None,
+    upload_hf: UploadOption = False,
 ) -> None:
     """Entry of the command."""
     setup_console(log_level, log_format)
@@ -70,6 +73,8 @@ def run(
         changes = list_changes(set_, seed, device)
         if continue_ and mode != "search":
             raise LabError(f"--continue finds the search by its spec, {mode} names it; leave one out")
+        if upload_hf:
+            check_upload()
         if mode.startswith("search@"):
             if changes:
                 raise LabError(
@@ -87,8 +92,10 @@ def run(
             result = begin(loaded.spec, options, keep)
         _conclude(result)
         code = result.exit_code
-        if validate_ and not code:
-            code = _validate(result, validate_, options, continue_)
+        if upload_hf and not code:
+            code = upload_run(result.folder)
+        if validate_ and not result.exit_code:
+            code = _validate(result, validate_, options, continue_, upload_hf) or code
     sys.exit(code)
 
 
@@ -117,7 +124,7 @@ def _conclude(result: SearchResult) -> None:
         out.write("Best     none: no trial is done\n")
 
 
-def _validate(result: SearchResult, num_session: int, options: Options, is_continued: bool) -> int:
+def _validate(result: SearchResult, num_session: int, options: Options, is_continued: bool, upload_hf: bool) -> int:
     """Train the winner with fresh seeds and set its score beside that of the search; the exit code."""
     trained = validate(result, num_session, options, is_continued)
     if trained.exit_code or result.best is None:
@@ -127,4 +134,4 @@ def _validate(result: SearchResult, num_session: int, options: Options, is_conti
         f"\nSearch   {result.best.score:.2f} (trial {result.best.trial}, whose seeds it was chosen by)\n"
         f"Proved   {summarize(trained)}\nFiles    {trained.folder}\n"
     )
-    return 0
+    return upload_run(trained.folder) if upload_hf else 0

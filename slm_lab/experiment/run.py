@@ -1,6 +1,7 @@
 """Start, continue and replay runs; what the command line and Python both call."""
 
 import math
+import secrets
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -30,8 +31,9 @@ from slm_lab.lib.errors import CheckpointError, LabError, RunFolderError, SpecEr
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
+from slm_lab.lib.secret import redact
 from slm_lab.spec.algorithm import OffPolicySpec
-from slm_lab.spec.loading import dump_spec, load_spec
+from slm_lab.spec.loading import dump_spec, load_spec, refuse_secrets
 from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.reader import read_document
@@ -59,6 +61,8 @@ def prepare(spec: Spec, render: bool = False) -> tuple[Spec, list[str]]:
 
     Returns the spec with what is decided now and not anew by a continued run, and what to know beforehand.
     """
+    # a spec from Python has not been read from a file
+    refuse_secrets(dump_spec(spec), f"spec '{spec.name}'")
     if render:
         check_display()
     check_sinks(spec)
@@ -115,7 +119,9 @@ def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:
     """Write down what a run is and where it comes from."""
     write_yaml(folder.spec_file, dump_spec(spec))
     facts = {
-        "command": sys.argv,
+        # tells two runs apart that were started with the same words in the same second, on two machines
+        "run_id": secrets.token_hex(8),
+        "command": [redact(word) for word in sys.argv],
         "git_sha": git_sha(),
         "versions": package_versions(),
         "machine": machine_facts(),

@@ -13,6 +13,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from slm_lab.lib.runtime import derive_seed
+from slm_lab.lib.secret import redact
 from slm_lab.spec.schema import SearchScheduler
 from slm_lab.spec.search_space import Dimension
 
@@ -150,7 +151,7 @@ class Study:
 
     def fail(self, number: int, reason: str) -> None:
         """A trial came to nothing."""
-        self.trials[number].set_user_attr("error", reason)
+        self.trials[number].set_user_attr("error", redact(reason))
         self.study.tell(number, state=TrialState.FAIL)
 
     @property

@@ -31,6 +31,7 @@ from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import DivergenceError, LabError, WorkerError
 from slm_lab.lib.io import write_json
 from slm_lab.lib.log import LogFormat, log_to
+from slm_lab.lib.secret import redact
 from slm_lab.spec.schema import Spec
 
 PLOT_SECONDS = 60.0
@@ -134,9 +135,9 @@ class Trial:
         except LabError:
             raise
         except (DivergenceError, WorkerError) as error:
-            return [Outcome(0, error=str(error))]
+            return [Outcome(0, error=redact(str(error)))]
         except Exception:
-            return [Outcome(0, error=traceback.format_exc())]
+            return [Outcome(0, error=redact(traceback.format_exc()))]
 
     def _run_processes(self, view: ProgressView, stop: StopSignal) -> list[Outcome]:
         tasks = [

@@ -16,6 +16,7 @@ from slm_lab.experiment.signals import StopSignal
 from slm_lab.lib.errors import DivergenceError, LabError, WorkerError
 from slm_lab.lib.log import log_to, setup_console
 from slm_lab.lib.runtime import import_modules
+from slm_lab.lib.secret import redact
 from slm_lab.spec.loading import load_spec
 
 
@@ -44,13 +45,13 @@ def main(task: SessionTask, descriptor: int, parent: int) -> int:
                     spec, folder, task.trial, task.session, on_progress, should_stop, imports=task.imports
                 ).run()
         except LabError as error:
-            tell("user_error", str(error))
+            tell("user_error", redact(str(error)))
             return 2
         except (DivergenceError, WorkerError) as error:
-            tell("error", str(error))
+            tell("error", redact(str(error)))
             return 1
         except Exception:
-            tell("error", traceback.format_exc())
+            tell("error", redact(traceback.format_exc()))
             return 1
         tell("result", asdict(result))
         return stop.exit_code

@@ -28,6 +28,10 @@ class VideoError(LabError):
     """A video that cannot be written as asked."""
 
 
+class ShareError(LabError):
+    """Runs that cannot be sent to, or fetched from, the place where they are shared."""
+
+
 class DivergenceError(Exception):
     """Training produced a value that is not finite; the run stops instead of going on with it."""
 

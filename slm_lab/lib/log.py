@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from loguru import logger
 
 from slm_lab.lib.io import to_finite
+from slm_lab.lib.secret import redact
 
 if TYPE_CHECKING:
     from loguru import Message
@@ -29,9 +30,9 @@ class _Console:
         if self.format == "json":
             sys.stderr.write(_to_json(message))
         elif self.taker is not None:
-            self.taker(str(message))
+            self.taker(redact(str(message)))
         else:
-            sys.stderr.write(str(message))
+            sys.stderr.write(redact(str(message)))
 
 
 def _to_json(message: "Message") -> str:
@@ -40,12 +41,12 @@ def _to_json(message: "Message") -> str:
     line = {
         "time": record["time"].isoformat(timespec="milliseconds"),
         "level": record["level"].name,
-        "message": record["message"],
+        "message": redact(record["message"]),
         **record["extra"],
     }
     if record["exception"] is not None:
-        line["exception"] = str(record["exception"])
-    return json.dumps(to_finite(line)) + "\n"
+        line["exception"] = redact(str(record["exception"]))
+    return redact(json.dumps(to_finite(line))) + "\n"
 
 
 _console = _Console()
@@ -73,8 +74,13 @@ def console_to(taker: Callable[[str], None]) -> Iterator[None]:
 def log_to(path: Path, level: str) -> Iterator[None]:
     """Also write log lines to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = logger.add(path, format=FORMAT, level=level, diagnose=False)
-    try:
-        yield
-    finally:
-        logger.remove(handle)
+    with path.open("a", encoding="utf-8", buffering=1) as file:
+
+        def write(message: "Message") -> None:
+            file.write(redact(message))
+
+        handle = logger.add(write, format=FORMAT, level=level, diagnose=False)
+        try:
+            yield
+        finally:
+            logger.remove(handle)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from slm_lab.lib.errors import SpecError, nearest
+from slm_lab.lib.secret import find_secret
 from slm_lab.spec.check import check_combination
 from slm_lab.spec.compat import modernize
 from slm_lab.spec.net import ROLES, NetSpec
@@ -55,6 +56,7 @@ def load_spec(
 
 def parse_spec(raw: dict[str, Any], where: str = "spec") -> tuple[Spec, tuple[str, ...]]:
     """Validate plain data as a spec; all mistakes are reported at once."""
+    refuse_secrets(raw, where)
     try:
         raw, notes = modernize(raw)
     except SpecError as error:
@@ -73,6 +75,16 @@ def parse_spec(raw: dict[str, Any], where: str = "spec") -> tuple[Spec, tuple[st
         raise SpecError(f"{where} has {count}:\n" + "\n".join(f"  {problem}" for problem in shown))
     agent = spec.agent.model_copy(update={"net": spec.agent.net.resolved()})
     return spec.model_copy(update={"agent": agent}), tuple(dict.fromkeys(notes))
+
+
+def refuse_secrets(raw: Mapping[str, Any], where: str) -> None:
+    """A spec is saved with its run and shared with it, so it may hold no secret."""
+    if (found := find_secret(raw)) is not None:
+        path, kind = found
+        raise SpecError(
+            f"{where}: {path} holds {kind}, and a spec is saved and shared with its run; take it out and let your code "
+            "read it from an environment variable"
+        )
 
 
 def dump_spec(spec: Spec) -> dict[str, Any]:

@@ -1,0 +1,43 @@
+"""`slm-lab push DIR`: send a run to where runs are shared."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import DataDirOption, LogLevelOption
+from slm_lab.experiment.folder import DATA_DIR, find_run_path
+from slm_lab.lib.log import setup_console
+from slm_lab.share.opening import open_store
+from slm_lab.share.push import push_run
+from slm_lab.share.settings import read_settings
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(
+    help="Send a run to HF_REPO: spec, tables, graphs, models, videos, report and a card.\n\n"
+    "HF_REPO is USER/NAME of a dataset repo of the Hugging Face hub, which is made if it is missing, or a folder; "
+    "HF_TOKEN is a token that may write. Both are read from the environment or from .env. A push that was cut is "
+    "given again and goes on."
+)
+def push(
+    where: Annotated[
+        list[str], typer.Argument(metavar="DIR...", help="Run folders, their names, patterns, or latest.")
+    ],
+    to: Annotated[str | None, typer.Option("--to", metavar="REPO", help="Another place than HF_REPO.")] = None,
+    with_checkpoints: Annotated[
+        bool, typer.Option("--with-checkpoints", help="Also what a run continues from, which may be large.")
+    ] = False,
+    private: Annotated[bool, typer.Option("--private", help="If the repo is made, make it private.")] = False,
+    data_dir: DataDirOption = DATA_DIR,
+    log_level: LogLevelOption = "INFO",
+) -> None:
+    """Entry of the command."""
+    setup_console(log_level)
+    with user_errors():
+        paths = [find_run_path(place, data_dir) for place in where]
+        with open_store(read_settings(to), is_private=private) as store:
+            for path in paths:
+                sys.stdout.write(f"Shared   {push_run(path, store, with_checkpoints)}\n")

@@ -1,0 +1,149 @@
+"""Secrets stay out of logs and files: reading `.env`, and replacing what is or looks like a secret."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from slm_lab.lib.errors import LabError
+
+ENV_FILE = Path(".env")
+MASK = "[secret]"
+# shorter values would turn up in ordinary text
+MIN_LENGTH = 8
+MAX_ENV_BYTES = 1_000_000
+_SECRET_NAME = re.compile(r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD)$", re.I)
+_VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", re.S)
+# how tokens of well-known services look
+SHAPES = {
+    "Hugging Face": r"\bhf_[A-Za-z0-9]{16,}",
+    "GitHub": r"\bgh[pousr]_[A-Za-z0-9]{20,}",
+    "GitHub, fine-grained": r"\bgithub_pat_\w{20,}",
+    "GitLab": r"\bglpat-[\w-]{16,}",
+    "OpenAI and others": r"\bsk-[A-Za-z0-9][\w-]{18,}",
+    "AWS": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    "Slack": r"\bxox[abeprs]-[\w-]{10,}",
+    "Google": r"\bAIza[\w-]{30,}",
+    "PyPI": r"\bpypi-[\w-]{20,}",
+    "JSON web token": r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}",
+    "authorization header": r"(?i:\bBearer\s+)[A-Za-z0-9._~+/=-]{12,}",
+    "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+}
+_SHAPE = re.compile("|".join(f"(?:{shape})" for shape in SHAPES.values()))
+
+
+def get_setting(name: str, env_file: Path = ENV_FILE) -> str | None:
+    """A variable of the environment, or else of `.env` in the working folder; None where it is empty in both."""
+    return os.environ.get(name) or read_env_file(env_file).get(name) or None
+
+
+def read_env_file(path: Path = ENV_FILE) -> Mapping[str, str]:
+    """The variables of a `.env` file; nothing where there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return {}
+    if not path.is_file():
+        return {}
+    return _read(path.absolute(), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, changed: int, size: int) -> Mapping[str, str]:
+    """`changed` and `size` are there to read a file again once it is another."""
+    if size > MAX_ENV_BYTES:
+        raise LabError(f"{path.name}: {size:,} bytes are too many for a file of variables")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabError(f"{path.name}: cannot be read ({error.__class__.__name__})") from None
+    values = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        match = _VARIABLE.fullmatch(stripped)
+        if match is None:
+            # the line itself may be the secret
+            raise LabError(f"{path.name}: line {number} is not NAME=VALUE")
+        values[match[1]] = _parse_value(match[2], f"{path.name}: line {number}")
+    return values
+
+
+def _parse_value(text: str, where: str) -> str:
+    if not text.startswith(("'", '"')):
+        # a comment needs a space before it, so that a # may be part of a value
+        return re.split(r"\s+#", f" {text}", maxsplit=1)[0].strip()
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:
+        raise LabError(f"{where} has a quote that is not closed") from None
+    if len(words) != 1:
+        raise LabError(f"{where} goes on after its closing quote")
+    return words[0]
+
+
+def known_secrets() -> dict[str, str]:
+    """Values of secret variables of the environment and of `.env`, by name."""
+    try:
+        in_file = read_env_file()
+    except LabError:
+        # said where the file is used; a log line is no place for it
+        in_file = {}
+    return {
+        f"{name} of {place}": value
+        for place, variables in ((".env", in_file), ("the environment", os.environ))
+        for name, value in variables.items()
+        if len(value) >= MIN_LENGTH and _SECRET_NAME.search(name) and not _is_path(value)
+    }
+
+
+def _is_path(value: str) -> bool:
+    """Names such as SSL_KEY hold the place of a key, which is no secret."""
+    return value.startswith(("/", "./", "~/")) and os.path.exists(os.path.expanduser(value))
+
+
+def redact(text: str) -> str:
+    """The text with `[secret]` for each secret that is known, and for what looks like one."""
+    # the longest first: one may be part of another
+    for value in sorted(set(known_secrets().values()), key=len, reverse=True):
+        if value in text:
+            text = text.replace(value, MASK)
+    return _SHAPE.sub(MASK, text)
+
+
+def name_secret(text: str) -> str | None:
+    """What kind of secret a text holds, in words that do not tell it; None where it holds none."""
+    for name, value in known_secrets().items():
+        if value in text:
+            return f"the value of {name}"
+    for kind, shape in SHAPES.items():
+        if re.search(shape, text):
+            return f"what looks like a secret ({kind})"
+    return None
+
+
+def find_secret(data: Any) -> tuple[str, str] | None:
+    """The path of the first secret in plain data, and what kind it is."""
+    for path, text in _walk(data, ""):
+        if (kind := name_secret(text)) is not None:
+            return redact(path), kind
+    return None
+
+
+def _walk(node: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            inner = f"{path}.{key}" if path else str(key)
+            yield inner, str(key)
+            yield from _walk(value, inner)
+    elif isinstance(node, (list, tuple)):
+        for index, value in enumerate(node):
+            yield from _walk(value, f"{path}[{index}]")
+    elif isinstance(node, str):
+        yield path, node

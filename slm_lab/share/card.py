@@ -1,0 +1,141 @@
+"""The run card: a README.md beside the shared files, which says what the run came to and how to have it again."""
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from slm_lab.experiment.analysis import calc_spread
+from slm_lab.experiment.results import Run, look_up
+from slm_lab.lib.io import dump_yaml
+from slm_lab.lib.secret import redact
+from slm_lab.share.manifest import Summary
+
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>#|!~$&])")
+_CURVES = ("trial_graph_mean_returns_ma_vs_frames.png", "trial_graph_mean_returns_vs_frames.png")
+
+
+def write_card(run: Run, summary: Summary, paths: Sequence[str]) -> str:
+    """The card as Markdown. It names no repo, so that it is true wherever the run is copied to."""
+    folder = run.path.resolve().name
+    parts = [
+        _front_matter(run),
+        f"# {_plain(run.label)} on {_plain(run.env_name)}",
+        _score(run, summary),
+        _pictures(paths, run),
+        _sessions(run),
+        _commands(run, folder, paths, summary),
+        _origin(run),
+        _files(paths),
+    ]
+    return redact("\n\n".join(part for part in parts if part) + "\n")
+
+
+def _front_matter(run: Run) -> str:
+    words = ["reinforcement-learning", "deep-reinforcement-learning", "slm-lab", run.label, run.env_name]
+    tags = [tag for word in words if (tag := re.sub(r"[^a-z0-9.+-]+", "-", word.lower()).strip("-"))]
+    data = {"pretty_name": f"{run.label} on {run.env_name}", "tags": list(dict.fromkeys(tags))}
+    return f"---\n{dump_yaml(data)}---"
+
+
+def _score(run: Run, summary: Summary) -> str:
+    scores = [score for score in run.scores if not math.isnan(score)]
+    if not scores:
+        return "No score: no episode has ended."
+    spread = calc_spread(scores)
+    text = f"**total_reward_ma {spread.mean:.2f}**"
+    if len(scores) > 1:
+        text += f", 95 % interval [{spread.low:.2f}, {spread.high:.2f}], interquartile mean {spread.iqm:.2f}"
+    text += f", {len(scores)} session{'s' if len(scores) > 1 else ''} of {run.frame:,} frames."
+    if summary.kind == "search":
+        text += f" This is trial {run.trial}, the best of a search, and the score by which it was chosen."
+    if not summary.is_complete:
+        text += " The run is not complete: some of its sessions have not ended, or failed."
+    if (baseline := run.random_return) is not None:
+        text += f" Random play has {baseline:.2f}."
+    return text
+
+
+def _pictures(paths: Sequence[str], run: Run) -> str:
+    lines = []
+    for name in _CURVES:
+        curve = f"graph/{run.name}_t{run.trial}_{name}"
+        if curve in paths:
+            lines.append(f"![Learning curve: mean and spread of the sessions]({quote(curve)})")
+            break
+    videos = [path for path in paths if path.startswith("video/")]
+    if videos:
+        # of one session the latest is the longest trained
+        last = max(videos, key=lambda path: [int(number) for number in re.findall(r"\d+", path)])
+        lines.append(f"[Video of an episode]({quote(last)})")
+    return "\n\n".join(lines)
+
+
+def _sessions(run: Run) -> str:
+    finals = run.final_evals
+    head = "| session | total_reward_ma |" + (" at the end, without exploring |" if finals else "")
+    rows = [head, "|--:|--:|" + ("--:|" if finals else "")]
+    for session, score in run.session_scores.items():
+        cells = [str(session), _number(score)]
+        cells += [_number(finals.get(session, math.nan))] if finals else []
+        rows.append(f"| {' | '.join(cells)} |")
+    failed = run.metrics.get("failed")
+    note = f"\n\nFailed sessions: {', '.join(map(str, failed))}." if isinstance(failed, list) and failed else ""
+    return "\n".join(rows) + note
+
+
+def _commands(run: Run, folder: str, paths: Sequence[str], summary: Summary) -> str:
+    imports = run.provenance.get("imports")
+    extra = [word for module in imports for word in ("--import", str(module))] if isinstance(imports, list) else []
+    place = f"data/{folder}"
+    spec = find_spec(run, paths)
+    lines = [(f"slm-lab pull {shlex.quote(folder)}", "fetch it; HF_REPO is the repo that this page is in")]
+    if spec is not None:
+        words = ["slm-lab", "run", f"{place}/{spec}", run.name, "train", *extra]
+        lines.append((shlex.join(words), "train it again"))
+    if any(path.endswith("_model.pt") for path in paths):
+        lines.append((shlex.join(["slm-lab", "run", f"enjoy@{place}", *extra]), "play with the best agent"))
+    if any(path.endswith("_resume.pt") for path in paths):
+        mode = "search" if summary.kind == "search" else "train"
+        lines.append((shlex.join(["slm-lab", "run", f"{mode}@{place}", *extra]), "continue it"))
+    lines.append((shlex.join(["slm-lab", "report", place]), "all curves and metrics as a page"))
+    body = "\n".join(f"{command}   # {remark}" for command, remark in lines)
+    link = f"\n\nThe spec, with all its defaults: [{_plain(spec)}]({quote(spec)})." if spec is not None else ""
+    return f"## Have it again\n\n```bash\n{body}\n```{link}"
+
+
+def find_spec(run: Run, paths: Sequence[str]) -> str | None:
+    """The spec that repeats the run: that of the trial, as it was trained."""
+    for stem in (f"{run.name}_t{run.trial}", run.name):
+        for suffix in (".yaml", ".json"):
+            if (path := f"{stem}_spec{suffix}") in paths:
+                return path
+    return None
+
+
+def _origin(run: Run) -> str:
+    facts: dict[str, Any] = {"seed": look_up(run.spec, "meta", "seed")}
+    if isinstance(command := run.provenance.get("command"), list):
+        facts["command"] = shlex.join(["slm-lab", *map(str, command[1:])])
+    facts["commit"] = run.provenance.get("git_sha")
+    for name in ("versions", "machine"):
+        if isinstance(given := run.provenance.get(name), Mapping):
+            facts[name] = ", ".join(f"{key} {value}" for key, value in given.items())
+    rows = [f"| {name} | {_plain(value)} |" for name, value in facts.items() if value is not None]
+    return "\n".join(["## Where it comes from", "", "| | |", "|---|---|", *rows]) if rows else ""
+
+
+def _files(paths: Sequence[str]) -> str:
+    more = " Files to continue the run from are not part of it." if not any("_resume.pt" in p for p in paths) else ""
+    return f"`manifest.json` has the SHA-256 of every file; `slm-lab pull` checks them.{more}"
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def _plain(value: Any) -> str:
+    """Text as text: names come from specs that others wrote."""
+    return _MARKUP.sub(r"\\\1", " ".join(str(value).split()))

@@ -1,0 +1,143 @@
+"""A folder as a place to share runs, e.g. on a disk that a team mounts."""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from slm_lab.lib.errors import ShareError
+from slm_lab.lib.io import move_into_place, temporary_name
+from slm_lab.share.run_files import read_file
+from slm_lab.share.safe_path import check_path, is_safe
+from slm_lab.share.store import MissingStoreError, OnBytes, StoredFile, Upload
+
+_CHUNK = 1 << 20
+_MAX_DEPTH = 6
+
+
+class FolderStore:
+    """Files below a root. Links in it are not followed: they may lead anywhere."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser()
+
+    def __enter__(self) -> "FolderStore":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    @property
+    def name(self) -> str:
+        """The folder."""
+        return str(self.root)
+
+    @property
+    def root_url(self) -> str:
+        """The folder."""
+        return str(self.root)
+
+    def url(self, folder: str) -> str:
+        """The folder in it."""
+        return str(self._at(folder)) if folder else self.root_url
+
+    def check_write(self) -> None:
+        """The folder is made if it is missing, but not the disk it is on."""
+        if not self.root.exists() and not self.root.parent.exists():
+            raise ShareError(f"HF_REPO is the folder {self.root}, but there is no {self.root.parent}; is it mounted?")
+        try:
+            self.root.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ShareError(f"HF_REPO: the folder {self.root} cannot be made ({error.strerror})") from None
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise ShareError(f"HF_REPO: you may not write into the folder {self.root}; ask its owner")
+
+    def list_folders(self, folder: str) -> Iterator[str]:
+        """Folders that are no links."""
+        self._check_there()
+        place = self._at(folder)
+        if place.is_dir() and not self._has_link(folder):
+            with os.scandir(place) as items:
+                yield from sorted(item.name for item in items if item.is_dir(follow_symlinks=False))
+
+    def list_files(self, folder: str) -> Iterator[StoredFile]:
+        """Files that are no links, with their hashes."""
+        self._check_there()
+        if self._at(folder).is_dir() and not self._has_link(folder):
+            yield from self._walk(folder, 0)
+
+    def _walk(self, folder: str, depth: int) -> Iterator[StoredFile]:
+        with os.scandir(self._at(folder)) as items:
+            for item in items:
+                path = f"{folder}/{item.name}"
+                if not is_safe(path):
+                    continue
+                if item.is_file(follow_symlinks=False):
+                    file = read_file(self.root, path)
+                    yield StoredFile(path, file.size, file.sha256, file.git_sha1)
+                elif item.is_dir(follow_symlinks=False) and depth < _MAX_DEPTH:
+                    yield from self._walk(path, depth + 1)
+
+    def read(self, path: str, max_size: int) -> bytes | None:
+        """A small file."""
+        self._check_there()
+        if not self._at(path).exists() or self._has_link(path):
+            return None
+        with self._at(path).open("rb") as file:
+            data = file.read(max_size + 1)
+        if len(data) > max_size:
+            raise ShareError(f"{self.url(path)} is larger than {max_size:,} bytes")
+        return data
+
+    def download(self, path: str, target: Path, size: int, on_bytes: OnBytes) -> None:
+        """Copy a file out."""
+        if self._has_link(path):
+            raise ShareError(f"{self.url(path)} is a link, which is not followed")
+        done = target.stat().st_size if target.exists() else 0
+        try:
+            # a link that is put there meanwhile is not followed either
+            descriptor = os.open(self._at(path), os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(descriptor, "rb") as source, target.open("ab") as copy:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise ShareError(f"{self.url(path)} is no file")
+                source.seek(done)
+                while done < size and (chunk := source.read(min(_CHUNK, size - done))):
+                    copy.write(chunk)
+                    done += len(chunk)
+                    on_bytes(len(chunk))
+        except OSError as error:
+            raise ShareError(f"{self.url(path)} cannot be read ({error.strerror}); pull again to go on") from None
+
+    def upload(self, files: Sequence[Upload], message: str, on_bytes: OnBytes) -> None:
+        """Copy files in, each under a temporary name until it is whole."""
+        for file in files:
+            target = self._at(file.path)
+            if self._has_link(file.path):
+                raise ShareError(f"{target} is or lies behind a link, which is not followed; nothing is written there")
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                temporary = temporary_name(target)
+                try:
+                    shutil.copyfile(file.source, temporary)
+                    move_into_place(temporary, target)
+                finally:
+                    temporary.unlink(missing_ok=True)
+            except OSError as error:
+                raise ShareError(f"{target} cannot be written ({error.strerror}); push again to go on") from None
+            on_bytes(file.size)
+
+    def _at(self, path: str) -> Path:
+        return self.root.joinpath(*check_path(path).split("/"))
+
+    def _check_there(self) -> None:
+        if not self.root.is_dir():
+            raise MissingStoreError(f"HF_REPO is the folder {self.root}, which is not there; is its disk mounted?")
+
+    def _has_link(self, path: str) -> bool:
+        place = self.root
+        for part in path.split("/"):
+            place /= part
+            if place.is_symlink():
+                return True
+        return False

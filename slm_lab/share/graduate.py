@@ -1,0 +1,148 @@
+"""From the repo one works in to the public one: finished runs as they are, the docs, and links that lead there."""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from loguru import logger
+
+from slm_lab.lib.errors import ShareError
+from slm_lab.lib.io import write_text
+from slm_lab.lib.secret import name_secret
+from slm_lab.share.manifest import Manifest, find_missing, has_run, is_same, local_file, read_manifest
+from slm_lab.share.pull import RemoteRun, fetch_file, list_runs
+from slm_lab.share.push import send
+from slm_lab.share.run_files import read_file
+from slm_lab.share.safe_path import is_safe
+from slm_lab.share.store import DATA, MissingStoreError, Store, Upload
+from slm_lab.share.view import TransferView
+
+BENCHMARKS = Path("docs/BENCHMARKS.md")
+README = "README.md"
+MAX_README = 10_000_000
+_DOC_SUFFIXES = (".md", ".png", ".svg", ".gif", ".jpg", ".json", ".yaml", ".csv", ".mp4")
+
+
+@dataclass(frozen=True)
+class Graduation:
+    """What is copied, and what is not for which reason."""
+
+    runs: tuple[Manifest, ...]
+    # these are in the public repo already
+    done: tuple[str, ...]
+    left_out: dict[str, str]
+
+
+def plan(pattern: str, source: Store, target: Store) -> Graduation:
+    """Which runs are to be copied: finished trainings that the target does not have as they are."""
+    if source.root_url == target.root_url:
+        raise ShareError(f"{target.name}: source and target are the same; name the public repo with --to")
+    runs, done, left_out = [], [], {}
+    for run in list_runs(source, pattern):
+        if (reason := _find_obstacle(run)) is not None or run.manifest is None:
+            left_out[run.name] = reason or "it is no run"
+        elif _is_there(run.manifest, target):
+            done.append(run.name)
+        else:
+            runs.append(run.manifest)
+    return Graduation(tuple(runs), tuple(done), left_out)
+
+
+def _find_obstacle(run: RemoteRun) -> str | None:
+    if run.manifest is None:
+        return run.problem
+    if run.manifest.summary.kind != "train":
+        return "it is a search"
+    return None if run.manifest.summary.is_complete else "it is not complete"
+
+
+def _is_there(manifest: Manifest, target: Store) -> bool:
+    try:
+        there = read_manifest(target, manifest.name)
+    except MissingStoreError:
+        return False  # it is made when the first run comes
+    return there == manifest and not find_missing(target, manifest.name, manifest.files)
+
+
+def copy_run(manifest: Manifest, source: Store, target: Store) -> str:
+    """Copy a run as it is: what the target lacks is fetched, verified and sent."""
+    with tempfile.TemporaryDirectory() as made:
+        missing = find_missing(target, manifest.name, manifest.files)
+        with TransferView(manifest.name, sum(file.size for file in missing)) as view:
+            for file in missing:
+                place = local_file(Path(made), file.path)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                fetch_file(file, manifest.name, source, place, view)
+        return send(manifest, partial(local_file, Path(made)), target)
+
+
+def rewrite_links(text: str, source: Store, target: Store, is_there: Callable[[str], bool]) -> str:
+    """The text with links to runs that are in the target leading there; all others stay."""
+    lead = re.escape(source.root_url) + r"(?P<view>/(?:tree|blob|resolve|raw)/main)?" + f"/{DATA}/"
+
+    def change(match: re.Match[str]) -> str:
+        if not is_there(match["name"]):
+            return match[0]
+        return f"{target.root_url}{match['view'] or ''}/{DATA}/{match['name']}"
+
+    return re.sub(lead + r"(?P<name>[^/\s()<>\"'|?#]+)", change, text)
+
+
+def graduate(graduation: Graduation, source: Store, target: Store, root: Path, may_rewrite: bool) -> list[str]:
+    """Copy the runs, send README.md and docs/ of `root`, and rewrite the links of its benchmark page."""
+    target.check_write()
+    urls = []
+    for manifest in graduation.runs:
+        logger.info(f"Copying {manifest.name}")
+        urls.append(copy_run(manifest, source, target))
+
+    @cache
+    def is_there(name: str) -> bool:
+        return is_safe(name) and has_run(target, name)
+
+    def change(text: str) -> str:
+        return rewrite_links(text, source, target, is_there) if may_rewrite else text
+
+    send_docs(root, target, change)
+    page = root / BENCHMARKS
+    if page.is_file() and (changed := change(text := page.read_text())) != text:
+        write_text(page, changed)
+        logger.info(f"Rewrote the links in {page}")
+    return urls
+
+
+def send_docs(root: Path, target: Store, change: Callable[[str], str]) -> int:
+    """Send README.md and docs/ where they differ from what is there; how many files that were."""
+    held = {stored.path: stored for stored in target.list_files("docs")}
+    with tempfile.TemporaryDirectory() as made:
+        uploads = []
+        for path in _find_docs(root):
+            source = root / path
+            if source.suffix == ".md":
+                text = change(source.read_text())
+                if (kind := name_secret(text)) is not None:
+                    raise ShareError(f"{path} holds {kind}, so it is not sent; take it out")
+                source = local_file(Path(made), path)
+                source.parent.mkdir(parents=True, exist_ok=True)
+                source.write_text(text)
+            file = read_file(source.parent, source.name)
+            if path == README:
+                is_same_there = target.read(path, MAX_README) == source.read_bytes()
+            else:
+                is_same_there = path in held and is_same(held[path], file)
+            if not is_same_there:
+                uploads.append(Upload(source, path, file.size))
+        if uploads:
+            logger.info(f"Sending {len(uploads)} files of docs to {target.name}")
+            target.upload(uploads, "Update docs", lambda num: None)
+        return len(uploads)
+
+
+def _find_docs(root: Path) -> Iterator[str]:
+    for path in [root / README, *sorted((root / "docs").rglob("*"))]:
+        name = path.relative_to(root).as_posix()
+        if path.is_file() and not path.is_symlink() and path.suffix in _DOC_SUFFIXES and is_safe(name):
+            yield name

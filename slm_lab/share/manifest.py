@@ -1,0 +1,168 @@
+"""The list of a shared run's files with their hashes, and what the run came to; read with suspicion."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.analysis import calc_spread
+from slm_lab.experiment.results import Run
+from slm_lab.lib.errors import ShareError
+from slm_lab.lib.io import to_finite
+from slm_lab.share.run_files import RunFile, belongs
+from slm_lab.share.safe_path import check_path
+from slm_lab.share.store import DATA, Store, StoredFile
+from slm_lab.spec.reader import printable
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+MAX_FILES = 20_000
+MAX_BYTES = 10_000_000
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHA1 = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run is and came to, in short."""
+
+    spec: str
+    algorithm: str
+    env: str
+    # train or search
+    kind: str
+    is_complete: bool
+    frame: int
+    # total_reward_ma of each session that counts
+    values: tuple[float, ...]
+
+    @property
+    def score(self) -> float:
+        """Their mean; NaN where there is none."""
+        return calc_spread(self.values).mean if self.values else math.nan
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A shared run."""
+
+    name: str
+    # equal for two copies of one run
+    identity: str
+    summary: Summary
+    files: tuple[RunFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def to_bytes(self) -> bytes:
+        """The file; the same for the same run."""
+        data = {
+            "format": FORMAT,
+            "name": self.name,
+            "identity": self.identity,
+            "summary": asdict(self.summary),
+            "files": [asdict(file) for file in self.files],
+        }
+        return (json.dumps(to_finite(data), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def summarize(run: Run) -> Summary:
+    """What a run came to."""
+    is_search = any(any((run.path / "info").glob(f"*_{kind}")) for kind in ("study.log", "search.json"))
+    if is_search:
+        is_complete = any((run.path / "info").glob("*_search.json"))
+    else:
+        # runs of the published lab have metrics only at their end
+        is_complete = bool(run.metrics.get("is_complete", bool(run.metrics)))
+    return Summary(
+        run.name,
+        run.label,
+        run.env_name,
+        "search" if is_search else "train",
+        is_complete,
+        run.frame,
+        tuple(float(score) for score in run.scores),
+    )
+
+
+def find_origin(paths: Sequence[str]) -> list[str]:
+    """The files that tell one run from another: its spec and where it comes from; they never change."""
+    specs = sorted((path for path in paths if re.fullmatch(r"[^/]+_spec\.(yaml|json)", path)), key=len)
+    return [*specs[:1], *(path for path in paths if re.fullmatch(r"info/[^/]+_provenance\.json", path))]
+
+
+def read_manifest(store: Store, name: str) -> Manifest | None:
+    """The manifest of a shared run; None where it has none, so that its upload has not ended."""
+    data = store.read(f"{DATA}/{name}/{MANIFEST}", MAX_BYTES)
+    return None if data is None else parse_manifest(data, name)
+
+
+def parse_manifest(data: bytes, name: str) -> Manifest:
+    """A manifest from elsewhere, whose every word is checked."""
+    try:
+        content = json.loads(data)
+        if content["format"] != FORMAT:
+            raise ShareError(f"{name}: {MANIFEST} is of another format; update the lab")
+        files = tuple(_parse_file(file) for file in content["files"][: MAX_FILES + 1])
+        manifest = Manifest(str(content["name"]), str(content["identity"]), _parse_summary(content["summary"]), files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ShareError(f"{name}: {MANIFEST} there is damaged, so nothing of the run is used") from None
+    if len(files) > MAX_FILES:
+        raise ShareError(f"{name}: it lists more than {MAX_FILES:,} files, which no run has")
+    paths = [file.path.casefold() for file in files]
+    if len(set(paths)) < len(paths):
+        raise ShareError(f"{name}: {MANIFEST} lists a file twice")
+    if manifest.name != name:
+        raise ShareError(f"{name}: {MANIFEST} there is that of '{printable(manifest.name)[:80]}'; was it moved?")
+    return manifest
+
+
+def _parse_file(raw: Any) -> RunFile:
+    path, size, sha256, git_sha1 = (raw[key] for key in ("path", "size", "sha256", "git_sha1"))
+    if not (isinstance(path, str) and isinstance(size, int) and not isinstance(size, bool) and size >= 0):
+        raise ValueError("no file")
+    if not (_SHA256.fullmatch(sha256) and _SHA1.fullmatch(git_sha1)):
+        raise ValueError("no hash")
+    check_path(path)
+    if not belongs(path):
+        raise ShareError(f"the path '{printable(path)[:120]}' is refused: it is none of a run's files")
+    return RunFile(path, size, sha256, git_sha1)
+
+
+def _parse_summary(raw: Mapping[str, Any]) -> Summary:
+    texts = [printable(str(raw[key]))[:200] for key in ("spec", "algorithm", "env", "kind")]
+    values = tuple(float("nan") if value is None else float(value) for value in raw["values"][:1000])
+    return Summary(texts[0], texts[1], texts[2], texts[3], raw["is_complete"] is True, int(raw["frame"]), values)
+
+
+def is_same(stored: StoredFile, file: RunFile) -> bool:
+    """Whether a store holds a file as it should be."""
+    if stored.size != file.size:
+        return False
+    if stored.sha256 is not None:
+        return stored.sha256 == file.sha256
+    return stored.git_sha1 == file.git_sha1
+
+
+def find_missing(store: Store, name: str, files: Sequence[RunFile]) -> list[RunFile]:
+    """Files of a run that a store does not hold as they should be."""
+    held = {stored.path: stored for stored in store.list_files(f"{DATA}/{name}")}
+    lead = f"{DATA}/{name}/"
+    return [file for file in files if (at := held.get(lead + file.path)) is None or not is_same(at, file)]
+
+
+def has_run(store: Store, name: str) -> bool:
+    """Whether a run is shared in full: its manifest is there, and all files that it names."""
+    manifest = read_manifest(store, name)
+    return manifest is not None and not find_missing(store, name, manifest.files)
+
+
+def local_file(folder: Path, path: str) -> Path:
+    """Where a run's file is on this machine."""
+    return folder.joinpath(*path.split("/"))

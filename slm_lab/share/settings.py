@@ -1,0 +1,48 @@
+"""Where runs are shared: HF_REPO, HF_TOKEN and HF_ENDPOINT, of the environment or of `.env`."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from slm_lab.lib.errors import ShareError
+from slm_lab.lib.secret import get_setting, redact
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+HOW = "put HF_REPO=USER/NAME (a dataset repo of the Hugging Face hub) or HF_REPO=/a/folder into the environment or .env"
+
+
+@dataclass(frozen=True)
+class ShareSettings:
+    """Where to share."""
+
+    repo: str
+    token: str | None = None
+    endpoint: str | None = None
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether runs are shared in a folder of this machine."""
+        return is_folder(self.repo)
+
+
+def is_folder(repo: str) -> bool:
+    """A path and not USER/NAME of the hub."""
+    return repo.startswith(("/", ".", "~")) or Path(repo).is_dir()
+
+
+def get_repo() -> str | None:
+    """What HF_REPO says, None where it is not set."""
+    return get_setting("HF_REPO")
+
+
+def read_settings(repo: str | None = None) -> ShareSettings:
+    """The settings, with another repo if one is given."""
+    repo = repo or get_repo()
+    if repo is None:
+        raise ShareError(f"HF_REPO is not set, so there is no place to share runs: {HOW}; see docs/SHARING.md")
+    if not is_folder(repo) and not _REPO.fullmatch(repo):
+        raise ShareError(f"HF_REPO: '{redact(repo)[:100]}' is neither USER/NAME nor a path (it starts with / ~ or .)")
+    endpoint = get_setting("HF_ENDPOINT")
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ShareError(f"HF_ENDPOINT: '{redact(endpoint)[:100]}' does not begin with https://")
+    return ShareSettings(repo, get_setting("HF_TOKEN"), endpoint)

@@ -1,0 +1,150 @@
+"""What `.env` may look like, and which secrets are kept out of text."""
+
+import os
+from pathlib import Path
+
+import pytest
+from loguru import logger
+
+from slm_lab.lib.errors import LabError, SpecError
+from slm_lab.lib.log import log_to, setup_console
+from slm_lab.lib.secret import MASK, SHAPES, find_secret, get_setting, known_secrets, read_env_file, redact
+from slm_lab.spec.loading import load_spec
+
+# put together here, so that no scanner takes this file for a leak
+TOKENS = {
+    "Hugging Face": "hf_" + "aB3" * 12,
+    "GitHub": "ghp_" + "aB3" * 12,
+    "GitHub, fine-grained": "github_pat_" + "aB3_" * 12,
+    "GitLab": "glpat-" + "aB-3" * 6,
+    "OpenAI and others": "sk-" + "proj-" + "aB3" * 12,
+    "AWS": "AKIA" + "ABCD2345" * 2,
+    "Slack": "xoxb-" + "123-abc" * 4,
+    "Google": "AIza" + "aB3_-" * 7,
+    "PyPI": "pypi-" + "aB3" * 12,
+    "JSON web token": ".".join(("eyJ" + "aB3" * 4, "eyK" + "aB3" * 4, "aB3" * 6)),
+    "authorization header": "Bearer " + "aB3." * 6,
+    "private key": "-----BEGIN " + "RSA PRIVATE KEY-----\nabc\n-----END " + "RSA PRIVATE KEY-----",
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+
+
+def test_every_shape_has_an_example() -> None:
+    assert set(TOKENS) == set(SHAPES)
+    assert len(TOKENS) >= 8
+
+
+@pytest.mark.parametrize("kind", TOKENS)
+def test_a_token_is_known_by_its_shape(kind: str) -> None:
+    text = redact(f"calling with {TOKENS[kind]}, then on")
+    assert text == f"calling with {MASK}, then on"
+
+
+@pytest.mark.parametrize(
+    "text", ["task-scheduling-of-a-long-name", "ppo_cartpole_2026_01_01_120000", "hf_hub is a word", "a bearer of news"]
+)
+def test_ordinary_words_stay(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_values_of_secret_variables_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_PASSWORD", "correct horse")
+    monkeypatch.setenv("MY_KEYBOARD", "qwertyuiop")
+    monkeypatch.setenv("SHORT_TOKEN", "abc")
+    Path(".env").write_text("DB_SECRET='battery staple'\n")
+    assert redact("correct horse, battery staple, qwertyuiop, abc") == f"{MASK}, {MASK}, qwertyuiop, abc"
+    assert "MY_PASSWORD of the environment" in known_secrets()
+
+
+def test_a_secret_inside_another_leaves_nothing_of_the_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "12345678")
+    monkeypatch.setenv("B_TOKEN", "12345678-and-more")
+    assert redact("x 12345678-and-more y") == f"x {MASK} y"
+
+
+def test_env_file_with_comments_and_quotes() -> None:
+    Path(".env").write_text(
+        "# a comment\n\nA=1\n"
+        'export B = two words # said so\nC=\'single # kept\'\nD="double \\"x\\"" # gone\nE=a#b\nF=\n'
+    )
+    assert dict(read_env_file()) == {
+        "A": "1",
+        "B": "two words",
+        "C": "single # kept",
+        "D": 'double "x"',
+        "E": "a#b",
+        "F": "",
+    }
+
+
+def test_the_environment_wins_and_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SET_TWICE", "here")
+    monkeypatch.delenv("SET_ONCE", raising=False)
+    Path(".env").write_text("SET_TWICE=there\nSET_ONCE=there\n")
+    assert get_setting("SET_TWICE") == "here"
+    assert get_setting("SET_ONCE") == "there"
+    assert get_setting("SET_NEVER") is None
+    assert "SET_ONCE" not in os.environ
+
+
+@pytest.mark.parametrize("line", ["A='open", "hf_secret without a name", 'A="x" y', "1A=x"])
+def test_a_bad_line_is_named_but_not_shown(line: str) -> None:
+    Path(".env").write_text(f"OK=1\n{line}\n")
+    with pytest.raises(LabError, match="line 2") as caught:
+        read_env_file()
+    assert "hf_secret" not in str(caught.value)
+    # a broken file does not stop the log
+    assert redact("text") == "text"
+
+
+def test_a_changed_env_file_is_read_again() -> None:
+    Path(".env").write_text("A=1\n")
+    assert read_env_file()["A"] == "1"
+    Path(".env").write_text("A=22\n")
+    assert read_env_file()["A"] == "22"
+
+
+def test_the_log_shows_no_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "plain-looking-value")
+    for log_format in ("text", "json"):
+        setup_console("INFO", log_format)
+        with log_to(tmp_path / "demo.log", "INFO"):
+            for token in (*TOKENS.values(), "plain-looking-value"):
+                logger.bind(detail=token).info(f"sent {token}")
+                try:
+                    raise ValueError(f"refused {token}")
+                except ValueError:
+                    logger.exception("failed")
+    setup_console("INFO")
+    for text in (capsys.readouterr().err, (tmp_path / "demo.log").read_text()):
+        assert "sent [secret]" in text
+        assert "refused [secret]" in text
+        for token in (*TOKENS.values(), "plain-looking-value"):
+            assert token not in text
+
+
+@pytest.mark.parametrize("token", TOKENS.values())
+def test_a_spec_with_a_secret_is_refused_with_its_path(token: str) -> None:
+    with pytest.raises(SpecError, match=r"env.kwargs.login.*environment variable") as caught:
+        load_spec("ppo_cartpole", overrides={"env.kwargs": {"login": f"https://me:{token}@host"}})
+    assert token not in str(caught.value)
+
+
+def test_a_spec_with_a_known_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    with pytest.raises(SpecError, match=r"agent.name holds the value of WANDB_API_KEY"):
+        load_spec("ppo_cartpole", overrides={"agent.name": "0123456789abcdef"})
+
+
+def test_a_secret_as_a_key_is_found_and_not_told() -> None:
+    token = TOKENS["GitHub"]
+    found = find_secret({"env": [{"a": {token: 1}}]})
+    assert found is not None
+    assert found[0] == f"env[0].a.{MASK}"
