@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -73,14 +74,14 @@ def run_remote(
             max_duration=max_duration,
             imports=tuple(imports or ()),
         )
-        root = find_root(Path.cwd())
+        root, environ = find_root(Path.cwd()), os.environ
         if dry_run:
-            task = render_task(request, os.environ, root)
+            task = render_task(request, environ, root)
             sys.stdout.write(f"# {shlex.join(['dstack', *APPLY])} < this\n{task.text}")
-            _note_missing(request)
+            _note_missing(request, environ)
             return
         try:
-            task = submit_task(request, os.environ, root)
+            task = submit_task(request, environ, root)
         except SubmitError as error:
             sys.stderr.write(f"Error: {error}\n")
             sys.exit(error.exit_code)
@@ -93,10 +94,10 @@ def run_remote(
         sys.stdout.write(f"Results  slm-lab pull {task.spec_name}\n")
 
 
-def _note_missing(request: TaskRequest) -> None:
+def _note_missing(request: TaskRequest, environ: Mapping[str, str]) -> None:
     """What would be refused when the run is submitted, though not when it is only shown."""
     try:
         if request.upload:
-            check_upload(os.environ)
+            check_upload(environ)
     except LabError as error:
         sys.stderr.write(f"Note: {error}\n")
