@@ -24,6 +24,11 @@ COMMANDS = [
     ["report", "RUN"],
     ["doctor", "RUN"],
     ["compare", "RUN", "RUN"],
+    ["push", "RUN"],
+    ["list", "--hub"],
+    ["pull", "RUN", "--data-dir", "pulled"],
+    ["bench", "status"],
+    ["bench", "plan", "--filter", "classic"],
 ]
 
 # One interpreter for them all: importing is most of the cost.
@@ -104,8 +109,11 @@ def call(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_what_belongs_to_a_laptop_works_without_torch(project, run) -> None:
     commands = [[run if word == "RUN" else word for word in command] for command in COMMANDS]
     words = [project / ".venv" / "bin" / "python", "-c", DRIVER, json.dumps(commands)]
-    ran = subprocess.run(words, cwd=project, env=clean_environment(), capture_output=True, text=True, check=False)
+    (project / "shared").mkdir()
+    environ = {**clean_environment(), "HF_REPO": "./shared"}
+    ran = subprocess.run(words, cwd=project, env=environ, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert (project / "pulled" / run / "info").is_dir()
 
 
 @pytest.mark.xdist_group("minimal_install")
