@@ -122,7 +122,8 @@ def intake(
     setup_console("INFO")
     with user_errors():
         states = _states(select_rows(filters or []), data_dir, docs)
-        with _open_share() if upload else nullcontext() as share:
+        has_new = any(state.standing is Standing.READY for state in states)
+        with _open_share() if upload and has_new else nullcontext() as share:
             done = take_in(states, docs, data_dir, share)
         if commit and done.taken:
             commit_rows(docs, done.taken)
