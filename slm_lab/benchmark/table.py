@@ -111,7 +111,7 @@ def _env(docs: Path, env: str, rows: Sequence[Row], results: Mapping[str, Result
     targets = {row.target for row in rows if row.target is not None}
     lines = [f"### {env}", ""]
     lines += [f"**Settings**: {text}\n" for text in dict.fromkeys(row.settings for row in rows)]
-    lines += [f"**Target**: {_number(target)}\n" for target in sorted(targets)]
+    lines += [f"**Target**: {target:,g}\n" for target in sorted(targets)]
     lines += [
         "| algorithm | status | score [95 % interval] | at end | reference | against it | spec | run |",
         "|---|---|--:|--:|--:|---|---|---|",
@@ -145,14 +145,20 @@ def _line(row: Row, result: Result | None) -> str:
 def _waiting(rows: Sequence[Row], has_others: bool) -> str:
     """Envs without a result, in one table: what the reference has for them."""
     algorithms = list(dict.fromkeys(row.algorithm for row in rows))
-    lines = ["### Waiting" if has_others else "No row has a result yet; the references are:", ""]
+    lines = ["### Waiting\n"] if has_others else []
+    lines += ["No row here has a result yet. These are the references, each with a link to its spec.\n"]
+    lines += [f"**Settings**: {text}\n" for text in dict.fromkeys(row.settings for row in rows)]
     lines += [f"| env | target | {' | '.join(algorithms)} |", f"|---|--:|{'--:|' * len(algorithms)}"]
     for env in dict.fromkeys(row.env for row in rows):
         mine = {row.algorithm: row for row in rows if row.env == env}
         targets = [row.target for row in mine.values() if row.target is not None]
-        cells = [_number(mine[name].reference) if name in mine else "" for name in algorithms]
-        lines.append(f"| {env} | {_number(targets[0]) if targets else ''} | {' | '.join(cells)} |")
+        cells = [_reference(mine[name]) if name in mine else "" for name in algorithms]
+        lines.append(f"| {env} | {f'{targets[0]:,g}' if targets else ''} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def _reference(row: Row) -> str:
+    return f"[{_number(row.reference)}](../{row.spec_file} '{row.spec_name}')"
 
 
 def _values(result: Result) -> str:
@@ -162,4 +168,4 @@ def _values(result: Result) -> str:
 def _number(value: float) -> str:
     if not math.isfinite(value):
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.1f}".removesuffix(".0")
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.1f}"
