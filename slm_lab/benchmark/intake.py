@@ -1,13 +1,12 @@
 """From a finished run to a row of the page: checked, shared, drawn, written down."""
 
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loguru import logger
 
-from slm_lab.benchmark.match import find_obstacles
 from slm_lab.benchmark.matrix import Row, load_matrix
 from slm_lab.benchmark.result import Result, build_result, load_results, results_file, save_results
 from slm_lab.benchmark.state import RowState, Standing
@@ -16,6 +15,7 @@ from slm_lab.experiment.plot import DrawnRun, draw_runs
 from slm_lab.experiment.results import Run, load_run
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import write_bytes
+from slm_lab.spec.loading import find_file
 
 # uploads a run and returns where it can be had, once it is verified to be whole there
 Share = Callable[[Path], str | None]
@@ -30,7 +30,9 @@ class Intake:
     refused: dict[str, tuple[str, ...]]
 
 
-def take_in(states: Sequence[RowState], docs: Path, data_dir: Path, share: Share | None) -> Intake:
+def take_in(
+    states: Sequence[RowState], docs: Path, data_dir: Path, share: Share | None, active: Sequence[str] = ()
+) -> Intake:
     """Take every finished run through every step; a row is written only after all of them."""
     results = load_results(docs)
     taken: list[Row] = []
@@ -39,7 +41,7 @@ def take_in(states: Sequence[RowState], docs: Path, data_dir: Path, share: Share
         run, row = state.run, state.row
         if run is None or state.standing not in (Standing.READY, Standing.REFUSED):
             continue
-        obstacles = state.obstacles or tuple(find_obstacles(run, row))
+        obstacles = state.obstacles or tuple(_find_uncommitted(row))
         if obstacles:
             refused[run.path.name] = obstacles
             continue
@@ -55,8 +57,39 @@ def take_in(states: Sequence[RowState], docs: Path, data_dir: Path, share: Share
         save_results(docs, results)
         taken.append(row)
         logger.info(f"Taken in: {row.key} {result.score:.2f} from {result.run}")
-    write_table(docs)
+    if share is not None:
+        _share_rest(states, results, docs, data_dir, share, refused)
+    write_table(docs, active)
     return Intake(tuple(taken), refused)
+
+
+def _share_rest(
+    states: Sequence[RowState],
+    results: dict[str, Result],
+    docs: Path,
+    data_dir: Path,
+    share: Share,
+    refused: dict[str, tuple[str, ...]],
+) -> None:
+    """Upload the runs of rows that were taken in without a link, where they are still here."""
+    for key in [state.row.key for state in states]:
+        result = results.get(key)
+        if result is None or result.url is not None or not (data_dir / result.run).is_dir():
+            continue
+        try:
+            results[key] = replace(result, url=share(data_dir / result.run))
+        except LabError as error:
+            refused[result.run] = (str(error),)
+            continue
+        save_results(docs, results)
+
+
+def _find_uncommitted(row: Row) -> Iterator[str]:
+    """Whether the row's spec is one that nobody else can have."""
+    path = find_file(Path(row.spec_file))
+    done = _run_git("diff", "--quiet", "HEAD", "--", str(path), folder=path.parent)
+    if done is not None and done.returncode == 1:
+        yield f"{row.spec_file} has changes that are not committed; commit them first"
 
 
 def draw_env(env: str, results: dict[str, Result], docs: Path, data_dir: Path) -> None:
@@ -82,23 +115,32 @@ def _tables(result: Result, row: Row, data_dir: Path) -> list[dict]:
     return [dict(table) for table in run.counted_tables.values()]
 
 
-def commit(docs: Path, taken: Sequence[Row]) -> None:
-    """One commit with the page, its figures and the results: nothing else goes in, nothing is pushed."""
-    paths = [str(docs / PAGE), str(results_file(docs)), *{str(docs / plot_file(row.env)) for row in taken}]
-    envs = ", ".join(dict.fromkeys(row.env for row in taken))
-    count = "1 row" if len(taken) == 1 else f"{len(taken)} rows"
-    message = f"docs: benchmark results of {count} ({envs})"
-    if len(message.split()) > 19:
-        message = f"docs: benchmark results of {count}"
+def commit(docs: Path) -> bool:
+    """One commit with the page, its figures and the results, if they have changed: nothing else goes in, no push."""
+    results = load_results(docs)
+    rows = [row for row in load_matrix() if row.key in results]
+    figures = [docs / plot_file(env) for env in dict.fromkeys(row.env for row in rows)]
+    paths = [str(path) for path in (docs / PAGE, results_file(docs), *figures) if path.exists()]
     _git("add", "--", *paths)
-    _git("commit", "--quiet", "--message", message, "--only", "--", *paths)
+    changed = _run_git("diff", "--cached", "--quiet", "HEAD", "--", *paths)
+    if changed is not None and not changed.returncode:
+        return False
+    _git("commit", "--quiet", "--message", f"docs: benchmark results, {len(rows)} rows", "--only", "--", *paths)
+    return True
 
 
 def _git(*arguments: str) -> None:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise LabError("--commit needs git, which is not installed; the files are written") from None
+    done = _run_git(*arguments)
+    if done is None:
+        raise LabError("--commit needs git, which is not installed; the files are written")
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise LabError(f"git {arguments[0]} failed; the files are written: {said[-1] if said else 'no reason given'}")
+
+
+def _run_git(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str] | None:
+    """What git says; None where there is no git."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None

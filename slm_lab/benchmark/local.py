@@ -1,14 +1,16 @@
 """Train rows on this machine, one after the other: a run already uses every core."""
 
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from loguru import logger
 
 from slm_lab.benchmark.matrix import Row
+from slm_lab.benchmark.plan import OPEN
 from slm_lab.benchmark.result import Result
 from slm_lab.benchmark.state import RowState, Standing, find_states
 
@@ -30,27 +32,41 @@ Launch = Callable[[Sequence[str]], int]
 
 
 def launch_command(arguments: Sequence[str]) -> int:
-    """Run `slm-lab` in a process of its own, in view; returns its exit code."""
+    """Run `slm-lab` in a process of its own, in view; returns its exit code, that of a stop if one was asked for."""
     process = subprocess.Popen([sys.executable, "-m", "slm_lab.cli", *arguments])
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            # the terminal sends Ctrl-C to the run as well, which saves itself and ends
-            continue
+    asked = 0
+
+    def on_signal(number: int, _frame: object) -> None:
+        nonlocal asked
+        asked = 128 + number
+        # the terminal sends Ctrl-C to the run as well, which saves itself and ends; other signals come to us alone
+        if number != signal.SIGINT:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return asked or (128 - code if code < 0 else code)
 
 
 def run_rows(
-    rows: Sequence[Row], results: dict[str, Result], data_dir: Path, retries: int, launch: Launch = launch_command
+    rows: Sequence[Row],
+    results: dict[str, Result],
+    data_dir: Path,
+    retries: int,
+    launch: Launch = launch_command,
+    submitted: Collection[str] = (),
 ) -> list[Outcome]:
     """Train what is missing; a stopped run goes on, a failed one is tried again in a new folder."""
     outcomes = []
     for number, row in enumerate(rows, 1):
-        (state,) = find_states([row], results, data_dir)
-        if state.standing is Standing.RUNNING:
-            logger.info(f"Row {number} of {len(rows)}: {row.key} is being trained by another process")
-            continue
-        if state.standing in (Standing.DONE, Standing.READY):
+        (state,) = find_states([row], results, data_dir, submitted)
+        if state.standing in (Standing.RUNNING, Standing.SUBMITTED):
+            logger.info(f"Row {number} of {len(rows)}: {row.key} is being trained elsewhere")
+        if state.standing not in OPEN:
             continue
         logger.info(f"Row {number} of {len(rows)}: {row.key} with {row.spec_name}")
         outcome = _run_row(state, data_dir, retries, launch)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.benchmark.matrix import Row
+from slm_lab.experiment.folder import is_search
 from slm_lab.experiment.results import Run, look_up
 from slm_lab.lib.errors import LabError
 from slm_lab.spec.loading import dump_spec, flatten_spec, name_for_env, parse_spec
@@ -71,13 +72,25 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
+def find_misfits(run: Run, row: Row) -> list[str]:
+    """Why a run is of another kind than the row asks for, however it ends."""
+    if is_search(run.path):
+        return ["it is a search: its score is the best of several, so train the best spec and take that run"]
+    misfits = find_differences(run.spec, row)
+    if imports := run.provenance.get("imports"):
+        misfits.append(f"it was trained with --import {' '.join(map(str, imports))}")
+    return misfits
+
+
 def find_obstacles(run: Run, row: Row) -> list[str]:
     """What keeps a run from being the row's result, in words; nothing if it may stand there."""
-    if list((run.path / "info").glob("*_search.json")):
-        return ["it is a search: its score is the best of several, so train the best spec and take that run"]
+    if misfits := find_misfits(run, row):
+        return misfits
     if not run.metrics:
         return ["it has not ended: no trial_metrics"]
     obstacles = [*run.problems]
+    if not run.provenance:
+        obstacles.append("it has no info/*_provenance.json, so nobody knows what code made it")
     if failed := run.metrics.get("failed"):
         obstacles.append(f"sessions {failed} failed")
     if run.metrics.get("is_complete") is not True:
@@ -86,7 +99,6 @@ def find_obstacles(run: Run, row: Row) -> list[str]:
         obstacles.append(f"it has {len(run.scores)} of {row.max_session} sessions")
     short = {s: int(table["frame"][-1]) for s, table in run.tables.items() if table["frame"][-1] < row.max_frame}
     obstacles += [f"session {s} ends at frame {frame:,} of {row.max_frame:,}" for s, frame in short.items()]
-    obstacles += find_differences(run.spec, row)
     written = look_up(run.metrics, "total_reward_ma", "mean")
     score = sum(run.scores) / len(run.scores)
     if not math.isfinite(score):

@@ -20,6 +20,10 @@ ROUGH_FPS: dict[str, dict[str, float]] = {
 }
 
 
+# standings that need a run
+OPEN = (Standing.MISSING, Standing.STALE, Standing.STOPPED, Standing.REFUSED)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """How long a row takes."""
@@ -35,8 +39,8 @@ def measure_fps(states: Sequence[RowState], results: Mapping[str, Result]) -> di
     seen: dict[tuple[str, str], list[float]] = {}
     for state in states:
         run, result = state.run, results.get(state.row.key)
-        fps = run.fps if run is not None else result.fps if result is not None else float("nan")
-        if np.isfinite(fps) and fps > 0:
+        fps = run.fps if run is not None else result.fps if result is not None else None
+        if fps is not None and np.isfinite(fps) and fps > 0:
             seen.setdefault((state.row.phase, state.row.algorithm), []).append(fps)
     return {kind: float(np.median(speeds)) for kind, speeds in seen.items()}
 
@@ -52,4 +56,4 @@ def estimate(row: Row, measured: Mapping[tuple[str, str], float], at_once: int) 
 
 def find_open(states: Sequence[RowState]) -> list[RowState]:
     """Rows that still need a run."""
-    return [state for state in states if state.standing in (Standing.MISSING, Standing.STOPPED, Standing.REFUSED)]
+    return [state for state in states if state.standing in OPEN]

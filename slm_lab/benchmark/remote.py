@@ -2,23 +2,27 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from loguru import logger
 
 from slm_lab.benchmark.matrix import Row
+from slm_lab.benchmark.plan import OPEN
 from slm_lab.benchmark.result import Result
 from slm_lab.benchmark.state import Standing, find_states
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import write_json
-from slm_lab.remote.task import NAME_LENGTH, TaskRequest, make_run_name
+from slm_lab.remote.submit import ENDED
+from slm_lab.remote.task import TaskRequest, make_run_name
 
 # how long between two looks at what runs
 POLL_SECONDS = 60.0
+# looks in a row that may fail before it is given up: the runs go on all the same
+MAX_FAILED_LOOKS = 10
 GPU_PHASES = ("atari", "playground")
-FAILED = ("failed", "terminated")
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,12 @@ class RemoteRun:
 
     name: str
     attempt: int
-    # dstack's word for it, or "given up"
+    # dstack's word for it
     status: str
 
     @property
     def is_active(self) -> bool:
-        return self.status not in ("done", "given up", *FAILED)
+        return self.status not in ENDED
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,14 @@ class Cloud:
     submit: Callable[[TaskRequest], object]
     # the status of a run by its name; None if there is none
     find_status: Callable[[str], str | None]
-    # brings home the finished runs of a spec
+    # brings home the newest finished run of a spec
     fetch: Callable[[str], object]
     sleep: Callable[[float], None] = time.sleep
 
 
 def remote_file(data_dir: Path) -> Path:
     """Where it is kept what was submitted."""
-    return data_dir / "bench_remote.json"
+    return data_dir / "bench" / "remote.json"
 
 
 def load_remote(data_dir: Path) -> dict[str, RemoteRun]:
@@ -63,71 +67,113 @@ def load_remote(data_dir: Path) -> dict[str, RemoteRun]:
         raise LabError(f"{path} is damaged ({error}); see `dstack ps`, then delete it") from None
 
 
-def run_remote(
-    rows: Sequence[Row], results: dict[str, Result], data_dir: Path, max_parallel: int, retries: int, cloud: Cloud
-) -> dict[str, RemoteRun]:
-    """Submit what is missing and wait for it; returns what became of each row that was submitted."""
-    runs = load_remote(data_dir)
-    open_rows = {
-        state.row.key: state.row
-        for state in find_states(rows, results, data_dir)
-        if state.standing not in (Standing.DONE, Standing.READY, Standing.RUNNING)
-    }
-    # what was given up before is what the user wants tried again now
-    runs = {key: run for key, run in runs.items() if run.status != "given up" or key not in open_rows}
-    while True:
-        for key, run in list(runs.items()):
-            if key in open_rows and run.is_active:
-                runs[key] = _look(open_rows[key], run, retries, cloud)
-                _save(data_dir, runs)
-        active = sum(run.is_active for run in runs.values())
-        for key, row in open_rows.items():
-            if active >= max_parallel:
-                break
-            before = runs.get(key)
-            if before is None or before.status in FAILED:
-                runs[key] = _name_run(row, before)
-                # noted first, so that no run is ever paid for and forgotten
-                _save(data_dir, runs)
-                _submit(row, runs[key].name, cloud)
-                active += runs[key].is_active
-        mine = {key: run for key, run in runs.items() if key in open_rows}
-        if not any(run.is_active for run in mine.values()):
-            return mine
-        waiting = len(open_rows) - len(mine)
-        logger.info(f"{active} row(s) run remotely, {waiting} wait; Ctrl-C leaves them running")
-        cloud.sleep(POLL_SECONDS)
+def find_submitted(data_dir: Path) -> list[str]:
+    """Keys of the rows that run on other machines, as far as was last seen."""
+    return [key for key, run in load_remote(data_dir).items() if run.is_active]
 
 
-def _look(row: Row, run: RemoteRun, retries: int, cloud: Cloud) -> RemoteRun:
-    """How a run is now; a run that ended well is brought home."""
-    status = cloud.find_status(run.name)
-    if status is None:
-        # noted, but killed before it was sent
-        return replace(run, status="failed", attempt=run.attempt - 1)
-    if status == "done":
-        logger.info(f"{row.key} is done")
-        cloud.fetch(row.load_spec().name)
-    if status in FAILED:
-        is_last = run.attempt > retries
-        logger.warning(f"{row.key} {status} in attempt {run.attempt}: dstack logs {run.name}")
-        return replace(run, status="given up" if is_last else status)
-    return replace(run, status=status)
+class RemoteRuns:
+    """Submits what is missing and waits for it."""
 
+    def __init__(self, data_dir: Path, cloud: Cloud, request: TaskRequest) -> None:
+        self.data_dir = data_dir
+        self.cloud = cloud
+        # volume, prices and limits of every run
+        self.request = request
+        self.runs = load_remote(data_dir)
+        self.tries: Counter[str] = Counter()
+        self.failed_looks = 0
 
-def _name_run(row: Row, before: RemoteRun | None) -> RemoteRun:
-    attempt = 1 if before is None else before.attempt + 1
-    end = "" if attempt == 1 else f"-{attempt}"
-    name = make_run_name(row.load_spec().name)[: NAME_LENGTH - len(end)] + end
-    return RemoteRun(name, attempt, "submitted")
+    def run(
+        self, rows: Sequence[Row], results: Mapping[str, Result], max_parallel: int, retries: int
+    ) -> dict[str, RemoteRun]:
+        """What became of each row that lacks a result; a failed one is tried again under a new name."""
+        states = find_states(rows, results, self.data_dir)
+        waiting = {state.row.key: state.row for state in states if state.standing in OPEN}
+        chosen = list(waiting)
+        while True:
+            self._look_at_all()
+            for key in [key for key in waiting if self._is_over(waiting[key], retries)]:
+                del waiting[key]
+            for key, row in waiting.items():
+                if sum(run.is_active for run in self.runs.values()) >= max_parallel:
+                    break
+                if key not in self.runs or not self.runs[key].is_active:
+                    self._submit(row)
+            if not waiting:
+                return {key: self.runs[key] for key in chosen}
+            active = sum(run.is_active for run in self.runs.values())
+            logger.info(f"{active} row(s) run remotely, {len(waiting)} are not done; Ctrl-C leaves them running")
+            self.cloud.sleep(POLL_SECONDS)
 
+    def _look_at_all(self) -> None:
+        """Ask how every run is that was under way, also those of other rows, which take a place too."""
+        for key, run in list(self.runs.items()):
+            if not run.is_active:
+                continue
+            try:
+                status = self.cloud.find_status(run.name)
+            except LabError as error:
+                self.failed_looks += 1
+                if self.failed_looks > MAX_FAILED_LOOKS:
+                    raise
+                logger.warning(f"No word of {run.name}: {error}")
+                continue
+            self.failed_looks = 0
+            if status is None:
+                # noted, but never sent
+                del self.runs[key]
+            else:
+                self.runs[key] = replace(run, status=status)
+                if status != run.status:
+                    logger.info(f"{key}: {status} ({run.name})")
+            self._save()
 
-def _submit(row: Row, name: str, cloud: Cloud) -> None:
-    changes = tuple(f"{key}={value}" for key, value in row.changes.items())
-    gpu = row.phase in GPU_PHASES
-    cloud.submit(TaskRequest(row.spec_file, row.spec_name, "train", changes, run_name=name, gpu=gpu))
-    logger.info(f"Submitted {row.key} as {name}")
+    def _is_over(self, row: Row, retries: int) -> bool:
+        """Whether nothing more is to be done for a row now; a run that ended well is brought home."""
+        run = self.runs.get(row.key)
+        if run is None or run.is_active:
+            return False
+        tries = self.tries[row.key]
+        if run.status == "done":
+            self.cloud.fetch(row.load_spec().name)
+            (state,) = find_states([row], {}, self.data_dir)
+            if state.standing is Standing.REFUSED and tries <= retries:
+                logger.warning(f"{row.key}: {run.name} cannot be taken in: {'; '.join(state.obstacles)}")
+                self.runs[row.key] = replace(run, status="failed")
+                return False
+            if state.standing is not Standing.READY:
+                logger.warning(f"{row.key}: {run.name} is done, but there is no run to take in: slm-lab bench status")
+            return True
+        if run.status == "terminated" and tries:
+            # stopped by someone, or by its limits: the same command goes on with it
+            logger.warning(f"{row.key}: {run.name} was stopped before its end; dstack logs {run.name}")
+            return True
+        if run.status == "failed" and tries:
+            logger.warning(f"{row.key}: {run.name} failed; dstack logs {run.name}")
+        return tries > retries
 
+    def _submit(self, row: Row) -> None:
+        before = self.runs.get(row.key)
+        attempt = 1 if before is None else before.attempt + (before.status == "failed")
+        base = make_run_name(row.load_spec().name)
+        run = RemoteRun(base if attempt == 1 else make_run_name(f"{base}-{attempt}"), attempt, "submitted")
+        # noted first, so that no run is ever paid for and forgotten
+        self.runs[row.key] = run
+        self.tries[row.key] += 1
+        self._save()
+        changes = tuple(f"{key}={value}" for key, value in row.changes.items())
+        self.cloud.submit(
+            replace(
+                self.request,
+                spec_file=row.spec_file,
+                spec_name=row.spec_name,
+                changes=changes,
+                run_name=run.name,
+                gpu=row.phase in GPU_PHASES,
+            )
+        )
+        logger.info(f"Submitted {row.key} as {run.name}")
 
-def _save(data_dir: Path, runs: dict[str, RemoteRun]) -> None:
-    write_json(remote_file(data_dir), {key: asdict(run) for key, run in runs.items()})
+    def _save(self) -> None:
+        write_json(remote_file(self.data_dir), {key: asdict(run) for key, run in self.runs.items()})

@@ -1,21 +1,23 @@
 """Results that were taken in: a file beside the page, one entry per row."""
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from slm_lab.benchmark.match import hash_spec
-from slm_lab.benchmark.matrix import Row
+from slm_lab.benchmark.matrix import Row, load_matrix
 from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.results import Run, look_up
-from slm_lab.lib.errors import LabError
+from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.io import write_json
-from slm_lab.lib.runtime import package_versions
 
 DOCS = Path("docs")
+# when a run began, as its folder's name ends
+_STAMP = re.compile(r"_(\d{4}_\d{2}_\d{2}_\d{6})(?:_(\d+))?$")
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,19 @@ class Result:
     values: tuple[float, ...]
     # mean of the deterministic policy at the end; None where it was not played
     final_eval: float | None
-    fps: float
+    # None where the tables do not say
+    fps: float | None
+    # when the run began
     date: str
     version: str
     git_sha: str | None
     spec_hash: str
+
+
+def find_start(name: str) -> tuple[str, int]:
+    """When the run of a folder began, as something to sort by; files' times change with every copy."""
+    match = _STAMP.search(name)
+    return (match[1], int(match[2] or 0)) if match else ("", 0)
 
 
 def build_result(run: Run, row: Row, url: str | None) -> Result:
@@ -43,7 +53,7 @@ def build_result(run: Run, row: Row, url: str | None) -> Result:
     spread = calc_spread(run.scores)
     evals = run.final_evals
     sha = run.provenance.get("git_sha")
-    version = look_up(run.provenance, "versions", "slm-lab") or package_versions()["slm-lab"]
+    started = find_start(run.path.name)[0]
     return Result(
         run=run.path.name,
         url=url,
@@ -52,9 +62,9 @@ def build_result(run: Run, row: Row, url: str | None) -> Result:
         high=spread.high,
         values=spread.values,
         final_eval=calc_spread(list(evals.values())).mean if evals else None,
-        fps=run.fps,
-        date=datetime.fromtimestamp(run.ended, UTC).date().isoformat(),
-        version=str(version),
+        fps=run.fps if math.isfinite(run.fps) else None,
+        date=started[:10].replace("_", "-"),
+        version=str(look_up(run.provenance, "versions", "slm-lab") or "unknown"),
         git_sha=sha if isinstance(sha, str) else None,
         spec_hash=hash_spec(row.load_spec()),
     )
@@ -93,5 +103,9 @@ def load_notes(docs: Path) -> dict[str, str]:
     except ValueError as error:
         raise LabError(f"{path} is no JSON: {error}") from None
     if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
-        raise LabError(f"{path} should hold one text per row, such as {{'Pendulum-v1 A2C': '...'}}")
+        raise LabError(f'{path} should hold one text per row, such as {{"Pendulum-v1 A2C": "..."}}')
+    keys = [row.key for row in load_matrix()]
+    for key in notes:
+        if key not in keys:
+            raise LabError(f"{path}: there is no row '{key}'{nearest(key, keys)}")
     return notes

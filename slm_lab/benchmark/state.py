@@ -1,14 +1,15 @@
-"""Where each row stands: by the results taken in and the runs in the data folder."""
+"""Where each row stands: by the results taken in, the runs in the data folder, and what was submitted elsewhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from slm_lab.benchmark.match import Stage, find_obstacles, find_row, find_stage
+from slm_lab.benchmark.match import Stage, find_misfits, find_obstacles, find_row, find_stage, hash_spec
 from slm_lab.benchmark.matrix import Row
-from slm_lab.benchmark.result import Result
-from slm_lab.experiment.results import Run, find_runs
+from slm_lab.benchmark.result import Result, find_start
+from slm_lab.experiment.results import Run, load_run
+from slm_lab.lib.errors import LabError
 
 
 class Standing(StrEnum):
@@ -17,8 +18,11 @@ class Standing(StrEnum):
     DONE = "done"
     READY = "to take in"
     RUNNING = "running"
+    SUBMITTED = "submitted"
     STOPPED = "stopped"
     REFUSED = "refused"
+    # there is a result, of a spec that has changed since
+    STALE = "stale"
     MISSING = "missing"
 
 
@@ -34,24 +38,56 @@ class RowState:
     obstacles: tuple[str, ...] = ()
 
 
-def find_states(rows: Sequence[Row], results: Mapping[str, Result], data_dir: Path) -> list[RowState]:
-    """Where each row stands."""
-    newest: dict[str, Run] = {}
-    # newest first: which run counts is not chosen by its score
-    for run in find_runs(data_dir):
+def find_states(
+    rows: Sequence[Row], results: Mapping[str, Result], data_dir: Path, submitted: Collection[str] = ()
+) -> list[RowState]:
+    """Where each row stands; `submitted` are the keys of rows that run on other machines."""
+    runs: dict[str, list[Run]] = {}
+    for run in _read_runs(rows, data_dir):
         row = find_row(run, rows)
         if row is not None:
-            newest.setdefault(row.key, run)
-    return [_find_state(row, results.get(row.key), newest.get(row.key)) for row in rows]
+            runs.setdefault(row.key, []).append(run)
+    return [_find_state(row, results.get(row.key), runs.get(row.key, []), row.key in submitted) for row in rows]
 
 
-def _find_state(row: Row, result: Result | None, run: Run | None) -> RowState:
-    if run is None or (result is not None and run.path.name == result.run):
-        return RowState(row, Standing.MISSING if result is None else Standing.DONE, result, run)
-    match find_stage(run):
-        case Stage.RUNNING:
-            return RowState(row, Standing.RUNNING, result, run)
-        case Stage.STOPPED if not run.metrics.get("failed"):
-            return RowState(row, Standing.STOPPED, result, run)
+def _read_runs(rows: Sequence[Row], data_dir: Path) -> list[Run]:
+    """Runs whose folders are named like a row, those that began last first."""
+    prefixes = tuple({row.spec_name for row in rows})
+    folders = [folder for folder in data_dir.glob("*") if folder.name.startswith(prefixes)]
+    runs = []
+    for folder in sorted(folders, key=lambda folder: find_start(folder.name), reverse=True):
+        try:
+            runs.append(load_run(str(folder), data_dir))
+        except LabError:
+            continue  # it has no results, or is no run
+    return runs
+
+
+def _find_state(row: Row, result: Result | None, runs: Sequence[Run], is_submitted: bool) -> RowState:
+    """The newest run of the row's spec counts, not the best; runs of other settings are passed over if they can be."""
+    if result is not None:
+        runs = [run for run in runs if find_start(run.path.name) > find_start(result.run)]
+    fitting = next((run for run in runs if not find_misfits(run, row)), None)
+    if fitting is not None and (state := _find_stage_state(row, result, fitting)) is not None:
+        return state
+    if is_submitted:
+        return RowState(row, Standing.SUBMITTED, result, fitting)
+    if fitting is not None:
+        return RowState(row, Standing.STOPPED, result, fitting)
+    if result is not None:
+        is_stale = result.spec_hash != hash_spec(row.load_spec())
+        return RowState(row, Standing.STALE if is_stale else Standing.DONE, result, None)
+    if runs:
+        return RowState(row, Standing.REFUSED, None, runs[0], tuple(find_misfits(runs[0], row)))
+    return RowState(row, Standing.MISSING, None, None)
+
+
+def _find_stage_state(row: Row, result: Result | None, run: Run) -> RowState | None:
+    """The state of a row whose run goes on or has ended; None if it was stopped and can go on."""
+    stage = find_stage(run)
+    if stage is Stage.RUNNING:
+        return RowState(row, Standing.RUNNING, result, run)
+    if stage is Stage.STOPPED and not run.metrics.get("failed"):
+        return None
     obstacles = find_obstacles(run, row)
     return RowState(row, Standing.REFUSED if obstacles else Standing.READY, result, run, tuple(obstacles))

@@ -168,4 +168,4 @@ def _values(result: Result) -> str:
 def _number(value: float) -> str:
     if not math.isfinite(value):
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.1f}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.2f}"

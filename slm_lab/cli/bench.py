@@ -1,6 +1,5 @@
 """`slm-lab bench`: what the benchmark lacks, its runs, and its page."""
 
-import os
 import shlex
 import sys
 from collections import Counter
@@ -17,21 +16,22 @@ from slm_lab.benchmark.intake import commit as commit_rows
 from slm_lab.benchmark.local import STOP_CODES, run_rows
 from slm_lab.benchmark.matrix import Row, load_matrix, select_rows
 from slm_lab.benchmark.plan import estimate, find_open, measure_fps
-from slm_lab.benchmark.remote import Cloud, run_remote
-from slm_lab.benchmark.result import DOCS, Result, load_results
+from slm_lab.benchmark.remote import Cloud, RemoteRuns, find_submitted
+from slm_lab.benchmark.result import DOCS, Result, find_start, load_results
 from slm_lab.benchmark.state import RowState, Standing, find_states
 from slm_lab.benchmark.table import PHASES, write_table
 from slm_lab.cli.failure import user_errors
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.lib.errors import LabError
+from slm_lab.lib.io import lock_file
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import num_cores
-from slm_lab.lib.secret import read_env_file
+from slm_lab.lib.secret import full_environment
 from slm_lab.remote.submit import find_status, submit_task
-from slm_lab.remote.task import find_root
+from slm_lab.remote.task import SpotPolicy, TaskRequest, find_root
 from slm_lab.share.opening import open_store
-from slm_lab.share.pull import pull_runs
+from slm_lab.share.pull import find_names, pull_runs
 from slm_lab.share.push import push_run
 from slm_lab.share.settings import read_settings
 
@@ -46,6 +46,14 @@ Filter = Annotated[
         help="Rows of a phase, env, algorithm or spec: classic, 'atari ppo'. Repeatable.",
     ),
 ]
+VolumeOption = Annotated[str | None, typer.Option(metavar="NAME", help="A volume for checkpoints, with --remote.")]
+SpotOption = Annotated[
+    SpotPolicy | None, typer.Option(help="Which machines, with --remote; auto takes whatever is cheaper.")
+]
+MaxPriceOption = Annotated[float | None, typer.Option(metavar="DOLLARS", help="Per hour, with --remote.")]
+MaxDurationOption = Annotated[str | None, typer.Option(metavar="TIME", help="Such as 12h, with --remote.")]
+# seconds after which the templates of remote runs stop them
+USUAL_LIMIT = 6 * 3600
 DataDir = Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")]
 Docs = Annotated[Path, typer.Option("--docs", help="Where the page, its figures and results are.")]
 
@@ -66,7 +74,7 @@ def plan(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DOCS
         why = f"  ({state.standing})" if state.standing is not Standing.MISSING else ""
         out.write(f"{state.row.key:<48} {mark}{format_seconds(time.seconds):>8}  {state.row.spec_name}{why}\n")
     out.write(
-        f"{len(waiting)} of {len(states)} rows have no result; one after the other on {num_cores()} cores they take "
+        f"{len(waiting)} of {len(states)} rows need a run; one after the other on {num_cores()} cores they take "
         f"about {format_seconds(total)}{' (~: a rough guess, nothing like it was measured yet)' if is_rough else ''}\n"
     )
     if waiting:
@@ -81,7 +89,11 @@ def run(
         bool, typer.Option("--local/--remote", help="On this machine, one row after the other, or with dstack.")
     ] = True,
     max_parallel: Annotated[int, typer.Option(help="Rows at once, with --remote.", min=1)] = 10,
-    retries: Annotated[int, typer.Option(help="How often a failed row is tried again, in a new folder.", min=0)] = 1,
+    retries: Annotated[int, typer.Option(help="How often a failed row is tried again, under a new name.", min=0)] = 1,
+    volume: VolumeOption = None,
+    spot: SpotOption = None,
+    max_price: MaxPriceOption = None,
+    max_duration: MaxDurationOption = None,
     data_dir: DataDir = DATA_DIR,
     docs: Docs = DOCS,
 ) -> None:
@@ -90,10 +102,15 @@ def run(
     with user_errors():
         rows = select_rows(filters or [])
         results = load_results(docs)
+        given = {"volume": volume, "spot": spot, "max_price": max_price, "max_duration": max_duration}
+        if local and (wrong := [name for name, value in given.items() if value is not None]):
+            raise LabError(f"--{wrong[0].replace('_', '-')} goes with --remote")
         if not local:
-            _run_remote(rows, results, data_dir, max_parallel, retries)
+            request = TaskRequest("", volume=volume, spot=spot, max_price=max_price, max_duration=max_duration)
+            with lock_file(data_dir / "bench" / "remote.lock", 0):
+                _run_remote(rows, results, data_dir, max_parallel, retries, request)
             return
-        outcomes = run_rows(rows, results, data_dir, retries)
+        outcomes = run_rows(rows, results, data_dir, retries, submitted=find_submitted(data_dir))
     stopped = next((outcome.exit_code for outcome in outcomes if outcome.exit_code in STOP_CODES), 0)
     failed = [outcome for outcome in outcomes if outcome.exit_code not in (0, *STOP_CODES)]
     out = sys.stdout
@@ -121,16 +138,21 @@ def intake(
     """Take in what is finished."""
     setup_console("INFO")
     with user_errors():
-        states = _states(select_rows(filters or []), data_dir, docs)
+        rows = select_rows(filters or [])
+        states = _states(rows, data_dir, docs)
+        results = load_results(docs)
         has_new = any(state.standing is Standing.READY for state in states)
-        with _open_share() if upload and has_new else nullcontext() as share:
-            done = take_in(states, docs, data_dir, share)
-        if commit and done.taken:
-            commit_rows(docs, done.taken)
+        has_unshared = any(row.key in results and results[row.key].url is None for row in rows)
+        with (
+            lock_file(data_dir / "bench" / "intake.lock", 60),
+            _open_share() if upload and (has_new or has_unshared) else nullcontext() as share,
+        ):
+            done = take_in(states, docs, data_dir, share, _active(data_dir, docs))
+        is_committed = commit and commit_rows(docs)
     out = sys.stdout
     for name, reasons in done.refused.items():
         out.write(f"Refused  {name}: {'; '.join(reasons)}\n")
-    out.write(f"Taken in {len(done.taken)} row(s)\n")
+    out.write(f"Taken in {len(done.taken)} row(s){', and committed' if is_committed else ''}\n")
     if not done.taken and not done.refused:
         out.write(f"There is no new finished run in {data_dir}; see slm-lab bench status\n")
     sys.exit(1 if done.refused else 0)
@@ -140,8 +162,7 @@ def intake(
 def table(data_dir: DataDir = DATA_DIR, docs: Docs = DOCS) -> None:
     """Write the page."""
     with user_errors():
-        active = [_describe(state) for state in _states(list(load_matrix()), data_dir, docs) if _is_active(state)]
-        path = write_table(docs, active)
+        path = write_table(docs, _active(data_dir, docs))
     sys.stdout.write(f"{path}\n")
 
 
@@ -180,45 +201,58 @@ def _open_share() -> Iterator[Share]:
         yield share
 
 
-def _run_remote(rows: list[Row], results: dict[str, Result], data_dir: Path, max_parallel: int, retries: int) -> None:
+def _run_remote(
+    rows: list[Row], results: dict[str, Result], data_dir: Path, max_parallel: int, retries: int, request: TaskRequest
+) -> None:
     def fetch(name: str) -> None:
         try:
             with open_store(read_settings()) as store:
-                pull_runs(name, store, data_dir)
+                # of this spec and no other whose name begins alike; the newest
+                names = find_names(store, f"{name}_[0-9][0-9][0-9][0-9]_*")
+                if names:
+                    pull_runs(max(names, key=find_start), store, data_dir)
         except LabError as error:
             # it is safe where it is, and the other rows go on
             logger.warning(f"{name} could not be fetched: {error}; later: slm-lab pull {name}")
 
-    environ = {**read_env_file(), **os.environ}
-    root = find_root(Path.cwd())
+    if request.max_duration is None:
+        for row in rows:
+            seconds = estimate(row, {}, row.max_session).seconds
+            if seconds > USUAL_LIMIT:
+                logger.warning(
+                    f"{row.key} may take {format_seconds(seconds)}, and is stopped after 6h: give --max-duration, "
+                    "and --volume so that it can go on"
+                )
+    environ, root = full_environment(), find_root(Path.cwd())
     cloud = Cloud(
         lambda request: submit_task(request, environ, root), lambda name: find_status(name, environ, root), fetch
     )
     try:
-        runs = run_remote(rows, results, data_dir, max_parallel, retries, cloud)
+        runs = RemoteRuns(data_dir, cloud, request).run(rows, results, max_parallel, retries)
     except KeyboardInterrupt:
         sys.stdout.write("\nLeft; what was submitted goes on. The same command comes back to it\n")
         sys.exit(130)
     for key, remote in runs.items():
-        sys.stdout.write(f"{remote.status:<9} {key} as {remote.name}\n")
+        sys.stdout.write(f"{remote.status:<10} {key} as {remote.name}\n")
     sys.stdout.write("Next     slm-lab bench intake\n")
     sys.exit(1 if any(remote.status != "done" for remote in runs.values()) else 0)
 
 
 def _states(rows: list[Row], data_dir: Path, docs: Path) -> list[RowState]:
-    return find_states(rows, load_results(docs), data_dir)
+    return find_states(rows, load_results(docs), data_dir, find_submitted(data_dir))
 
 
-def _is_active(state: RowState) -> bool:
-    return state.standing in (Standing.RUNNING, Standing.STOPPED)
+def _active(data_dir: Path, docs: Path) -> list[str]:
+    """What runs now, here or elsewhere, a line each."""
+    now = (Standing.RUNNING, Standing.SUBMITTED)
+    return [_describe(state) for state in _states(list(load_matrix()), data_dir, docs) if state.standing in now]
 
 
 def _describe(state: RowState) -> str:
-    run = state.run
-    assert run is not None
-    text = f"{state.row.key}: {state.standing}, {run.path.name}"
-    if _is_active(state):
-        text += (
-            f", frame {run.frame:,} of {state.row.max_frame:,}, {len(run.tables)} of {state.row.max_session} sessions"
-        )
+    text = f"{state.row.key}: {state.standing}"
+    if (run := state.run) is not None:
+        text += f", {run.path.name}"
+        if state.standing in (Standing.RUNNING, Standing.STOPPED):
+            sessions = f"{len(run.tables)} of {state.row.max_session} sessions"
+            text += f", frame {run.frame:,} of {state.row.max_frame:,}, {sessions}"
     return "; ".join([text, *state.obstacles])

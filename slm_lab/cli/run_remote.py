@@ -1,6 +1,5 @@
 """`slm-lab run-remote SPEC_FILE SPEC_NAME [train|search]`: run a spec on a machine that dstack gets."""
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import ImportsOption, SetOption
 from slm_lab.lib.errors import LabError, nearest
-from slm_lab.lib.secret import read_env_file
+from slm_lab.lib.secret import full_environment, redact
 from slm_lab.remote.submit import APPLY, SubmitError, submit_task
 from slm_lab.remote.task import MODES, Mode, TaskRequest, check_upload, find_root, render_task
 from slm_lab.spec.loading import SUFFIXES, find_bare_file
@@ -76,7 +75,7 @@ def run_remote(
             imports=tuple(imports or ()),
         )
         root = find_root(Path.cwd())
-        environ = {**read_env_file(), **os.environ}
+        environ = full_environment()
         if dry_run:
             task = render_task(request, environ, root)
             sys.stdout.write(f"# {shlex.join(['dstack', *APPLY])} < this\n{task.text}")
@@ -85,7 +84,7 @@ def run_remote(
         try:
             task = submit_task(request, environ, root)
         except SubmitError as error:
-            sys.stderr.write(f"Error: {error}\n")
+            sys.stderr.write(redact(f"Error: {error}\n"))
             sys.exit(error.exit_code)
     if volume is None:
         sys.stdout.write("Note     no --volume: on a new machine the run would start anew (docs/REMOTE.md)\n")

@@ -104,6 +104,11 @@ def find_best_trial(path: Path) -> int:
     return 0
 
 
+def is_search(path: Path) -> bool:
+    """Whether a run is a search, also one that has not come to an end."""
+    return any(any((path / "info").glob(f"*_{kind}")) for kind in ("study.log", "search.json"))
+
+
 def previous_file(path: Path) -> Path:
     """Where the checkpoint before the last is kept."""
     return path.with_name(path.name.replace("ckpt-last", "ckpt-prev"))

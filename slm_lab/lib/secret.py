@@ -40,6 +40,11 @@ def get_setting(name: str, env_file: Path = ENV_FILE) -> str | None:
     return os.environ.get(name) or read_env_file(env_file).get(name) or None
 
 
+def full_environment() -> dict[str, str]:
+    """The environment, with what `.env` adds to it; a variable that is empty is as good as not set."""
+    return {**read_env_file(), **{name: value for name, value in os.environ.items() if value}}
+
+
 def read_env_file(path: Path = ENV_FILE) -> Mapping[str, str]:
     """The variables of a `.env` file; nothing where there is none."""
     try:

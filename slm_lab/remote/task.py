@@ -1,5 +1,7 @@
 """A run as a dstack task: a template of `.dstack/`, filled in. Nothing here is sent, and no torch is loaded."""
 
+import hashlib
+import math
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -127,8 +129,9 @@ def build_task(
     document["commands"] = [*template["commands"], line]
     given = {"spot_policy": request.spot, "max_price": request.max_price, "max_duration": request.max_duration}
     document |= {key: value for key, value in given.items() if value is not None}
-    if document["max_price"] <= 0:
-        raise LabError(f"--max-price: dollars per hour above 0 expected, got {document['max_price']}")
+    price = document["max_price"]
+    if not isinstance(price, (int, float)) or not (math.isfinite(price) and price > 0):
+        raise LabError(f"--max-price: dollars per hour above 0 expected, got {price}")
     if not _DURATION.fullmatch(str(document["max_duration"])):
         raise LabError(f"--max-duration: a time like 30m, 6h or 2d expected, got '{document['max_duration']}'")
     return document
@@ -161,7 +164,11 @@ def find_groups(spec: Spec, gpu: bool) -> list[str]:
 def make_run_name(spec_name: str) -> str:
     """A name that dstack takes, from that of a spec."""
     name = re.sub(r"[^a-z0-9]+", "-", spec_name.lower()).lstrip("0123456789-")
-    name = name[:NAME_LENGTH].rstrip("-")
+    if len(name) > NAME_LENGTH:
+        # two long names may begin alike
+        digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+        name = f"{name[: NAME_LENGTH - 7].rstrip('-')}-{digest}"
+    name = name.rstrip("-")
     return name if len(name) > 1 else f"run-{name}".rstrip("-")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment.analysis import calc_spread
+from slm_lab.experiment.folder import is_search
 from slm_lab.experiment.results import Run
 from slm_lab.lib.errors import ShareError
 from slm_lab.lib.io import to_finite
@@ -74,8 +75,7 @@ class Manifest:
 
 def summarize(run: Run) -> Summary:
     """What a run came to."""
-    is_search = any(any((run.path / "info").glob(f"*_{kind}")) for kind in ("study.log", "search.json"))
-    if is_search:
+    if is_search(run.path):
         is_complete = any((run.path / "info").glob("*_search.json"))
     else:
         # runs of the published lab have metrics only at their end
@@ -84,7 +84,7 @@ def summarize(run: Run) -> Summary:
         run.name,
         run.label,
         run.env_name,
-        "search" if is_search else "train",
+        "search" if is_search(run.path) else "train",
         is_complete,
         run.frame,
         tuple(float(score) for score in run.scores),

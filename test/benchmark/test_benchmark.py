@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from slm_lab.benchmark.intake import take_in
 from slm_lab.benchmark.local import run_rows
-from slm_lab.benchmark.match import find_obstacles, find_row
+from slm_lab.benchmark.match import find_obstacles, find_row, hash_spec
 from slm_lab.benchmark.matrix import Row, load_matrix, select_rows
-from slm_lab.benchmark.plan import estimate
+from slm_lab.benchmark.plan import estimate, find_open
 from slm_lab.benchmark.result import Result, load_results, save_results
 from slm_lab.benchmark.state import Standing, find_states
 from slm_lab.benchmark.table import build_page, judge, plot_file, status
@@ -48,6 +48,8 @@ def make_run(data: Path, row: Row, final: float = 480.0, stamp: str = "2026_01_0
     metrics |= {"num_session": 4, "session_index": [0, 1, 2, 3], "failed": [], "is_complete": True}
     write_json(path / f"{spec.name}_t0_trial_metrics.json", metrics)
     write_yaml(path / f"{spec.name}_spec.yaml", dump_spec(spec))
+    facts = {"git_sha": "0" * 40, "versions": {"slm-lab": "0.1.0"}, "imports": []}
+    write_json(path / "info" / f"{spec.name}_provenance.json", facts)
     return path
 
 
@@ -65,6 +67,14 @@ def edit_metrics(path: Path, **changes: Any) -> None:
 def call(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(bench.app, list(arguments))
     return result.exit_code, result.output
+
+
+def make_result(score: float, **changes: Any) -> Result:
+    fields = dict(
+        run="a_run", url=None, score=score, low=score - 5, high=score + 5, values=(score,) * 4, final_eval=None,
+        fps=1000.0, date="2026-01-01", version="0.1.0", git_sha=None, spec_hash="",
+    )  # fmt: skip
+    return Result(**{**fields, **changes})
 
 
 # --- the matrix
@@ -170,29 +180,52 @@ def test_a_search_is_never_a_row(tmp_path) -> None:
 # --- where rows stand
 
 
-def test_standing_follows_the_run(tmp_path) -> None:
-    def stand(results: dict[str, Result]) -> Standing:
-        return find_states([PPO], results, tmp_path)[0].standing
+def stand(data: Path, results: dict[str, Result] | None = None, row: Row = PPO) -> Standing:
+    return find_states([row], results or {}, data)[0].standing
 
-    assert stand({}) is Standing.MISSING
+
+def test_standing_follows_the_run(tmp_path) -> None:
+    assert stand(tmp_path) is Standing.MISSING
     path = make_run(tmp_path, PPO)
-    assert stand({}) is Standing.READY
+    assert stand(tmp_path) is Standing.READY
     edit_metrics(path, is_complete=False)
-    assert stand({}) is Standing.STOPPED
+    assert stand(tmp_path) is Standing.STOPPED
+    assert find_states([PPO], {}, tmp_path, [PPO.key])[0].standing is Standing.SUBMITTED
     lock = path / "model" / ".ppo_cartpole_arc_t0_s0.lock"
     with lock_file(lock, 0):
-        assert stand({}) is Standing.RUNNING
-    assert stand({}) is Standing.STOPPED
+        assert stand(tmp_path) is Standing.RUNNING
+    assert stand(tmp_path) is Standing.STOPPED
     edit_metrics(path, failed=[1])
-    assert stand({}) is Standing.REFUSED
+    assert stand(tmp_path) is Standing.REFUSED
 
 
-def test_the_newest_run_counts_not_the_best(tmp_path) -> None:
-    make_run(tmp_path, PPO, 500.0, "2026_01_01_000000")
+def test_the_run_that_began_last_counts_not_the_best_nor_the_last_copied(tmp_path) -> None:
     newest = make_run(tmp_path, PPO, 300.0, "2026_01_02_000000")
+    make_run(tmp_path, PPO, 500.0, "2026_01_01_000000")
     (state,) = find_states([PPO], {}, tmp_path)
     assert state.run is not None
     assert state.run.path == newest
+    # nor does a run take the place of a result that is newer
+    result = make_result(300.0, run=f"{PPO.spec_name}_2026_01_03_000000", spec_hash=hash_spec(PPO.load_spec()))
+    assert stand(tmp_path, {PPO.key: result}) is Standing.DONE
+
+
+def test_runs_of_other_settings_do_not_hide_a_good_one(tmp_path) -> None:
+    good = make_run(tmp_path, PPO)
+    edit_spec(make_run(tmp_path, PPO, stamp="2026_01_02_000000"), "meta", "max_session", 1)
+    study = make_run(tmp_path, PPO, stamp="2026_01_03_000000") / "info" / f"{PPO.spec_name}_study.log"
+    study.write_text("")
+    (state,) = find_states([PPO], {}, tmp_path)
+    assert state.standing is Standing.READY
+    assert state.run is not None
+    assert state.run.path == good
+
+
+def test_a_result_of_a_spec_that_has_changed_is_to_be_run_again(tmp_path) -> None:
+    old = make_result(300.0, run=f"{PPO.spec_name}_2026_01_03_000000", spec_hash="of another spec")
+    states = find_states([PPO], {PPO.key: old}, tmp_path)
+    assert states[0].standing is Standing.STALE
+    assert find_open(states) == states
 
 
 # --- training rows
@@ -261,7 +294,7 @@ def test_intake_writes_result_figure_and_row(tmp_path) -> None:
     assert (docs / plot_file("CartPole-v1")).read_bytes().startswith(b"\x89PNG")
     page = (docs / "BENCHMARKS.md").read_text()
     assert f"[{result.run}](https://hub.example/{result.run})" in page
-    assert f"{result.score:.1f} [{result.low:.1f}, {result.high:.1f}]" in page
+    assert f"{result.score:.2f} [{result.low:.2f}, {result.high:.2f}]" in page
     assert "1 of 18" in page
     # taking in twice changes nothing
     again = take_in(find_states(list(load_matrix()), load_results(docs), data), docs, data, share)
@@ -281,6 +314,23 @@ def test_a_failed_upload_leaves_the_row_out(tmp_path) -> None:
     assert load_results(docs) == {}
 
 
+def test_a_row_taken_in_without_a_link_gets_it_later(tmp_path) -> None:
+    data, docs = tmp_path / "data", tmp_path / "docs"
+    path = make_run(data, PPO)
+    take_in(find_states([PPO], {}, data), docs, data, None)
+    assert load_results(docs)[PPO.key].url is None
+    states = find_states([PPO], load_results(docs), data)
+    assert states[0].standing is Standing.DONE
+    take_in(states, docs, data, lambda run: f"https://hub.example/{run.name}")
+    assert load_results(docs)[PPO.key].url == f"https://hub.example/{path.name}"
+
+
+def test_a_note_on_no_row_is_told(tmp_path) -> None:
+    write_json(tmp_path / "benchmark" / "notes.json", {"CartPole-v1 PPOO": "hm"})
+    with pytest.raises(LabError, match="did you mean 'CartPole-v1 PPO'"):
+        build_page(tmp_path, load_matrix(), {}, [])
+
+
 def test_a_figure_needs_all_runs_of_its_env(tmp_path) -> None:
     data, docs = tmp_path / "data", tmp_path / "docs"
     old = make_run(data, A2C)
@@ -291,14 +341,6 @@ def test_a_figure_needs_all_runs_of_its_env(tmp_path) -> None:
     ((reason,),) = done.refused.values()
     assert f"slm-lab pull {old.name}" in reason
     assert list(load_results(docs)) == ["CartPole-v1 A2C"]
-
-
-def make_result(score: float, **changes: Any) -> Result:
-    fields = dict(
-        run="a_run", url=None, score=score, low=score - 5, high=score + 5, values=(score,) * 4, final_eval=None,
-        fps=1000.0, date="2026-01-01", version="0.1.0", git_sha=None, spec_hash="",
-    )  # fmt: skip
-    return Result(**{**fields, **changes})
 
 
 def test_page_names_rows_below_the_reference_and_changed_specs(tmp_path) -> None:
@@ -349,8 +391,8 @@ def test_commands_say_where_the_benchmark_is(tmp_path) -> None:
     where = ("--data-dir", str(data), "--docs", str(docs))
     code, text = call("plan", "--filter", "classic", *where)
     assert code == 0
-    assert "18 of 18 rows have no result" in text
-    path = make_run(data, PPO)
+    assert "18 of 18 rows need a run" in text
+    make_run(data, PPO)
     code, text = call("status", *where)
     assert "17 missing" in text
     assert "to take in" in text
@@ -359,10 +401,10 @@ def test_commands_say_where_the_benchmark_is(tmp_path) -> None:
     assert (code, "Taken in 1 row(s)" in text) == (0, True)
     code, text = call("table", *where)
     assert (code, text.strip()) == (0, str(docs / "BENCHMARKS.md"))
-    edit_metrics(path, is_complete=False)
-    path.rename(data / "later_2026_01_03")
+    later = make_run(data, PPO, stamp="2026_01_03_000000")
+    edit_metrics(later, is_complete=False)
     code, text = call("status", *where)
-    assert "CartPole-v1 PPO: stopped, later_2026_01_03, frame 200,000 of 200,000" in text
+    assert f"CartPole-v1 PPO: stopped, {later.name}, frame 200,000 of 200,000" in text
 
 
 def test_intake_of_a_bad_run_exits_non_zero(tmp_path) -> None:
@@ -384,7 +426,11 @@ def test_commit_holds_the_page_and_nothing_else(tmp_path, monkeypatch) -> None:
     code, text = call("intake", "--no-upload", "--commit")
     assert code == 0, text
     shown = subprocess.run(["git", "show", "--stat", "--format=%s"], capture_output=True, text=True, check=True).stdout
-    assert shown.startswith("docs: benchmark results of 1 row (CartPole-v1)")
+    assert shown.startswith("docs: benchmark results, 1 rows")
     assert "BENCHMARKS.md" in shown
     assert "results.json" in shown
+    assert "CartPole-v1.png" in shown
     assert "mine.txt" not in shown
+    # nothing new, nothing committed
+    code, text = call("intake", "--no-upload", "--commit")
+    assert (code, "committed" in text) == (0, False)
