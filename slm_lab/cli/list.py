@@ -16,6 +16,7 @@ from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.results import Run, find_runs
 from slm_lab.lib.errors import LabError, nearest
+from slm_lab.lib.log import setup_console
 from slm_lab.share.settings import get_repo, read_settings
 
 HEADER = ("run", "algorithm", "env", "score", "sessions", "frames", "age")
@@ -70,6 +71,7 @@ def list_runs(
 
 
 def _list_hub(pattern: str, data_dir: Path) -> None:
+    setup_console("INFO")
     # loaded only here: the hub's client takes a moment
     opening, pull, table = (
         import_module(name) for name in ("slm_lab.share.opening", "slm_lab.share.pull", "slm_lab.cli.hub_table")

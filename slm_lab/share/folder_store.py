@@ -10,7 +10,7 @@ from slm_lab.lib.errors import ShareError
 from slm_lab.lib.io import move_into_place, temporary_name
 from slm_lab.share.run_files import read_file
 from slm_lab.share.safe_path import check_path, is_safe
-from slm_lab.share.store import MissingStoreError, OnBytes, StoredFile, Upload
+from slm_lab.share.store import MissingStoreError, OnBytes, StoredFile, TooLargeError, Upload
 
 _CHUNK = 1 << 20
 _MAX_DEPTH = 6
@@ -87,7 +87,7 @@ class FolderStore:
         with self._at(path).open("rb") as file:
             data = file.read(max_size + 1)
         if len(data) > max_size:
-            raise ShareError(f"{self.url(path)} is larger than {max_size:,} bytes")
+            raise TooLargeError(f"{self.url(path)} is larger than {max_size:,} bytes")
         return data
 
     def download(self, path: str, target: Path, size: int, on_bytes: OnBytes) -> None:

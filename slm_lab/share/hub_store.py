@@ -9,7 +9,13 @@ from urllib.parse import quote
 
 import httpx2
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_session, get_token, hf_hub_url
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RevisionNotFoundError,
+)
 from huggingface_hub.hf_api import RepoFile, RepoFolder
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
@@ -17,7 +23,7 @@ from slm_lab.lib.errors import ShareError
 from slm_lab.lib.secret import redact
 from slm_lab.share.hub_client import LabClient, describe, lab_client
 from slm_lab.share.patience import Patience, TransientError
-from slm_lab.share.store import MAX_LISTED, MissingStoreError, OnBytes, StoredFile, Upload
+from slm_lab.share.store import MAX_LISTED, MissingStoreError, OnBytes, StoredFile, TooLargeError, Upload
 
 T = TypeVar("T")
 HUB = "https://huggingface.co"
@@ -78,7 +84,9 @@ class HubStore:
                 "(https://huggingface.co/settings/tokens, with write access)"
             )
         try:
-            self._call("reach the repo", lambda: self.api.auth_check(self.repo, repo_type=_TYPE, write=True), None)
+            self._call(
+                "reach the repo", lambda: self.api.auth_check(self.repo, repo_type=_TYPE, write=True), may_miss=True
+            )
         except _MissingError:
             self._call(
                 "make the repo",
@@ -106,7 +114,7 @@ class HubStore:
             return list(islice(tree, MAX_LISTED + 1))
 
         try:
-            items = self._call("list files", fetch, None)
+            items = self._call("list files", fetch, may_miss=True)
         except _MissingError as error:
             if error.is_entry:
                 return []
@@ -124,11 +132,11 @@ class HubStore:
                 for chunk in response.iter_bytes():
                     data += chunk
                     if len(data) > max_size:
-                        raise ShareError(f"{self.repo}: {path} is larger than {max_size:,} bytes")
+                        raise TooLargeError(f"{self.repo}: {path} is larger than {max_size:,} bytes")
             return data
 
         try:
-            return self._call("read", fetch, None)
+            return self._call("read", fetch, may_miss=True)
         except _MissingError as error:
             if error.is_entry:
                 return None
@@ -192,15 +200,16 @@ class HubStore:
                 client.on_upload = None
         on_bytes(total - sent)
 
-    def _call(self, what: str, function: Callable[[], T], missing: str | None = "") -> T:
-        """Try, and say in one line what went wrong; with `missing` None, a missing repo or file is the caller's."""
+    def _call(self, what: str, function: Callable[[], T], may_miss: bool = False) -> T:
+        """Try, and say in one line what went wrong; `may_miss`: a missing repo or file is the caller's to judge."""
         try:
             return self.patience.call(what, self.repo, function)
         except HfHubHTTPError as error:
             status = error.response.status_code
-            if status == 404 or isinstance(error, EntryNotFoundError):
-                if missing is None:
-                    raise _MissingError(isinstance(error, EntryNotFoundError)) from None
+            if status == 404:
+                if may_miss:
+                    # a repo without a commit has no revision either
+                    raise _MissingError(isinstance(error, (EntryNotFoundError, RevisionNotFoundError))) from None
                 raise self._describe_missing() from None
             raise self._describe_refusal(status, what, error) from None
         except (HFValidationError, OfflineModeIsEnabled) as error:
@@ -223,8 +232,9 @@ class HubStore:
                 "https://huggingface.co/settings/tokens"
             )
         if status == 403:
+            verb = "read" if what.startswith(("list", "read", "fetch")) else "write"
             return ShareError(
-                f"{self.repo}: the token in HF_TOKEN may not {what} here (403); give it write access to this repo, or "
+                f"{self.repo}: the token in HF_TOKEN may not {verb} here (403); give it {verb} access to this repo, or "
                 "set HF_REPO to one of yours"
             )
         return ShareError(f"{self.repo}: cannot {what}: the hub answered {status}: {_first_line(error)}")

@@ -14,8 +14,8 @@ from slm_lab.experiment.results import Run
 from slm_lab.lib.errors import ShareError
 from slm_lab.lib.io import to_finite
 from slm_lab.share.run_files import RunFile, belongs
-from slm_lab.share.safe_path import check_path
-from slm_lab.share.store import DATA, Store, StoredFile
+from slm_lab.share.safe_path import find_problem
+from slm_lab.share.store import DATA, MissingStoreError, Store, StoredFile, TooLargeError
 from slm_lab.spec.reader import printable
 
 MANIFEST = "manifest.json"
@@ -24,6 +24,10 @@ MAX_FILES = 20_000
 MAX_BYTES = 10_000_000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA1 = re.compile(r"[0-9a-f]{40}")
+
+
+class ManifestError(ShareError):
+    """A manifest that cannot be believed."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,10 @@ def find_origin(paths: Sequence[str]) -> list[str]:
 
 def read_manifest(store: Store, name: str) -> Manifest | None:
     """The manifest of a shared run; None where it has none, so that its upload has not ended."""
-    data = store.read(f"{DATA}/{name}/{MANIFEST}", MAX_BYTES)
+    try:
+        data = store.read(f"{DATA}/{name}/{MANIFEST}", MAX_BYTES)
+    except TooLargeError as error:
+        raise ManifestError(str(error)) from None
     return None if data is None else parse_manifest(data, name)
 
 
@@ -108,18 +115,18 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
     try:
         content = json.loads(data)
         if content["format"] != FORMAT:
-            raise ShareError(f"{name}: {MANIFEST} is of another format; update the lab")
+            raise ManifestError(f"{name}: {MANIFEST} is of another format; update the lab")
         files = tuple(_parse_file(file) for file in content["files"][: MAX_FILES + 1])
         manifest = Manifest(str(content["name"]), str(content["identity"]), _parse_summary(content["summary"]), files)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ShareError(f"{name}: {MANIFEST} there is damaged, so nothing of the run is used") from None
+        raise ManifestError(f"{name}: {MANIFEST} there is damaged, so nothing of the run is used") from None
     if len(files) > MAX_FILES:
-        raise ShareError(f"{name}: it lists more than {MAX_FILES:,} files, which no run has")
+        raise ManifestError(f"{name}: it lists more than {MAX_FILES:,} files, which no run has")
     paths = [file.path.casefold() for file in files]
     if len(set(paths)) < len(paths):
-        raise ShareError(f"{name}: {MANIFEST} lists a file twice")
+        raise ManifestError(f"{name}: {MANIFEST} lists a file twice")
     if manifest.name != name:
-        raise ShareError(f"{name}: {MANIFEST} there is that of '{printable(manifest.name)[:80]}'; was it moved?")
+        raise ManifestError(f"{name}: {MANIFEST} there is that of '{printable(manifest.name)[:80]}'; was it moved?")
     return manifest
 
 
@@ -129,9 +136,10 @@ def _parse_file(raw: Any) -> RunFile:
         raise ValueError("no file")
     if not (_SHA256.fullmatch(sha256) and _SHA1.fullmatch(git_sha1)):
         raise ValueError("no hash")
-    check_path(path)
+    if (problem := find_problem(path)) is not None:
+        raise ManifestError(f"the path '{printable(path)[:120]}' is refused: {problem}")
     if not belongs(path):
-        raise ShareError(f"the path '{printable(path)[:120]}' is refused: it is none of a run's files")
+        raise ManifestError(f"the path '{printable(path)[:120]}' is refused: it is none of a run's files")
     return RunFile(path, size, sha256, git_sha1)
 
 
@@ -159,7 +167,10 @@ def find_missing(store: Store, name: str, files: Sequence[RunFile]) -> list[RunF
 
 def has_run(store: Store, name: str) -> bool:
     """Whether a run is shared in full: its manifest is there, and all files that it names."""
-    manifest = read_manifest(store, name)
+    try:
+        manifest = read_manifest(store, name)
+    except (MissingStoreError, ManifestError):
+        return False
     return manifest is not None and not find_missing(store, name, manifest.files)
 
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -11,7 +12,7 @@ from pathlib import Path
 from loguru import logger
 
 from slm_lab.lib.errors import ShareError, nearest
-from slm_lab.share.manifest import Manifest, find_origin, local_file, read_manifest
+from slm_lab.share.manifest import Manifest, ManifestError, find_origin, local_file, read_manifest
 from slm_lab.share.run_files import RunFile, read_file
 from slm_lab.share.safe_path import is_safe
 from slm_lab.share.store import DATA, Store
@@ -19,6 +20,7 @@ from slm_lab.share.view import TransferView, format_size
 
 MAX_SIZE = 5_000_000_000
 MAX_RUNS = 10_000
+NUM_READERS = 8
 # beside the runs: what is not whole yet
 PARTIAL = ".pull"
 
@@ -57,14 +59,18 @@ def find_names(store: Store, pattern: str = "") -> list[str]:
 
 def list_runs(store: Store, pattern: str = "") -> list[RemoteRun]:
     """The runs at a store with what they came to."""
-    runs = []
-    for name in find_names(store, pattern):
+
+    def look(name: str) -> RemoteRun:
         try:
             manifest = read_manifest(store, name)
-            runs.append(RemoteRun(name, manifest, "" if manifest is not None else "its upload has not ended"))
-        except ShareError as error:
-            runs.append(RemoteRun(name, None, str(error)))
-    return runs
+        except ManifestError as error:
+            return RemoteRun(name, None, str(error))
+        return RemoteRun(name, manifest, "" if manifest is not None else "its upload has not ended")
+
+    names = find_names(store, pattern)
+    # a request each, most of which is waiting
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        return list(pool.map(look, names))
 
 
 def pull_runs(pattern: str, store: Store, data_dir: Path, max_size: int = MAX_SIZE) -> list[Pulled]:

@@ -15,7 +15,7 @@ _RESERVED = {"con", "prn", "aux", "nul", *(f"{name}{digit}" for name in ("com", 
 
 def check_path(path: str) -> str:
     """The path, if it is relative, plain and stays below where it is put."""
-    problem = _find_problem(path)
+    problem = find_problem(path)
     if problem is not None:
         raise ShareError(f"the path '{printable(path)[:120]}' is refused: {problem}")
     return path
@@ -30,10 +30,11 @@ def check_name(name: str) -> str:
 
 def is_safe(path: str) -> bool:
     """Whether a path may be used."""
-    return _find_problem(path) is None
+    return find_problem(path) is None
 
 
-def _find_problem(path: str) -> str | None:
+def find_problem(path: str) -> str | None:
+    """What is wrong with a path; None where nothing is."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:

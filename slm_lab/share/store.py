@@ -19,6 +19,10 @@ class MissingStoreError(ShareError):
     """There is no such repo or folder."""
 
 
+class TooLargeError(ShareError):
+    """A file that is larger than one of its kind can be."""
+
+
 @dataclass(frozen=True)
 class StoredFile:
     """A file as a store lists it; of the hashes those that the store knows."""

@@ -1,7 +1,13 @@
 """What a person sees while files travel: a bar on a terminal, nothing elsewhere."""
 
+from contextlib import ExitStack
+from typing import Any
+
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.text import Text
+
+from slm_lab.lib.log import console_to
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -21,14 +27,19 @@ class TransferView:
             disable=not console.is_terminal,
             transient=True,
         )
+        self.stack = ExitStack()
         self.task = self.progress.add_task(title, total=total)
 
     def __enter__(self) -> "TransferView":
-        self.progress.start()
+        if not self.progress.disable:
+            self.stack.enter_context(self.progress)
+            # log lines go above the bar instead of through it
+            show = self.progress.console.print
+            self.stack.enter_context(console_to(lambda line: show(Text(line.rstrip()), soft_wrap=True)))
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
 
     def advance(self, num: int) -> None:
         """So many bytes more have gone."""

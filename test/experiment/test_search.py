@@ -458,6 +458,16 @@ def test_half_a_line_of_the_journal_is_cut_off(tmp_path: Path) -> None:
     assert len(read_study(tmp_path, spec).read_rows()) == 5
 
 
+def test_the_journal_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "plain-looking")
+    spec = make_spec(max_trial=4)
+    (tmp_path / "info").mkdir()
+    study = read_study(tmp_path, spec)
+    study.fail(study.ask()[0], "ValueError: refused plain-looking")
+    assert "plain-looking" not in RunFolder(tmp_path, spec.name).study_file.read_text()
+    assert study.read_rows()[0].reason == "ValueError: refused [secret]"
+
+
 def test_a_finished_search_has_nothing_left_to_do(tmp_path: Path) -> None:
     spec = make_spec(max_trial=4)
     first = search(spec, tmp_path)

@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(fault.kind, {"error": "on demand"}, headers)
             return True
         if fault.kind == "stall":
-            self.hub.stop.wait(20)
+            self.hub.stop.wait(600)
             self._hang_up()
             return True
         if step == "get":

@@ -132,6 +132,9 @@ def test_a_crash_leaves_no_secret_in_any_file(lab: Lab, hub: LocalHub, tmp_path:
     words += ["-s", "env.max_frame=2000", "-s", "meta.log_frequency=100", "--upload-hf"]
     done = lab(*words, code=1, HF_REPO=REPO, HF_ENDPOINT=hub.url, **secrets)
     assert "ValueError: [secret]" in done.stderr
+    # no session has a result, so it is not sent by itself; by hand it is
+    lab("push", "latest", HF_REPO=REPO, HF_ENDPOINT=hub.url, **secrets)
+    assert any("[secret]" in path.read_text() for path in (hub.repo(REPO) / "data").rglob("*.log"))
     values = [*secrets.values(), "staple of the horse"]
     files = {**read_tree(tmp_path / "here" / "data"), **read_tree(hub.root)}
     assert len(files) > 4

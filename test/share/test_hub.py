@@ -151,7 +151,7 @@ def test_a_server_that_asks_to_wait_long_is_not_waited_for(hub: LocalHub, store:
     ("token", "words"),
     [
         (None, "needs a token: set HF_TOKEN"),
-        (READER, r"may not reach the repo here \(403\)"),
+        (READER, r"may not write here \(403\)"),
         ("hf_" + "wrongWRONG" * 3, r"does not accept the token in HF_TOKEN \(401\)"),
     ],
 )
@@ -238,6 +238,7 @@ def test_has_run_is_false_when_a_file_is_lost_or_changed(hub: LocalHub, store: H
     push_run(make_run(), store)
     place = hub.repo(REPO) / "data" / NAME
     assert not has_run(store, "other")
+    assert not has_run(HubStore("me/nothing", WRITER, hub.url, QUICK), NAME)
     (place / "log/demo.log").write_text("Session 1 done\n")
     assert not has_run(store, NAME)
     push_run(make_run(), store)

@@ -76,6 +76,7 @@ def test_a_hostile_manifest_writes_nothing(shared, store: HubStore, tmp_path: Pa
         with pytest.raises(ShareError, match=words):
             pull_runs(NAME, store, tmp_path / "b")
         assert not has_manifest(store)
+        assert not has_run(store, NAME)
 
     for path in (*HOSTILE, *FOREIGN):
         refuse("is refused", lambda content, path=path: content["files"][0].update(path=path))  # type: ignore[misc]
@@ -109,6 +110,8 @@ def test_a_manifest_without_end(hub: LocalHub, store: HubStore, make_run, tmp_pa
     (hub.repo(REPO) / "data" / NAME / MANIFEST).write_bytes(b" " * 10_000_001)
     with pytest.raises(ShareError, match="larger than 10,000,000 bytes"):
         pull_runs(NAME, store, tmp_path / "b")
+    # it does not hide the others
+    assert [run.manifest for run in list_runs(store)] == [None]
     (hub.repo(REPO) / "data" / NAME / MANIFEST).write_bytes(b"[" * 1_000_000)
     with pytest.raises(ShareError, match="damaged"):
         pull_runs(NAME, store, tmp_path / "b")
