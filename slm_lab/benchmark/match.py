@@ -1,16 +1,14 @@
 """Which row of the benchmark a run belongs to, and whether it may stand there."""
 
-import fcntl
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from slm_lab.benchmark.matrix import Row
-from slm_lab.experiment.folder import is_search
+from slm_lab.experiment.folder import is_running, is_search
 from slm_lab.experiment.results import Run, look_up
 from slm_lab.lib.errors import LabError
 from slm_lab.spec.loading import dump_spec, flatten_spec, name_for_env, parse_spec
@@ -56,20 +54,7 @@ def find_stage(run: Run) -> Stage:
     """Whether a run has ended, goes on, or was stopped or killed."""
     if run.metrics.get("is_complete") is True:
         return Stage.FINISHED
-    return Stage.RUNNING if _is_locked(run.path) else Stage.STOPPED
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of one of the run's sessions."""
-    for file in (path / "model").glob(".*.lock"):
-        try:
-            with file.open() as opened:
-                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            continue  # it ended in this moment
-    return False
+    return Stage.RUNNING if is_running(run.path) else Stage.STOPPED
 
 
 def find_misfits(run: Run, row: Row) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slm_lab.lib.errors import RunFolderError, nearest
+from slm_lab.lib.io import is_locked
 from slm_lab.spec.loading import dump_spec, flatten_spec, load_spec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
@@ -107,6 +108,11 @@ def find_best_trial(path: Path) -> int:
 def is_search(path: Path) -> bool:
     """Whether a run is a search, also one that has not come to an end."""
     return any(any((path / "info").glob(f"*_{kind}")) for kind in ("study.log", "search.json"))
+
+
+def is_running(path: Path) -> bool:
+    """Whether a process holds the lock of one of the run's sessions."""
+    return any(is_locked(file) for file in (path / "model").glob(".*.lock"))
 
 
 def previous_file(path: Path) -> Path:

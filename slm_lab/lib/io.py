@@ -168,6 +168,18 @@ def _is_alive(process: int) -> bool:
     return process != os.getpid()
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # it ended in this moment
+    return False
+
+
 @contextmanager
 def lock_file(path: Path, wait: float) -> Iterator[None]:
     """Hold a lock that the system frees when the process ends, however it ends."""

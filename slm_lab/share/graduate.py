@@ -9,11 +9,11 @@ from pathlib import Path
 
 from loguru import logger
 
-from slm_lab.lib.errors import ShareError
+from slm_lab.lib.errors import ShareError, nearest
 from slm_lab.lib.io import write_text
 from slm_lab.lib.secret import name_secret
 from slm_lab.share.manifest import Manifest, find_missing, has_run, is_same, local_file, read_manifest
-from slm_lab.share.pull import RemoteRun, fetch_file, list_runs
+from slm_lab.share.pull import RemoteRun, fetch_file, find_names, list_runs
 from slm_lab.share.push import send
 from slm_lab.share.run_files import read_file
 from slm_lab.share.safe_path import is_safe
@@ -21,6 +21,8 @@ from slm_lab.share.store import DATA, MissingStoreError, Store, Upload
 from slm_lab.share.view import TransferView
 
 BENCHMARKS = Path("docs/BENCHMARKS.md")
+RESULTS = "docs/benchmark/results.json"
+TEXT_SUFFIXES = (".md", ".svg", ".json", ".yaml", ".csv")
 README = "README.md"
 MAX_README = 10_000_000
 _DOC_SUFFIXES = (".md", ".png", ".svg", ".gif", ".jpg", ".json", ".yaml", ".csv", ".mp4")
@@ -41,7 +43,11 @@ def plan(pattern: str, source: Store, target: Store) -> Graduation:
     if source.root_url == target.root_url:
         raise ShareError(f"{target.name}: source and target are the same; name the public repo with --to")
     runs, done, left_out = [], [], {}
-    for run in list_runs(source, pattern):
+    found = list_runs(source, pattern)
+    if not found and pattern:
+        hint = nearest(pattern, find_names(source))
+        raise ShareError(f"{source.name} has no run named like '{pattern}'{hint} (`slm-lab list --hub` shows its runs)")
+    for run in found:
         if (reason := _find_obstacle(run)) is not None or run.manifest is None:
             left_out[run.name] = reason or "it is no run"
         elif _is_there(run.manifest, target):
@@ -107,10 +113,11 @@ def graduate(graduation: Graduation, source: Store, target: Store, root: Path, m
         return rewrite_links(text, source, target, is_there) if may_rewrite else text
 
     send_docs(root, target, change)
-    page = root / BENCHMARKS
-    if page.is_file() and (changed := change(text := page.read_text())) != text:
-        write_text(page, changed)
-        logger.info(f"Rewrote the links in {page}")
+    # the page is written from the results, so both have the links
+    for page in (root / BENCHMARKS, root / RESULTS):
+        if page.is_file() and (changed := change(text := page.read_text())) != text:
+            write_text(page, changed)
+            logger.info(f"Rewrote the links in {page}")
     return urls
 
 
@@ -121,8 +128,9 @@ def send_docs(root: Path, target: Store, change: Callable[[str], str]) -> int:
         uploads = []
         for path in _find_docs(root):
             source = root / path
-            if source.suffix == ".md":
-                text = change(source.read_text())
+            if source.suffix in TEXT_SUFFIXES:
+                text = source.read_text()
+                text = change(text) if source.suffix == ".md" or path == RESULTS else text
                 if (kind := name_secret(text)) is not None:
                     raise ShareError(f"{path} holds {kind}, so it is not sent; take it out")
                 source = local_file(Path(made), path)

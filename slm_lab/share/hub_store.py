@@ -18,6 +18,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile, RepoFolder
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+from loguru import logger
 
 from slm_lab.lib.errors import ShareError
 from slm_lab.lib.secret import redact
@@ -92,6 +93,7 @@ class HubStore:
                 "make the repo",
                 lambda: self.api.create_repo(self.repo, repo_type=_TYPE, private=self.is_private, exist_ok=True),
             )
+            logger.info(f"Made the {'private' if self.is_private else 'public'} dataset repo {self.repo}")
 
     def list_folders(self, folder: str) -> Iterator[str]:
         """Folders in a folder."""

@@ -22,6 +22,8 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 MAX_FILES = 20_000
 MAX_BYTES = 10_000_000
+# of bytes and frames that any run can have
+MAX_NUMBER = 10**15
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA1 = re.compile(r"[0-9a-f]{40}")
 
@@ -118,7 +120,7 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
             raise ManifestError(f"{name}: {MANIFEST} is of another format; update the lab")
         files = tuple(_parse_file(file) for file in content["files"][: MAX_FILES + 1])
         manifest = Manifest(str(content["name"]), str(content["identity"]), _parse_summary(content["summary"]), files)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ManifestError(f"{name}: {MANIFEST} there is damaged, so nothing of the run is used") from None
     if len(files) > MAX_FILES:
         raise ManifestError(f"{name}: it lists more than {MAX_FILES:,} files, which no run has")
@@ -132,7 +134,7 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
 
 def _parse_file(raw: Any) -> RunFile:
     path, size, sha256, git_sha1 = (raw[key] for key in ("path", "size", "sha256", "git_sha1"))
-    if not (isinstance(path, str) and isinstance(size, int) and not isinstance(size, bool) and size >= 0):
+    if not (isinstance(path, str) and isinstance(size, int) and not isinstance(size, bool) and 0 <= size < MAX_NUMBER):
         raise ValueError("no file")
     if not (_SHA256.fullmatch(sha256) and _SHA1.fullmatch(git_sha1)):
         raise ValueError("no hash")
@@ -146,7 +148,10 @@ def _parse_file(raw: Any) -> RunFile:
 def _parse_summary(raw: Mapping[str, Any]) -> Summary:
     texts = [printable(str(raw[key]))[:200] for key in ("spec", "algorithm", "env", "kind")]
     values = tuple(float("nan") if value is None else float(value) for value in raw["values"][:1000])
-    return Summary(texts[0], texts[1], texts[2], texts[3], raw["is_complete"] is True, int(raw["frame"]), values)
+    frame = int(raw["frame"])
+    if not 0 <= frame < MAX_NUMBER:
+        raise ValueError("no frame")
+    return Summary(texts[0], texts[1], texts[2], texts[3], raw["is_complete"] is True, frame, values)
 
 
 def is_same(stored: StoredFile, file: RunFile) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from loguru import logger
 
+from slm_lab.experiment.folder import is_running
 from slm_lab.experiment.results import read_run
 from slm_lab.lib.errors import ShareError
 from slm_lab.share.card import write_card
@@ -33,6 +34,8 @@ def push_run(path: Path, store: Store, with_checkpoints: bool = False) -> str:
 def describe_run(path: Path, with_checkpoints: bool, made: Path) -> tuple[Manifest, Callable[[str], Path], int]:
     """The manifest of a local run, where each file is, and the bytes left out; the card is written into `made`."""
     name = check_name(path.resolve().name)
+    if is_running(path):
+        raise ShareError(f"{path} is still being trained; push it when it has ended")
     run = read_run(path)
     paths, left_out = find_files(path, with_checkpoints)
     paths = [file for file in paths if file != CARD]

@@ -1,8 +1,10 @@
 """Where runs are shared: HF_REPO, HF_TOKEN and HF_ENDPOINT, of the environment or of `.env`."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from slm_lab.lib.errors import ShareError
 from slm_lab.lib.secret import get_setting, redact
@@ -42,7 +44,24 @@ def read_settings(repo: str | None = None) -> ShareSettings:
         raise ShareError(f"HF_REPO is not set, so there is no place to share runs: {HOW}; see docs/SHARING.md")
     if not is_folder(repo) and not _REPO.fullmatch(repo):
         raise ShareError(f"HF_REPO: '{redact(repo)[:100]}' is neither USER/NAME nor a path (it starts with / ~ or .)")
-    endpoint = get_setting("HF_ENDPOINT")
-    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+    endpoint, token = get_setting("HF_ENDPOINT"), get_setting("HF_TOKEN")
+    if endpoint is not None:
+        _check_endpoint(endpoint)
+        # a `.env` may come with somebody else's folder, and name a server that collects tokens
+        if token is not None and bool(os.environ.get("HF_ENDPOINT")) != bool(os.environ.get("HF_TOKEN")):
+            raise ShareError(
+                "HF_ENDPOINT and HF_TOKEN come from two places, the environment and .env; a token is sent only to a "
+                "server that is named beside it, so set both in one of them"
+            )
+    return ShareSettings(repo, token, endpoint)
+
+
+def _check_endpoint(endpoint: str) -> None:
+    try:
+        parts = urlsplit(endpoint)
+        host, scheme = parts.hostname or "", parts.scheme
+    except ValueError:
+        host, scheme = "", ""
+    is_here = host in ("localhost", "127.0.0.1", "::1")
+    if not host or not (scheme == "https" or (scheme == "http" and is_here)):
         raise ShareError(f"HF_ENDPOINT: '{redact(endpoint)[:100]}' does not begin with https://")
-    return ShareSettings(repo, get_setting("HF_TOKEN"), endpoint)
