@@ -134,7 +134,7 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
 
 def _parse_file(raw: Any) -> RunFile:
     path, size, sha256, git_sha1 = (raw[key] for key in ("path", "size", "sha256", "git_sha1"))
-    if not (isinstance(path, str) and isinstance(size, int) and not isinstance(size, bool) and 0 <= size < MAX_NUMBER):
+    if not (isinstance(path, str) and isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_NUMBER):
         raise ValueError("no file")
     if not (_SHA256.fullmatch(sha256) and _SHA1.fullmatch(git_sha1)):
         raise ValueError("no hash")
@@ -149,7 +149,7 @@ def _parse_summary(raw: Mapping[str, Any]) -> Summary:
     texts = [printable(str(raw[key]))[:200] for key in ("spec", "algorithm", "env", "kind")]
     values = tuple(float("nan") if value is None else float(value) for value in raw["values"][:1000])
     frame = int(raw["frame"])
-    if not 0 <= frame < MAX_NUMBER:
+    if not 0 <= frame <= MAX_NUMBER:
         raise ValueError("no frame")
     return Summary(texts[0], texts[1], texts[2], texts[3], raw["is_complete"] is True, frame, values)
 

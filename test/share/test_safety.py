@@ -85,6 +85,8 @@ def test_a_hostile_manifest_writes_nothing(shared, store: HubStore, tmp_path: Pa
     refuse("damaged", lambda content: content["files"][0].update(sha256="x"))
     refuse("damaged", lambda content: content.update(files=None))
     refuse("damaged", lambda content: content.pop("summary"))
+    refuse("damaged", lambda content: content["files"][0].update(size=10**400))
+    refuse("damaged", lambda content: content["summary"].update(frame=float("inf")))
     refuse("another format", lambda content: content.update(format=99))
     refuse("is that of 'other'", lambda content: content.update(name="other"))
     refuse("more than 20,000 files", lambda content: content.update(files=content["files"] * 2000))
