@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("slm_lab.cli.report", "Show a run, or several side by side, as a page that opens offline."),
     "env": ("slm_lab.cli.env", "Check an env of yours, list those that are registered."),
     "bench": ("slm_lab.cli.bench", "Run the benchmark, and write its page."),
+    "replay-fault": ("slm_lab.cli.replay_fault", "Do again what stopped a session: a number that was not finite."),
     "doctor": ("slm_lab.cli.doctor", "Say what stands out in a run, and which key to try."),
 }
 
