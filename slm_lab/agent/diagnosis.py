@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,21 +42,25 @@ class Finding:
     env: int | None = None
     # when the number was made, where that was before the update
     frame: int | None = None
+    # of a loss: what it is made of that is largest
+    cause: str | None = None
 
     def describe(self) -> str:
         """One line about it."""
         of = "" if self.module is None else f" of {self.module}"
         at = f", first at {list(self.index)}" if self.index else ""
         env = "" if self.env is None else f", env {self.env}"
-        frame = "" if self.frame is None else f", stored at frame {self.frame}"
-        return f"{self.tensor}{of} is {self.value} ({self.count} of {self.total} numbers{at}{env}{frame})"
+        frame = "" if self.frame is None else f", of frame {self.frame}"
+        cause = "" if self.cause is None else f"; the largest number before it is {self.cause}"
+        return f"{self.tensor}{of} is {self.value} ({self.count} of {self.total} numbers{at}{env}{frame}){cause}"
 
 
 def find_bad(name: str, tensor: Tensor, module: str | None = None) -> Finding | None:
     """What is wrong with a tensor; None if all of it is finite."""
     if not tensor.is_floating_point():
         return None
-    bad = ~tensor.detach().isfinite()
+    tensor = tensor.detach()
+    bad = ~tensor.isfinite()
     count = int(bad.sum())
     if not count:
         return None
@@ -100,7 +104,7 @@ def _find_in_inputs(agent: Agent, fault: GradientFaultError) -> Finding | None:
         if finding is not None:
             batch = fault.step_args[0]
             if isinstance(batch, Batch) and "memory" in agent.algorithm.replays and finding.index:
-                return _replace(finding, env=int(batch.slot[finding.index[0]]) % num_envs)
+                return replace(finding, env=int(batch.slot[finding.index[0]]) % num_envs)
             return finding
     return None
 
@@ -117,13 +121,8 @@ def _place_in_rollout(finding: Finding, name: str, rollout: Rollout, agent: Agen
         return finding
     row, env = finding.index[:2]
     # episodes of several envs come as one column, where the env is not known any more
-    made = frame - (num_step - 1 - row) * width
-    return _replace(finding, env=env, frame=made) if made > 0 else finding
-
-
-def _replace(finding: Finding, env: int, frame: int | None = None) -> Finding:
-    old = finding
-    return Finding(old.tensor, old.value, old.count, old.total, old.module, old.index, env, frame)
+    made = frame - (num_step - 1 - row + agent.algorithm.row_delay) * width
+    return replace(finding, env=env, frame=made) if made > 0 else finding
 
 
 def named_tensors(step: Any, args: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
@@ -172,10 +171,14 @@ def _find_on_the_way(agent: Agent, fault: GradientFaultError) -> Finding | None:
         context.trace.seen = None
         for handle in handles:
             handle.remove()
-    for index, (name, tensor) in enumerate([*seen, ("loss", loss.detach())]):
+    for index, (name, tensor) in enumerate(seen):
         finding = find_bad(name, tensor, layers.get(index))
         if finding is not None:
             return finding
+    finding = find_bad("loss", loss)
+    if finding is not None:
+        known = [*named_tensors(step, fault.step_args), *(pair for pair in seen if pair[0] != "output")]
+        return replace(finding, cause=_find_largest(known))
     names = {
         parameter: f"{role}.{name}"
         for role, module in agent.algorithm.modules.items()
@@ -189,3 +192,15 @@ def _find_on_the_way(agent: Agent, fault: GradientFaultError) -> Finding | None:
     for optimizer in step.optimizers:
         optimizer.flat.zero_grad()
     return bad
+
+
+def _find_largest(known: list[tuple[str, Tensor]]) -> str | None:
+    sizes = [
+        (float(tensor.abs().max()), name.rpartition(".")[2])
+        for name, tensor in known
+        if tensor.is_floating_point() and tensor.numel()
+    ]
+    if not sizes:
+        return None
+    size, name = max(sizes)
+    return f"{size:.4g}, of {NAMES.get(name, name)}"

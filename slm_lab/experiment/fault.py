@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from loguru import logger
 from torch import Tensor
 
 from slm_lab.agent.agent import Agent
@@ -62,8 +61,10 @@ def report_fault(
         bundle = describe_fault(error, spec, trial, session, frame, agent)
         save_state(path, bundle)
     except Exception as problem:  # whatever is wrong with the bundle, the fault itself is to be told
-        logger.opt(exception=problem).debug("no fault bundle")
-        return DivergenceError(f"{error} (frame {frame}; no bundle could be written: {problem})")
+        reason = (str(problem).splitlines() or [""])[0]
+        return DivergenceError(
+            f"{error} (frame {frame}; no bundle could be written: {type(problem).__name__}: {reason})"
+        )
     again = f"see `{shlex.join(['slm-lab', 'replay-fault', str(path)])}`"
     return DivergenceError(f"{bundle['message']}; {again}")
 
@@ -166,9 +167,9 @@ def _add_what_fits(bundle: dict[str, Any], parts: dict[str, Any]) -> None:
             room -= size
             continue
         bundle["left_out"].append(name)
-        if name in ("modules", "args"):
-            what = "weights" if name == "modules" else "batch"
-            bundle["obstacle"] = f"the {what} of {size / 1e6:.0f} MB have no room in {MAX_BYTES / 1e6:.0f} MB"
+        if name in ("modules", "args") and bundle["obstacle"] is None:
+            what = "weights have" if name == "modules" else "batch has"
+            bundle["obstacle"] = f"the {what} no room in a bundle of {MAX_BYTES / 1e6:.0f} MB with {size / 1e6:.0f} MB"
 
 
 def count_bytes(value: Any) -> int:

@@ -122,6 +122,8 @@ class Algorithm(ABC):
     stores_raw_obs = False
     # values of actions need one number for every combination of several choices
     has_joint_actions = False
+    # steps by which the last row of a rollout is older than the training
+    row_delay = 0
     # whether continuous actions are kept within their bounds by the policy itself
     has_squashed_actions = False
 

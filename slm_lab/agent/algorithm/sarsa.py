@@ -24,6 +24,8 @@ class SARSA(Algorithm):
 
     metric_names = ("loss", "explore_var", "q", "td_error", "grad_norm")
     has_joint_actions = True
+    # a row waits for the action that follows it
+    row_delay = 1
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
