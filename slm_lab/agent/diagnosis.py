@@ -70,9 +70,11 @@ def find_bad(name: str, tensor: Tensor, module: str | None = None) -> Finding | 
 
 
 def diagnose(agent: Agent, fault: GradientFaultError) -> Finding:
-    """What was not finite first: what came in, the weights, what the loss computes on the way, the gradient."""
-    algorithm = agent.algorithm
-    finding = _find_in_inputs(agent, fault) or find_bad_weight(algorithm.modules)
+    """What was not finite first: the weights, what came in, what the loss computes on the way, the gradient.
+
+    A step that is not finite changes no weight. So a bad one was there before, and all else may have come of it.
+    """
+    finding = find_bad_weight(agent.algorithm.modules) or _find_in_inputs(agent, fault)
     if finding is None:
         finding = _find_on_the_way(agent, fault)
     if finding is None:
