@@ -372,7 +372,7 @@ def _replay_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool) -> Replaye
             notes = (*notes, f"it was: {bundle['message']}")
         return Replayed(is_same, found.describe(), notes)
     return Replayed(
-        False, f"the loss is {float(out[0])} and the norm of the gradient {float(out[-1])} this time", notes
+        False, f"the loss is {out[0].item()} and the norm of the gradient {out[-1].item()} this time", notes
     )
 
 

@@ -1,7 +1,7 @@
 """One gradient step: a loss, its gradient, clipping and the optimisers, as plain calls or as one compiled graph."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -101,8 +101,8 @@ class GradientStep:
         self.guard.steps.append(self)
         nets = nn.ModuleList([net, *frozen])
         # what a pass in training mode changes beside the weights: statistics of norm layers, and torch's generator
-        self._buffers = list(nets.buffers())
-        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._buffers = _by_dtype(buffer.view(-1) for buffer in nets.buffers())
+        self._kept = [torch.cat(group) for group in self._buffers]
         self._has_dropout = any(isinstance(layer, _DropoutNd) for layer in nets.modules())
         self._graph: CompiledFunction | None = None
         if is_compiled:
@@ -128,25 +128,29 @@ class GradientStep:
                 self.guard.is_ok.fill_(True)
                 raise self._fault(args, float(out[0]), number - float(out[0]), random_state)
             return tuple(out)
-        if self._buffers:
-            torch._foreach_copy_(self._kept, self._buffers)
+        for group, kept in zip(self._buffers, self._kept, strict=True):
+            # one operation for all of them
+            torch.cat(group, out=kept)
         loss, *rest = self.calc_loss(*args)
         # nets that the loss passes through on the way have no gradient of their own
         loss.backward(inputs=self.parameters)
-        norms = [optimizer.clip() for optimizer in self.optimizers]
-        if not (math.isfinite(number := loss.item()) and all(map(math.isfinite, map(float, norms)))):
-            self._undo()
-            raise self._fault(args, number, max(map(float, norms)), random_state)
-        for optimizer in self.optimizers:
-            optimizer.descend()
+        with torch.no_grad():
+            norms = [optimizer.clip() for optimizer in self.optimizers]
+            if not (math.isfinite(number := loss.item()) and all(map(math.isfinite, map(float, norms)))):
+                self._undo()
+                bad = [norm for norm in map(float, norms) if not math.isfinite(norm)]
+                raise self._fault(args, number, bad[0] if bad else float(norms[0]), random_state)
+            for optimizer in self.optimizers:
+                optimizer.descend()
         return loss, *rest, norms[0]
 
     def _undo(self) -> None:
         """Forget a plain pass; the weights have not been touched yet."""
         for optimizer in self.optimizers:
             optimizer.flat.zero_grad()
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._kept)
+        for group, kept in zip(self._buffers, self._kept, strict=True):
+            for buffer, old in zip(group, kept.split([buffer.numel() for buffer in group]), strict=True):
+                buffer.copy_(old)
 
     def _fault(
         self, args: tuple[Any, ...], loss: float, norm: float, random_state: Tensor | None
@@ -181,6 +185,13 @@ class GradientStep:
         for tensor, old in zip(changed, before, strict=True):
             tensor.copy_(torch.where(is_ok, tensor, old))
         return *out, norms[0], total
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return list(groups.values())
 
 
 def numbers_to_tensors(args: tuple[Any, ...], device: torch.device) -> list[Any]:

@@ -71,14 +71,12 @@ class FlatOptimizer:
         self.descend()
         return norm
 
-    @torch.no_grad()
     def clip(self) -> Tensor:
         """Clip the gradient; returns its norm before."""
         return self.flat.clip_grad(self.max_norm)
 
-    @torch.no_grad()
     def descend(self) -> None:
-        """Apply and clear the gradient."""
+        """Apply and clear the gradient; call it and `clip` where no gradient is recorded."""
         if self.other is not None:
             self.other.step()
         else:
