@@ -125,7 +125,11 @@ def _describe_gradient_fault(error: GradientFaultError, agent: Agent, parts: dic
         "norm": error.norm,
         "is_training": {role: module.training for role, module in algorithm.modules.items()},
     }
-    parts["args"] = pack(list(error.step_args))
+    foreign = _find_foreign(list(error.step_args))
+    if foreign is None:
+        parts["args"] = pack(list(error.step_args))
+    else:
+        own["obstacle"] = f"the loss takes a {foreign}, which is not plain data"
     if algorithm.rollout is not None:
         parts["rollout"] = {name: pack(vars(algorithm.rollout)[name]) for name in _ROLLOUT}
     if not _fits(parts, ("modules", "args", "rollout")):
@@ -138,6 +142,16 @@ def _describe_gradient_fault(error: GradientFaultError, agent: Agent, parts: dic
         own["again"] = asdict(diagnose(agent, error))
     own["message"] = f"{finding.describe()} in the training at frame {error.frame}, gradient step {algorithm.opt_step}"
     return own
+
+
+def _find_foreign(value: Any) -> str | None:
+    """The name of a type that a safe loader would not know."""
+    kind = type(value)
+    if isinstance(value, dict):
+        return next(filter(None, map(_find_foreign, value.values())), None)
+    if kind in (tuple, list) or kind in _TUPLES.values():
+        return next(filter(None, map(_find_foreign, value)), None)
+    return None if value is None or isinstance(value, (Tensor, np.ndarray, bool, int, float, str)) else kind.__name__
 
 
 def _capture(agent: Agent) -> dict[str, Any]:
@@ -190,10 +204,9 @@ def pack(value: Any) -> Any:
         return value.detach().clone().cpu()
     if isinstance(value, dict):
         return {key: pack(item) for key, item in value.items()}
-    if isinstance(value, tuple) and type(value).__name__ in _TUPLES:
-        return {_TUPLE: type(value).__name__, _ITEMS: [pack(item) for item in value]}
     if isinstance(value, tuple):
-        return {_TUPLE: "", _ITEMS: [pack(item) for item in value]}
+        name = type(value).__name__ if type(value) in _TUPLES.values() else ""
+        return {_TUPLE: name, _ITEMS: [pack(item) for item in value]}
     if isinstance(value, list):
         return [pack(item) for item in value]
     return value.copy() if isinstance(value, np.ndarray) else value

@@ -6,7 +6,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +19,7 @@ from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.policy import Categorical
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.sac import Soft, SoftActorCritic
-from slm_lab.agent.net.gradient import GradientStep
+from slm_lab.agent.net.gradient import GradientFaultError, GradientStep
 from slm_lab.cli.replay_fault import app
 from slm_lab.experiment import fault as fault_module
 from slm_lab.experiment.checkpoint import load_state, save_state
@@ -463,6 +463,32 @@ def test_what_has_no_room_is_left_out_and_named(tmp_path: Path, monkeypatch: pyt
     assert not replayed.is_reproduced
     assert "cannot be done again: the weights have no room in a bundle of" in replayed.message
     assert CliRunner().invoke(app, [str(tiny.bundle)]).exit_code == 1
+
+
+class OwnBatch(NamedTuple):
+    """What a loss of someone's own may take."""
+
+    obs: torch.Tensor
+
+
+def test_batches_of_types_of_your_own_are_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant = Plant(math.nan)
+    plant_gradient(plant, monkeypatch)
+    call = GradientStep.__call__
+
+    def call_otherwise(self: Any, *args: Any) -> Any:
+        try:
+            return call(self, *args)
+        except GradientFaultError as fault:
+            fault.step_args = (OwnBatch(args[0].obs),)
+            self.calc_loss = lambda batch: (self.parameters[0].sum() * math.nan,)
+            raise
+
+    monkeypatch.setattr(GradientStep, "__call__", call_otherwise)
+    run = Run(make_spec("PPO"), tmp_path, plant.watch)
+    assert (
+        replay_fault(run.bundle).message == "cannot be done again: the loss takes a OwnBatch, which is not plain data"
+    )
 
 
 # --- bundles of others
