@@ -9,12 +9,13 @@ from torch import Tensor
 from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics
 from slm_lab.agent.algorithm.policy import build_family
 from slm_lab.agent.memory.batch import Transition
+from slm_lab.agent.net.gradient import ADVICE, GradientFaultError
 from slm_lab.agent.net.parts import check_names
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.make import EnvFacts
 from slm_lab.env.normalize import ObsNormalizer, RewardScaler
 from slm_lab.env.vec_env import Obs, Step
-from slm_lab.lib.errors import SpecError
+from slm_lab.lib.errors import DivergenceError, SpecError
 from slm_lab.lib.runtime import derive_seed
 from slm_lab.spec.schema import Spec
 
@@ -37,6 +38,7 @@ class Agent:
     ) -> None:
         obs_space = facts.obs_space
         self.device = device
+        self.facts = facts
         # images stay as small as they are, unless normalising makes them fractions
         is_small = obs_space.dtype == np.uint8 and not spec.env.normalize_obs
         self.obs_dtype = torch.uint8 if is_small else torch.float32
@@ -126,8 +128,22 @@ class Agent:
         return metrics
 
     def update(self, frame: int) -> Metrics | None:
-        """Train if training is due."""
-        return self.algorithm.update(frame)
+        """Train if training is due; a number that is not finite ends it with the weights of before that step."""
+        try:
+            try:
+                return self.algorithm.update(frame)
+            finally:
+                # what a GPU has not told yet is the cause of whatever else was noticed
+                self.context.guard.check()
+        except GradientFaultError as fault:
+            fault.frame = frame
+            raise
+
+    def check_weights(self) -> None:
+        """Raise where a weight is not finite, which a step that is too long makes of a finite gradient."""
+        for role, optimizer in self.algorithm.optimizers.items():
+            if not bool(optimizer.flat.data.isfinite().all()):
+                raise DivergenceError(f"weights of {role} are not finite; {ADVICE}")
 
     def model_state(self) -> dict[str, Any]:
         """What acting needs: weights and normalisers."""

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pull": ("slm_lab.cli.pull", "Fetch runs from there, verified."),
     "graduate": ("slm_lab.cli.graduate", "Copy finished runs and the docs to the public repo."),
     "bench": ("slm_lab.cli.bench", "Run the benchmark, and write its page."),
+    "replay-fault": ("slm_lab.cli.replay_fault", "Do again what stopped a session: a number that was not finite."),
     "doctor": ("slm_lab.cli.doctor", "Say what stands out in a run, and which key to try."),
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 from slm_lab.env.make import EnvSettings, describe, make_env
 from slm_lab.env.render import RenderMode, draw
 from slm_lab.env.vec_env import RENDER_FPS, Array, Step, VecEnv, calc_episode_seed
-from slm_lab.lib.errors import EnvError
+from slm_lab.lib.errors import EnvError, EnvFaultError
 
 
 class Slots:
@@ -52,7 +52,11 @@ class Slots:
             raise self._wrong_shape(obs, slot, episode)
         self.obs[slot] = obs
         if self.is_float and not np.isfinite(self.obs[slot]).all():
-            raise EnvError(f"{self._where(slot, episode)}: the first observation of an episode is not finite: {obs}")
+            raise EnvFaultError(
+                f"{self._where(slot, episode)}: the first observation of an episode is not finite: {obs}",
+                "observation",
+                self.indices[slot],
+            )
 
     def step(self, action: Array, episode: Array, is_seed_due: Array) -> None:
         """Step every env; one that ended starts its next episode at once."""
@@ -98,12 +102,18 @@ class Slots:
     def _check_finite(self, slot: int, episode: int) -> None:
         reward, obs = self.reward[slot], self.next_obs[slot]
         if not math.isfinite(reward):
-            raise EnvError(f"{self._where(slot, episode)}: the reward is {reward}; `slm-lab env check` may tell more")
+            raise EnvFaultError(
+                f"{self._where(slot, episode)}: the reward is {reward}; `slm-lab env check` may tell more",
+                "reward",
+                self.indices[slot],
+            )
         if not np.isfinite(obs).all():
             index = [int(part) for part in np.argwhere(~np.isfinite(obs))[0]]
-            raise EnvError(
+            raise EnvFaultError(
                 f"{self._where(slot, episode)}: the observation is {obs[tuple(index)]} at {index}; "
-                "`slm-lab env check` may tell more"
+                "`slm-lab env check` may tell more",
+                "observation",
+                self.indices[slot],
             )
 
     def replay(self, slot: int, episode: int, action: Array) -> None:

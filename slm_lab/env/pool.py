@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from slm_lab.env.make import EnvFacts, EnvSettings, describe, make_env, resolve_name
 from slm_lab.env.vec_env import Array, Step, VecEnv
-from slm_lab.lib.errors import EnvError
+from slm_lab.lib.errors import EnvError, EnvFaultError
 
 # Those that a test compares with gymnasium, step by step. Others of EnvPool's differ: Pendulum-v1 where its speed is
 # clipped; Ant, Humanoid and HumanoidStandup from the start, since EnvPool brings MuJoCo 3.6 of its own.
@@ -110,12 +110,14 @@ class EnvPoolVecEnv(VecEnv):
             self.t[indices] = 0
         return Step(obs, next_obs, reward.astype(np.float64), terminated, truncated, ended)
 
-    def _not_finite(self, obs: Array, reward: Array) -> EnvError:
+    def _not_finite(self, obs: Array, reward: Array) -> EnvFaultError:
         is_finite = np.isfinite(reward) & np.isfinite(obs).all(axis=1)
         index = int(np.flatnonzero(~is_finite)[0])
-        return EnvError(
+        return EnvFaultError(
             f"env {index}, episode {self.episode[index]}, step {self.t[index]}: the reward is {reward[index]}, the "
-            f"observation {obs[index]}"
+            f"observation {obs[index]}",
+            "observation" if np.isfinite(reward[index]) else "reward",
+            index,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from loguru import logger
 
 from slm_lab.env.make import EnvFacts, EnvSettings
 from slm_lab.env.wrapper import ActionMap
-from slm_lab.lib.errors import EnvError
+from slm_lab.lib.errors import EnvError, EnvFaultError
 from slm_lab.lib.runtime import derive_seed
 
 if TYPE_CHECKING:
@@ -122,7 +122,11 @@ class VecEnv(ABC):
         self.score[:] = 0
         self._action_log.clear()
         self._began[:] = 0
-        return self._reset()
+        try:
+            return self._reset()
+        except EnvFaultError as fault:
+            fault.record = self._describe_fault(fault.env)
+            raise
 
     def step(self, action: Array) -> Step:
         """Step with actions in the policy's range; arrays of the result belong to the caller."""
@@ -130,7 +134,9 @@ class VecEnv(ABC):
         self._action_log.append(mapped)
         try:
             step = self._step(mapped)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, EnvFaultError):
+                error.record = self._describe_fault(error.env)
             # what was not done is not to be replayed
             self._action_log.pop()
             raise
@@ -168,6 +174,24 @@ class VecEnv(ABC):
     def episode_seed(self, index: int, episode: int) -> int:
         """The seed of an episode of an env."""
         return calc_episode_seed(self.settings, index, episode)
+
+    def _describe_fault(self, index: int) -> dict[str, Any]:
+        """What the step of one env that is under way can be done again from, or the start of its first episode."""
+        began, settings = int(self._began[index]), self.settings
+        return {
+            "name": settings.name,
+            "kwargs": dict(settings.kwargs),
+            "max_t": settings.max_t,
+            "seed_key": list(settings.seed_key),
+            "index": index,
+            "episode": int(self.episode[index]),
+            "origin": int(self.origin[index]),
+            "is_seed_due": bool(self.is_seed_due()[index]),
+            # the last one is that of the step under way
+            "action": np.array([action[index] for action in self._action_log[max(began, 0) :]]),
+            # an episode longer than the log cannot be rebuilt
+            "is_exact": self.is_exact and began >= 0,
+        }
 
     def measure(self, seconds: float) -> float:
         """Seconds per step of all envs with random actions; reset before any other use."""

@@ -14,7 +14,7 @@ import numpy as np
 from slm_lab.env.local import Slots
 from slm_lab.env.make import EnvSettings
 from slm_lab.env.vec_env import Array, Step, VecEnv
-from slm_lab.lib.errors import EnvError, LabError, WorkerError
+from slm_lab.lib.errors import EnvError, EnvFaultError, LabError, WorkerError
 from slm_lab.lib.runtime import import_modules
 
 
@@ -88,6 +88,8 @@ class Worker:
             kind, value = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise self._death() from error
+        if kind == "fault":
+            raise value
         if kind == "user_error":
             raise EnvError(value)
         if kind == "error":
@@ -129,7 +131,9 @@ def serve(descriptor: int) -> None:
                 reply: Any = slots.facts
             else:
                 reply = _serve_one(slots, *message)
-            answer = ("ok", reply)
+            answer: tuple[str, Any] = ("ok", reply)
+        except EnvFaultError as error:
+            answer = ("fault", error)
         except LabError as error:
             answer = ("user_error", str(error))
         except Exception:

@@ -17,6 +17,7 @@ from slm_lab.env.make import build_settings, share_cores
 from slm_lab.env.vec_env import Obs, VecEnv, to_host
 from slm_lab.experiment.checkpoint import load_latest, save_state
 from slm_lab.experiment.clock import Stopwatch
+from slm_lab.experiment.fault import report_fault
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.replay_files import ReplayFiles
 from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
@@ -24,7 +25,7 @@ from slm_lab.experiment.tracker import Tracker
 from slm_lab.experiment.video import film_episodes, write_video
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.due import Due
-from slm_lab.lib.errors import CheckpointError, WorkerError
+from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, WorkerError
 from slm_lab.lib.io import lock_file, write_json
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
@@ -147,6 +148,9 @@ class Session:
         try:
             with lock_file(self.folder.lock_file(self.trial, self.session), LOCK_SECONDS):
                 return self._run()
+        except (DivergenceError, EnvFaultError) as error:
+            place = (self.trial, self.session, self.frame)
+            raise report_fault(error, self.folder, self.spec, *place, self.agent) from error
         finally:
             self.tracker.close()
             self.env.close()
@@ -256,6 +260,8 @@ class Session:
     def _save(self, obs: Obs, carry: Any) -> None:
         folder, trial, session = self.folder, self.trial, self.session
         began = time.perf_counter()
+        # the good checkpoint is not replaced by one that no one can go on from
+        self.agent.check_weights()
         state = {
             "format": FORMAT,
             "spec": self._identity(),

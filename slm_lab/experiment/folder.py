@@ -85,6 +85,9 @@ class RunFolder:
         prefix = self.trial_prefix(trial) if session is None else self.session_prefix(trial, session)
         return self.path / "graph" / prefix
 
+    def fault_file(self, trial: int, session: int, frame: int) -> Path:
+        return self.path / "fault" / f"{self.session_prefix(trial, session)}_f{frame}.pt"
+
     def video_file(self, trial: int, session: int, frame: int) -> Path:
         return self.path / "video" / f"{self.session_prefix(trial, session)}_f{frame}.mp4"
 

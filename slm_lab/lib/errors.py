@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class LabError(Exception):
@@ -14,6 +15,24 @@ class SpecError(LabError):
 
 class EnvError(LabError):
     """An environment that cannot be made or used as asked."""
+
+
+class EnvFaultError(EnvError):
+    """An env gave an observation or a reward that is not finite.
+
+    `tensor` is which of the two, `env` the index of the env; `record` is what the step can be done again from, once
+    whoever knows the seeds and the actions has added it.
+    """
+
+    def __init__(self, message: str, tensor: str, env: int) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+        self.env = env
+        self.record: dict[str, Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # workers send it to their session
+        return type(self), (str(self), self.tensor, self.env)
 
 
 class RunFolderError(LabError):

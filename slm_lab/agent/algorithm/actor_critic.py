@@ -159,6 +159,9 @@ class ActorCritic(Algorithm):
         assert isinstance(config, ActorCriticSpec)
         param, value = self._evaluate(obs)
         log_prob, entropies = self.context.family.log_prob_entropy(param, action)
+        self.context.trace("value", value)
+        self.context.trace("log_prob", log_prob)
+        self.context.trace("entropy", entropies)
         entropy = entropies.mean()
         policy_loss = calc_policy_loss(log_prob, standardize(adv))
         val_loss = self.value_loss(value * ret_scale, ret * ret_scale)
@@ -171,7 +174,7 @@ class ActorCritic(Algorithm):
             return None
         config = self.config
         assert isinstance(config, ActorCriticSpec)
-        rollout = self.memory.sample()
+        rollout = self.rollout = self.memory.sample()
         adv, ret = self._calc_adv_ret(rollout)
         ret_scale = self._ret_scale(ret)
         for optimizer in self.optimizers.values():

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.algorithm.policy import ActionFamily
-from slm_lab.agent.memory.batch import Batch, Transition
+from slm_lab.agent.memory.batch import Batch, Rollout, Transition
 from slm_lab.agent.memory.build import build_replay
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.functional import NetFunction
-from slm_lab.agent.net.gradient import CalcLoss, GradientStep
+from slm_lab.agent.net.gradient import ADVICE, CalcLoss, GradientStep, Guard
 from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.env.layout import ObsPart
 from slm_lab.lib.errors import DivergenceError
@@ -34,6 +34,18 @@ class Act(NamedTuple):
     action: Tensor
     carry: Carry
     extra: dict[str, Tensor]
+
+
+class Trace:
+    """What a loss computes on the way, by name and in order, while the cause of a fault is looked for."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Tensor]] | None = None
+
+    def __call__(self, name: str, tensor: Tensor) -> None:
+        """Keep a tensor, if anyone looks."""
+        if self.seen is not None:
+            self.seen.append((name, tensor.detach()))
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,11 @@ class Context:
     train_generator: torch.Generator
     # whether what is computed again and again is compiled
     is_compiled: bool = False
+    trace: Trace = field(default_factory=Trace)
+    guard: Guard = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "guard", Guard(self.device))
 
     @property
     def is_gaussian(self) -> bool:
@@ -69,7 +86,7 @@ class Context:
         frozen: Mapping[nn.Module, FlatParams] | None = None,
     ) -> GradientStep:
         """A gradient step on a loss of a net, and of nets that it goes through without teaching them."""
-        return GradientStep(calc_loss, net, list(optimizers), frozen, self.is_compiled)
+        return GradientStep(calc_loss, net, list(optimizers), frozen, self.is_compiled, self.guard)
 
     def build_function(self, function: Callable[..., Any], *nets: nn.Module) -> NetFunction:
         """A function of nets that teaches them nothing."""
@@ -105,6 +122,8 @@ class Algorithm(ABC):
     stores_raw_obs = False
     # values of actions need one number for every combination of several choices
     has_joint_actions = False
+    # steps by which the last row of a rollout is older than the training
+    row_delay = 0
     # whether continuous actions are kept within their bounds by the policy itself
     has_squashed_actions = False
 
@@ -117,6 +136,8 @@ class Algorithm(ABC):
         self.optimizers: dict[str, FlatOptimizer] = {}
         # memories too large to be saved whole each time; their rows are saved apart
         self.replays: dict[str, Replay] = {}
+        # what the last training was made of, for algorithms that learn from each batch once
+        self.rollout: Rollout | None = None
 
     @abstractmethod
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
@@ -180,8 +201,5 @@ def gather_metrics(rows: list[dict[str, Tensor]], frame: int) -> Metrics:
     metrics = dict(zip(names, table.mean(0).tolist(), strict=True))
     for name, value in metrics.items():
         if not math.isfinite(value):
-            raise DivergenceError(
-                f"{name} became {value} in the training at frame {frame}; "
-                "try a lower learning rate or agent.net.clip_grad_val"
-            )
+            raise DivergenceError(f"{name} became {value} in the training at frame {frame}; {ADVICE}")
     return metrics

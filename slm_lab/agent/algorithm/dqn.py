@@ -125,11 +125,14 @@ class QLearning(Algorithm):
             next_value = self._next_value(
                 online=lambda: self.net(batch.next_obs), target=lambda: self._target_net(batch.next_obs)
             )
+            self.context.trace("next_value", next_value)
             ret = calc_q_target(batch.reward, batch.discount, next_value)
+            self.context.trace("target", ret)
         # layers such as BatchNorm and Dropout learn from what is trained on alone
         self.net.train()
         q = pick_value(self.net(batch.obs), self.family.to_index(batch.action))
         self.net.eval()
+        self.context.trace("q", q)
         return (batch.weight * self.loss(q, ret)).mean(), (q - ret).detach(), q.detach()
 
     def _calc_any_loss(self, batch: Batch | SequenceBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +156,9 @@ class QLearning(Algorithm):
                 online=lambda: every_q[1:],
                 target=lambda: self._target_net.unroll(batch.obs, batch.carry, batch.reset)[0][start + 1 :],
             )
+            self.context.trace("next_value", next_value)
             ret = calc_q_target(batch.reward[start:], batch.discount[start:], next_value)
+            self.context.trace("target", ret)
         q = pick_value(every_q[:-1], self.family.to_index(batch.action[start:]))
         mask = batch.mask[start:]
         loss = (mask * self.loss(q, ret)).sum() / mask.sum().clamp(min=1)

@@ -134,6 +134,9 @@ class PPO(ActorCritic):
         param, value = self._evaluate_samples(batch)
         adv = standardize(batch.adv) if config.normalize_advantages == "standardize" else batch.adv
         log_prob, entropies = family.log_prob_entropy(param, batch.action)
+        self.context.trace("value", value)
+        self.context.trace("log_prob", log_prob)
+        self.context.trace("entropy", entropies)
         policy_loss, log_ratio = calc_surrogate(log_prob, batch.old_log_prob, adv, clip_eps)
         entropy = entropies.mean()
         ret, old_value = batch.ret, batch.old_value
@@ -154,7 +157,7 @@ class PPO(ActorCritic):
         if not self.memory.is_ready:
             return None
         config = self.config
-        rollout = self.memory.sample()
+        rollout = self.rollout = self.memory.sample()
         adv, ret = self._calc_adv_ret(rollout)
         ret_scale = self._ret_scale(ret)
         if config.normalize_advantages == "percentile":

@@ -85,14 +85,16 @@ class Reinforce(Algorithm):
         """Loss of a batch, its part without the entropy, and the entropy."""
         param = self._evaluate(obs)
         entropy = self.context.family.entropy(param).mean()
-        policy_loss = calc_policy_loss(self.context.family.log_prob(param, action), adv)
+        log_prob = self.context.family.log_prob(param, action)
+        self.context.trace("log_prob", log_prob)
+        policy_loss = calc_policy_loss(log_prob, adv)
         return self.config.policy_loss_coef * policy_loss - entropy_coef * entropy, policy_loss, entropy
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
         if not self.memory.is_ready:
             return None
-        rollout = self.memory.sample()
+        rollout = self.rollout = self.memory.sample()
         reward = rollout.reward.cpu().numpy()
         # without a critic nothing stands for what follows a cut
         ret = calc_return(

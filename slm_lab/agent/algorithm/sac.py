@@ -188,9 +188,12 @@ class SoftActorCritic(Algorithm):
     def _soft_policy(self, obs: Tensor, noise: Tensor | None) -> Soft:
         param = self.actor(obs)
         if noise is None:
-            return Soft(None, param.log_softmax(-1))
-        assert isinstance(self.context.family, TanhNormal)
-        return Soft(*self.context.family.draw(param, noise))
+            policy = Soft(None, param.log_softmax(-1))
+        else:
+            assert isinstance(self.context.family, TanhNormal)
+            policy = Soft(*self.context.family.draw(param, noise))
+        self.context.trace("log_prob", policy.log_prob)
+        return policy
 
     def _values(self, net: nn.Module, obs: Tensor, action: Tensor | None) -> Tensor:
         return net(obs) if action is None else net(obs, action)
@@ -232,6 +235,8 @@ class SoftActorCritic(Algorithm):
         return self._values(self.critic, obs, None if self.is_discrete else action)
 
     def _compare(self, q: Tensor, ret: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self.context.trace("target", ret)
+        self.context.trace("q", q)
         low = q.detach().amin(0)
         error = low - ret
         if self.config.symlog:

@@ -24,6 +24,8 @@ class SARSA(Algorithm):
 
     metric_names = ("loss", "explore_var", "q", "td_error", "grad_norm")
     has_joint_actions = True
+    # a row waits for the action that follows it
+    row_delay = 1
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
@@ -84,13 +86,14 @@ class SARSA(Algorithm):
     def calc_loss(self, obs: Tensor, action: Tensor, ret: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Loss of a batch, TD errors and values (B,)."""
         q = pick_value(self.net(obs), self.family.to_index(action))
+        self.context.trace("q", q)
         return self.loss(q, ret), (q - ret).detach(), q.detach()
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
         if not self.memory.is_ready:
             return None
-        rollout = self.memory.sample()
+        rollout = self.rollout = self.memory.sample()
         discount = self.config.gamma * ~rollout.terminated
         ret = calc_q_target(rollout.reward, discount, self._next_value(rollout)).flatten()
         self.optimizer.set_frame(frame)

@@ -80,6 +80,8 @@ class SelfImitation:
         """Loss of past steps, its two parts, and how much better each turned out than it is valued (B,)."""
         param, value = self.agent.net(batch.obs)
         log_prob = self.context.family.log_prob(param, batch.action)
+        self.context.trace("value", value)
+        self.context.trace("log_prob", log_prob)
         policy_loss, val_loss, gain = calc_sil_losses(log_prob, value, batch.reward, batch.weight)
         config = self.config
         loss = config.sil_policy_loss_coef * policy_loss + config.sil_val_loss_coef * val_loss

@@ -1,19 +1,75 @@
 """One gradient step: a loss, its gradient, clipping and the optimisers, as plain calls or as one compiled graph."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
+from torch.nn.modules.dropout import _DropoutNd
 
 from slm_lab.agent.net.engine import CompiledFunction
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.functional import Root
 from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.lib.errors import DivergenceError
 
+ADVICE = "try a lower learning rate or agent.net.clip_grad_val"
 CalcLoss = Callable[..., tuple[Any, ...]]
+
+
+class GradientFaultError(DivergenceError):
+    """A loss or a gradient is not finite. Weights, buffers and optimisers are as they were before the step."""
+
+    def __init__(self, step: "GradientStep", args: tuple[Any, ...], loss: float, norm: float) -> None:
+        super().__init__()
+        self.step = step
+        self.step_args = args
+        self.loss = loss
+        self.norm = norm
+        self.frame: int | None = None
+
+    def __str__(self) -> str:
+        what = f"grad_norm became {self.norm}" if math.isfinite(self.loss) else f"loss became {self.loss}"
+        where = "" if self.frame is None else f" in the training at frame {self.frame}"
+        return f"{what}{where}; {ADVICE}"
+
+
+class Call(NamedTuple):
+    """A step whose numbers have not been looked at yet."""
+
+    step: "GradientStep"
+    args: tuple[Any, ...]
+    loss: Tensor
+    # the sum of the loss and of all norms: one number tells whether all are finite
+    total: Tensor
+
+
+class Guard:
+    """What the steps of an agent share: they are refused from the first one on that is not finite.
+
+    A graph cannot ask the host before it writes. So it writes what it has computed or, once a number was not finite,
+    what was there before; on a GPU the host reads the numbers of all steps of a training at its end, without waiting
+    in between, and finds everything as it was before the first bad one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_deferred = device.type == "cuda"
+        self.is_ok = torch.ones((), dtype=torch.bool, device=device)
+        self.steps: list[GradientStep] = []
+        self.calls: list[Call] = []
+
+    def check(self) -> None:
+        """Raise for the first step since the last check that was not finite."""
+        if not self.calls:
+            return
+        calls, self.calls = self.calls, []
+        for call, is_finite in zip(calls, torch.stack([call.total for call in calls]).isfinite().tolist(), strict=True):
+            if not is_finite:
+                self.is_ok.fill_(True)
+                raise GradientFaultError(call.step, call.args, float(call.loss), float(call.total - call.loss))
 
 
 class GradientStep:
@@ -23,6 +79,8 @@ class GradientStep:
     it reads is an argument or belongs to `net` or one of the `frozen` nets, which learn nothing from it; what it draws
     comes in as an argument; no number leaves the device within it, and shapes do not change. Numbers among the
     arguments reach a compiled loss as tensors, so that a schedule compiles nothing anew.
+
+    A loss or a gradient that is not finite changes nothing and raises GradientFaultError.
     """
 
     def __init__(
@@ -32,34 +90,74 @@ class GradientStep:
         optimizers: Sequence[FlatOptimizer],
         frozen: Mapping[nn.Module, FlatParams] | None = None,
         is_compiled: bool = False,
+        guard: Guard | None = None,
     ) -> None:
+        frozen = frozen or {}
         self.calc_loss = calc_loss
         self.optimizers = list(optimizers)
-        self._parameters = [parameter for optimizer in self.optimizers for parameter in optimizer.flat.parameters]
-        self._device = self._parameters[0].device
+        self.parameters = [parameter for optimizer in self.optimizers for parameter in optimizer.flat.parameters]
+        self._device = self.parameters[0].device
+        self.guard = guard or Guard(self._device)
+        self.guard.steps.append(self)
+        nets = nn.ModuleList([net, *frozen])
+        # what a pass in training mode changes beside the weights: statistics of norm layers, and torch's generator
+        self._buffers = _by_dtype(buffer.view(-1) for buffer in nets.buffers())
+        self._kept = [torch.cat(group) for group in self._buffers]
+        self._has_dropout = any(isinstance(layer, _DropoutNd) for layer in nets.modules())
         self._graph: CompiledFunction | None = None
         if is_compiled:
-            frozen = frozen or {}
             self._root = Root(calc_loss, [net, *frozen])
             self._frozen = list(frozen.values())
             state = {
                 "optimizers": [optimizer.tensors() for optimizer in self.optimizers],
                 "frozen": [flat.data for flat in self._frozen],
                 "buffers": self._root.own_buffers(),
+                "is_ok": self.guard.is_ok,
             }
             self._graph = CompiledFunction(self._step, state)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
+        random_state = torch.get_rng_state() if self._has_dropout else None
         if self._graph is not None:
             # the graph takes its gradient within; autograd need not follow what goes in and out
             with torch.no_grad():
-                out: tuple[Any, ...] = self._graph(*numbers_to_tensors(args, self._device))
-            return out
+                *out, total = self._graph(*numbers_to_tensors(args, self._device))
+            if self.guard.is_deferred:
+                self.guard.calls.append(Call(self, args, out[0], total))
+            elif not math.isfinite(number := float(total)):
+                self.guard.is_ok.fill_(True)
+                raise self._fault(args, float(out[0]), number - float(out[0]), random_state)
+            return tuple(out)
+        for group, kept in zip(self._buffers, self._kept, strict=True):
+            # one operation for all of them
+            torch.cat(group, out=kept)
         loss, *rest = self.calc_loss(*args)
         # nets that the loss passes through on the way have no gradient of their own
-        loss.backward(inputs=self._parameters)
-        norms = [optimizer.step() for optimizer in self.optimizers]
+        loss.backward(inputs=self.parameters)
+        with torch.no_grad():
+            norms = [optimizer.clip() for optimizer in self.optimizers]
+            if not (math.isfinite(number := loss.item()) and all(map(math.isfinite, map(float, norms)))):
+                self._undo()
+                bad = [norm for norm in map(float, norms) if not math.isfinite(norm)]
+                raise self._fault(args, number, bad[0] if bad else float(norms[0]), random_state)
+            for optimizer in self.optimizers:
+                optimizer.descend()
         return loss, *rest, norms[0]
+
+    def _undo(self) -> None:
+        """Forget a plain pass; the weights have not been touched yet."""
+        for optimizer in self.optimizers:
+            optimizer.flat.zero_grad()
+        for group, kept in zip(self._buffers, self._kept, strict=True):
+            for buffer, old in zip(group, kept.split([buffer.numel() for buffer in group]), strict=True):
+                buffer.copy_(old)
+
+    def _fault(
+        self, args: tuple[Any, ...], loss: float, norm: float, random_state: Tensor | None
+    ) -> GradientFaultError:
+        if random_state is not None:
+            torch.set_rng_state(random_state)
+        return GradientFaultError(self, args, loss, norm)
 
     def _step(self, state: dict[str, Any], args: Any) -> tuple[Any, ...]:
         """The same as a function of all it reads."""
@@ -76,10 +174,24 @@ class GradientStep:
             return out[0], out
 
         data = [tensors["data"] for tensors in state["optimizers"]]
+        changed = list(state["buffers"].values())
+        changed += [tensor for part in state["optimizers"] for name, tensor in part.items() if name != "lr"]
+        before = [tensor.clone() for tensor in changed]
         grads, (_, out) = grad_and_value(calc, has_aux=True)(data, state["buffers"], args)
+        total = out[0] + sum(grad.norm() for grad in grads)
+        is_ok = state["is_ok"].logical_and_(total.isfinite())
         pairs = zip(self.optimizers, grads, state["optimizers"], strict=True)
         norms = [optimizer.apply(grad, **tensors) for optimizer, grad, tensors in pairs]
-        return *out, norms[0]
+        for tensor, old in zip(changed, before, strict=True):
+            tensor.copy_(torch.where(is_ok, tensor, old))
+        return *out, norms[0], total
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return list(groups.values())
 
 
 def numbers_to_tensors(args: tuple[Any, ...], device: torch.device) -> list[Any]:

@@ -67,13 +67,21 @@ class FlatOptimizer:
     @torch.no_grad()
     def step(self) -> Tensor:
         """Clip, apply and clear the gradient; returns its norm before clipping."""
-        norm = self.flat.clip_grad(self.max_norm)
+        norm = self.clip()
+        self.descend()
+        return norm
+
+    def clip(self) -> Tensor:
+        """Clip the gradient; returns its norm before."""
+        return self.flat.clip_grad(self.max_norm)
+
+    def descend(self) -> None:
+        """Apply and clear the gradient; call it and `clip` where no gradient is recorded."""
         if self.other is not None:
             self.other.step()
         else:
             self._functional_step()
         self.flat.zero_grad()
-        return norm
 
     def _functional_step(self) -> None:
         spec, moments = self.spec, self.moments

@@ -1,0 +1,67 @@
+"""`slm-lab replay-fault BUNDLE`: do again what failed, and look at the numbers."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.experiment.fault import Row, advise, read_bundle, replay_fault, tabulate
+from slm_lab.lib.runtime import import_modules
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+# tensors of the nets that are shown, those with the largest numbers
+MAX_ROWS = 12
+
+
+@app.command(
+    help="Do again what stopped a session because a number was not finite, from the bundle that it left.\n\n"
+    "BUNDLE is a file in the folder fault/ of a run. The exit code is 0 if the same fails again, and 1 if not."
+)
+def replay(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE")],
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import the module of an env that is named as module:EnvId.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Compile nothing, even if the run did.")] = False,
+    imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="Import first.")] = None,
+) -> None:
+    """Entry of the command."""
+    out = sys.stdout
+    with user_errors():
+        import_modules(imports or [])
+        content = read_bundle(bundle)
+        replayed = replay_fault(bundle, trust, plain)
+        batch, weights = tabulate(content)
+        advice = advise(content)
+    out.write(f"It was: {content['message']}\n")
+    if content.get("left_out"):
+        out.write(f"Left out to keep it small: {', '.join(map(str, content['left_out']))}\n")
+    if batch:
+        out.write("\nThe batch:\n" + _format(batch))
+    if weights:
+        largest = sorted(weights, key=_size, reverse=True)[:MAX_ROWS]
+        out.write(f"\nThe largest of {len(weights)} tensors of the nets:\n" + _format(largest))
+    out.write(f"\nTry: {advice}\n")
+    for note in replayed.notes:
+        out.write(f"Note: {note}\n")
+    out.write(f"\n{'reproduced' if replayed.is_reproduced else 'not reproduced'}: {replayed.message}\n")
+    if not replayed.is_reproduced:
+        sys.exit(1)
+
+
+def _size(row: Row) -> float:
+    """What a table of weights is sorted by: bad numbers first, then the largest."""
+    return float("inf") if row.num_nan or row.num_inf else max(abs(row.low), abs(row.high))
+
+
+def _format(rows: list[Row]) -> str:
+    width = max(len(row.name) for row in rows)
+    head = f"  {'tensor':<{width}}  {'shape':<16} {'min':>11} {'max':>11} {'mean':>11} {'nan':>7} {'inf':>7}\n"
+    return head + "".join(
+        f"  {row.name:<{width}}  {row.shape!s:<16} {row.low:>11.4g} {row.high:>11.4g} {row.mean:>11.4g} "
+        f"{row.num_nan:>7} {row.num_inf:>7}\n"
+        for row in rows
+    )

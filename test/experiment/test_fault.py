@@ -1,0 +1,596 @@
+"""What is not finite stops a session at once, changes no weight, and leaves a bundle that fails again."""
+
+import math
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from slm_lab.agent.algorithm import crossq, dqn, reinforce, sac, sarsa
+from slm_lab.agent.algorithm.actor_critic import ActorCritic
+from slm_lab.agent.algorithm.policy import Categorical
+from slm_lab.agent.algorithm.ppo import PPO
+from slm_lab.agent.algorithm.sac import Soft, SoftActorCritic
+from slm_lab.agent.net.gradient import GradientFaultError, GradientStep
+from slm_lab.cli.replay_fault import app
+from slm_lab.experiment import fault as fault_module
+from slm_lab.experiment.checkpoint import load_state, save_state
+from slm_lab.experiment.control import Session
+from slm_lab.experiment.fault import MAX_BYTES, read_bundle, replay_fault
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.run import Options, start
+from slm_lab.experiment.search_run import start_search
+from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError
+from slm_lab.lib.io import seal
+from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.schema import Spec
+
+START = {"training_start_step": 40, "training_frequency": 8}
+PPO_KEYS = {"time_horizon": 16, "minibatch_size": 16, "training_epoch": 2}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "Reinforce": {"name": "Reinforce", "training_frequency": 16},
+    "SARSA": {"name": "SARSA", "training_frequency": 8},
+    "DQN": {"name": "DQN", **START, "training_iter": 3},
+    "DoubleDQN": {"name": "DoubleDQN", **START, "training_batch_iter": 2},
+    "ActorCritic": {"name": "ActorCritic", "training_frequency": 16, "lam": 0.95},
+    "PPO": {"name": "PPO", **PPO_KEYS},
+    "SIL": {"name": "SIL", "training_frequency": 16, "lam": 0.95, "training_iter": 2},
+    "PPOSIL": {"name": "PPOSIL", **PPO_KEYS},
+    "SoftActorCritic": {"name": "SoftActorCritic", **START, "training_iter": 2},
+    "CrossQ": {"name": "CrossQ", **START, "training_iter": 1},
+}
+REPLAY = {"name": "Replay", "batch_size": 8, "max_size": 400}
+MEMORIES = {
+    "DQN": REPLAY,
+    "DoubleDQN": {**REPLAY, "name": "PrioritizedReplay"},
+    "SoftActorCritic": REPLAY,
+    "CrossQ": REPLAY,
+}
+BODY = [{"LazyLinear": {"out_features": 8}}, {"Dropout": {"p": 0.5}}]
+DROPOUT = {"type": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": BODY}}}}
+# the frame from which on something is wrong: weights have been trained and saved by then
+BAD_FRAME = 120
+NUM_ENVS = 2
+
+
+class Spoiled(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives a number that is not finite at one step of each episode that starts from an odd seed."""
+
+    def __init__(self, what: str = "", value: float = math.nan, **kwargs: Any) -> None:
+        super().__init__(gym.make("CartPole-v1", **kwargs))
+        self.what, self.value = what, value
+        self.is_odd = False
+        self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.t = 0
+        self.is_odd = seed is not None and seed % 4 == 1
+        obs, info = self.env.reset(seed=seed)
+        if self.what == "start" and self.is_odd:
+            obs = obs * self.value
+        return obs, info
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = self.env.step(action)
+        self.t += 1
+        if self.is_odd and self.t == 5:
+            if self.what == "reward":
+                reward = self.value
+            elif self.what == "obs":
+                obs = obs.copy()
+                obs[2] = self.value
+        return obs, reward, *rest
+
+
+@pytest.fixture(autouse=True)
+def spoiled_env() -> Iterator[None]:
+    gym.register("Spoiled-v0", entry_point=Spoiled, max_episode_steps=60)
+    yield
+    del gym.registry["Spoiled-v0"]
+
+
+def make_spec(algorithm: str, net: dict[str, Any] | None = None, **env: Any) -> Spec:
+    raw = {
+        "name": "fault",
+        "agent": {
+            "algorithm": ALGORITHMS[algorithm],
+            "memory": MEMORIES.get(algorithm, {"name": "OnPolicyBatchReplay"}),
+            "net": net if net and "type" in net else {"type": "MLPNet", "hid_layers": [8], **(net or {})},
+        },
+        "env": {"name": "CartPole-v1", "num_envs": NUM_ENVS, "max_frame": 2000, "num_workers": 0, **env},
+        "meta": {
+            "log_frequency": 1000,
+            "checkpoint_frequency": 16,
+            "rigorous_eval": 0,
+            "final_eval": 0,
+            "compile": False,
+        },
+    }
+    return parse_spec(raw)[0]
+
+
+class Run:
+    """A session that must stop; what it left behind."""
+
+    def __init__(self, spec: Spec, path: Path, prepare: Callable[[Session], None] = lambda _: None) -> None:
+        self.folder = RunFolder(path, spec.name)
+        self.session = Session(spec, self.folder, 0, 0, lambda _: None, lambda: False)
+        prepare(self.session)
+        with np.errstate(all="ignore"), pytest.raises(DivergenceError) as info:
+            self.session.run()
+        self.message = str(info.value)
+        (self.bundle,) = (path / "fault").iterdir()
+        self.content = read_bundle(self.bundle)
+        self.frame = self.content["frame"]
+
+    def check(self, tensor: str) -> None:
+        """The message is one line with all there is to know, the checkpoint is good, the bundle small and exact."""
+        assert "\n" not in self.message
+        assert re.search(rf"^{tensor}\b.*\bat frame {self.frame}\b", self.message), self.message
+        assert self.message.endswith(f"see `slm-lab replay-fault {self.bundle}`")
+        assert self.bundle.stat().st_size < MAX_BYTES
+        saved = load_state(self.folder.resume_file(0, 0))
+        assert saved["frame"] < self.frame
+        for module in saved["agent"]["algorithm"]["modules"].values():
+            assert all(tensor.isfinite().all() for tensor in module.values())
+        replayed = replay_fault(self.bundle)
+        assert replayed.is_reproduced, replayed
+
+
+# --- what an env gives
+
+
+@pytest.mark.parametrize("what", ["reward", "obs"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_an_env_gives(algorithm: str, what: str, tmp_path: Path) -> None:
+    value = {"reward": math.nan, "obs": -math.inf}[what]
+    spec = make_spec(algorithm, name="Spoiled-v0", kwargs={"what": what, "value": value})
+    run = Run(spec.replace(meta={"checkpoint_frequency": 2}), tmp_path)
+    run.check({"reward": "reward of the env", "obs": "observation of the env"}[what])
+    place = re.search(
+        r"env (\d), episode (\d+) \(seed \d+\), step 5: the (reward is nan|observation is -inf at \[2\])", run.message
+    )
+    assert place is not None
+    assert int(place[1]) == run.content["env"]["index"]
+    assert int(place[2]) == run.content["env"]["episode"]
+    # it was the step that had not been done yet
+    assert run.frame == run.session.frame + NUM_ENVS
+
+
+def test_the_first_observation_of_an_episode(tmp_path: Path) -> None:
+    spec = make_spec("PPO", name="Spoiled-v0", kwargs={"what": "start", "value": math.nan})
+    run = Run(spec.replace(meta={"checkpoint_frequency": 2}), tmp_path)
+    run.check("observation of the env")
+    assert "the first observation of an episode is not finite" in run.message
+
+
+def test_envs_in_workers_leave_the_same_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path(__file__).parent
+    monkeypatch.syspath_prepend(str(here))
+    (tmp_path / "spoiled_env.py").write_text(
+        "import gymnasium as gym\nfrom test_fault import Spoiled\n"
+        "gym.register('SpoiledToo-v0', entry_point=Spoiled, max_episode_steps=60)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    kwargs = {"what": "reward", "value": math.inf}
+    spec = make_spec("PPO", name="spoiled_env:SpoiledToo-v0", kwargs=kwargs)
+    one = Run(spec, tmp_path / "one")
+    two = Run(spec.replace(env={"num_workers": 2}), tmp_path / "two")
+    assert one.content["error"] == two.content["error"]
+    assert np.array_equal(one.content["env"]["action"], two.content["env"]["action"])
+    # code that a bundle names is imported only if asked for
+    with pytest.raises(LabError, match="add --trust"):
+        replay_fault(two.bundle)
+    assert replay_fault(two.bundle, is_trusted=True).is_reproduced
+
+
+# --- what an update computes
+
+
+class Plant:
+    """Something that goes wrong from a frame on, and goes on to do so when it is done again."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self.is_on = False
+        # trainings that went well after it began
+        self.num_update = 0
+
+    def watch(self, session: Session) -> None:
+        """Begin at BAD_FRAME."""
+        update = session.agent.update
+
+        def counted(frame: int) -> Any:
+            self.is_on = frame >= BAD_FRAME
+            metrics = update(frame)
+            self.num_update += self.is_on and metrics is not None
+            return metrics
+
+        session.agent.update = counted  # type: ignore[method-assign]
+
+    def spoil(self, tensor: Any) -> Any:
+        """A tensor or an array of which one number is wrong."""
+        if not self.is_on:
+            return tensor
+        mask = np.zeros(tensor.shape)
+        mask[(0,) * tensor.ndim] = 1
+        if isinstance(tensor, torch.Tensor):
+            return torch.where(torch.from_numpy(mask) > 0, tensor * self.value, tensor)
+        return np.where(mask > 0, tensor * self.value, tensor).astype(tensor.dtype)
+
+
+def plant_target(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    q_target, calc_return = dqn.calc_q_target, reinforce.calc_return
+    for module in (dqn, sarsa, sac, crossq):
+        monkeypatch.setattr(module, "calc_q_target", lambda *args: plant.spoil(q_target(*args)))
+    monkeypatch.setattr(reinforce, "calc_return", lambda *args: plant.spoil(calc_return(*args)))
+    for kind in (ActorCritic, PPO):
+        calc = kind._calc_adv_ret
+
+        def spoiled(self: Any, rollout: Any, calc: Any = calc) -> Any:
+            adv, ret = calc(self, rollout)
+            return adv, plant.spoil(ret)
+
+        monkeypatch.setattr(kind, "_calc_adv_ret", spoiled)
+
+
+def plant_log_prob(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_prob, both, soft = Categorical.log_prob, Categorical.log_prob_entropy, SoftActorCritic._soft_policy
+
+    def spoiled_both(self: Any, param: Any, action: Any) -> Any:
+        first, entropy = both(self, param, action)
+        return plant.spoil(first), entropy
+
+    def spoiled_softmax(self: Any, obs: Any, noise: Any) -> Any:
+        # as if the log of the softmax itself had failed
+        policy = soft(self, obs, noise)
+        spoiled = Soft(policy.action, plant.spoil(policy.log_prob))
+        self.context.trace("log_prob", spoiled.log_prob)
+        return spoiled
+
+    monkeypatch.setattr(Categorical, "log_prob", lambda *args: plant.spoil(log_prob(*args)))
+    monkeypatch.setattr(Categorical, "log_prob_entropy", spoiled_both)
+    monkeypatch.setattr(SoftActorCritic, "_soft_policy", spoiled_softmax)
+
+
+def plant_gradient(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    init = GradientStep.__init__
+
+    def spoiled_init(self: Any, calc_loss: Any, *args: Any, **kwargs: Any) -> None:
+        def calc(*batch: Any) -> Any:
+            loss, *rest = calc_loss(*batch)
+            if plant.is_on:
+                # 0, and its gradient is 0 times infinity
+                loss = loss + (self.parameters[-1] * 0).sum().sqrt()
+            return loss, *rest
+
+        init(self, calc, *args, **kwargs)
+
+    monkeypatch.setattr(GradientStep, "__init__", spoiled_init)
+
+
+PLANTS = {"target": plant_target, "log_prob": plant_log_prob, "gradient": plant_gradient}
+# a return is all the advantage that there is without a critic; values of actions have no probabilities
+CASES = [
+    (algorithm, what, "advantage" if (algorithm, what) == ("Reinforce", "target") else what)
+    for algorithm in ALGORITHMS
+    for what in PLANTS
+    if what != "log_prob" or algorithm not in ("SARSA", "DQN", "DoubleDQN")
+]
+
+
+@pytest.mark.parametrize(("algorithm", "what", "name"), CASES)
+def test_what_an_update_computes(
+    algorithm: str, what: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant = Plant(math.nan if what != "target" else math.inf)
+    PLANTS[what](plant, monkeypatch)
+    run = Run(make_spec(algorithm), tmp_path, plant.watch)
+    assert plant.num_update == 0
+    run.check(name)
+    if what == "gradient":
+        assert re.search(r"^gradient of \w+\.\S*(weight|bias|log_alpha)\b", run.message)
+    # nothing has been poisoned: neither by the failed step, nor by looking for its cause
+    assert all(tensor.isfinite().all() for module in run.content["modules"].values() for tensor in module.values())
+    for role, optimizer in run.content["optimizers"].items():
+        moments = run.session.agent.algorithm.optimizers[role].moments
+        assert all(torch.equal(optimizer["moments"][name], moment) for name, moment in moments.items())
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "SARSA", "Reinforce", "DQN"])
+def test_a_reward_that_no_env_has_looked_at(algorithm: str, tmp_path: Path) -> None:
+    bad: list[int] = []
+
+    def prepare(session: Session) -> None:
+        step = session.env.step
+
+        def poisoned(action: Any) -> Any:
+            result = step(action)
+            if session.frame + NUM_ENVS >= BAD_FRAME and not bad:
+                bad.append(session.frame + NUM_ENVS)
+                result.reward[1] = math.nan
+            return result
+
+        session.env.step = poisoned  # type: ignore[method-assign]
+
+    run = Run(make_spec(algorithm), tmp_path, prepare)
+    run.check("reward")
+    assert "env 1" in run.message
+    if algorithm != "DQN":
+        assert f"of frame {bad[0]})" in run.message
+
+
+@pytest.mark.parametrize(("save_frequency", "kind", "frame"), [(8, "weight", BAD_FRAME), (16, "gradient", 128)])
+def test_weights_that_a_step_has_thrown_away_are_not_saved(
+    save_frequency: int, kind: str, frame: int, tmp_path: Path
+) -> None:
+    """A gradient is finite and the step along it is not: seen by whatever comes first, a save or a training."""
+
+    def prepare(session: Session) -> None:
+        update = session.agent.update
+
+        def thrown(frame: int) -> Any:
+            metrics = update(frame)
+            if frame == BAD_FRAME:
+                session.agent.algorithm.optimizers["actor"].flat.data[-1] = math.inf
+            return metrics
+
+        session.agent.update = thrown  # type: ignore[method-assign]
+
+    run = Run(make_spec("PPO").replace(meta={"checkpoint_frequency": save_frequency}), tmp_path, prepare)
+    run.check("weight of net.actor")
+    assert (run.content["kind"], run.frame) == (kind, frame)
+
+
+@pytest.mark.parametrize("net", [{"batch_norm": True}, DROPOUT])
+def test_statistics_and_generators_are_those_of_before(
+    net: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant = Plant(math.nan)
+    plant_gradient(plant, monkeypatch)
+    before: list[dict[str, Any]] = []
+
+    def prepare(session: Session) -> None:
+        plant.watch(session)
+        (step,) = session.agent.context.guard.steps
+        calc = step.calc_loss
+
+        def kept(*args: Any) -> Any:
+            if plant.is_on and not before:
+                state = {
+                    name: tensor.clone() for name, tensor in session.agent.algorithm.modules["net"].state_dict().items()
+                }
+                before.append({"net": state, "random": torch.get_rng_state()})
+            return calc(*args)
+
+        step.calc_loss = kept
+
+    run = Run(make_spec("PPO", net), tmp_path, prepare)
+    run.check("gradient")
+    assert all(torch.equal(tensor, run.content["modules"]["net"][name]) for name, tensor in before[0]["net"].items())
+    assert torch.equal(run.content["agent"]["torch_generator"], before[0]["random"])
+
+
+# --- numbers that overflow by themselves: nothing is planted, so that another process can do it again
+
+
+class Rich(gym.RewardWrapper[Any, Any]):
+    """Pays so much from some step of an episode on that its square has no number."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(gym.make("CartPole-v1", **kwargs))
+
+    def reward(self, reward: Any) -> float:
+        return 1e30 if abs(self.unwrapped.state[2]) > 0.1 else 1.0  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def rich_env() -> Iterator[None]:
+    gym.register("Rich-v0", entry_point=Rich, max_episode_steps=60)
+    yield
+    del gym.registry["Rich-v0"]
+
+
+@pytest.mark.usefixtures("rich_env")
+def test_the_command_does_it_again(tmp_path: Path) -> None:
+    run = Run(make_spec("PPO", name="Rich-v0"), tmp_path)
+    run.check("loss")
+    assert re.search(r"the largest number before it is \S+, of target", run.message)
+    result = CliRunner().invoke(app, [str(run.bundle)])
+    assert result.exit_code == 0, result.output
+    assert "reproduced: loss is" in result.output
+    assert re.search(r"ret +\(16,\) .*e\+", result.output)
+    assert "Try: " in result.output
+    # with a batch that does not fail it says so
+    content = load_state(run.bundle)
+    for index in (3, 4, 5):
+        content["args"][0]["__items__"][index] = torch.linspace(0, 1, 16)
+    save_state(run.bundle, content)
+    result = CliRunner().invoke(app, [str(run.bundle)])
+    assert result.exit_code == 1
+    assert "\nnot reproduced: the loss is " in result.output
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rich_env")
+def test_graphs_change_nothing_either_and_need_not_be_waited_for(tmp_path: Path) -> None:
+    spec = make_spec("DQN", name="Rich-v0").replace(meta={"compile": True})
+
+    def defer(session: Session) -> None:
+        session.agent.context.guard.is_deferred = True
+
+    now, later = Run(spec, tmp_path / "now"), Run(spec, tmp_path / "later", defer)
+    now.check("loss")
+    later.check("loss")
+    assert now.message.partition(";")[0] == later.message.partition(";")[0]
+    # training_iter is 3: the steps after the bad one changed nothing
+    for part in ("modules", "optimizers"):
+        assert pickle.dumps(_to_lists(now.content[part])) == pickle.dumps(_to_lists(later.content[part]))
+    assert now.content["opt_step"] <= later.content["opt_step"]
+
+
+def _to_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _to_lists(item) for key, item in value.items()}
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+# --- size
+
+
+def test_what_has_no_room_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant = Plant(math.nan)
+    plant_gradient(plant, monkeypatch)
+    whole = Run(make_spec("PPO"), tmp_path / "whole", plant.watch)
+    sizes = {name: fault_module.count_bytes(whole.content[name]) for name in ("modules", "args", "rollout", "agent")}
+    room = sizes["modules"] + sizes["args"] + 100
+    monkeypatch.setattr(fault_module, "MAX_BYTES", room + fault_module._ROOM)
+    small = Run(make_spec("PPO"), tmp_path / "small", plant.watch)
+    small.check("gradient")
+    assert small.content["left_out"] == ["agent", "optimizers"]
+    assert "rollout" not in small.content
+    monkeypatch.setattr(fault_module, "MAX_BYTES", sizes["modules"] - 1 + fault_module._ROOM)
+    tiny = Run(make_spec("PPO"), tmp_path / "tiny", plant.watch)
+    replayed = replay_fault(tiny.bundle)
+    assert not replayed.is_reproduced
+    assert "cannot be done again: the weights have no room in a bundle of" in replayed.message
+    assert CliRunner().invoke(app, [str(tiny.bundle)]).exit_code == 1
+
+
+class OwnBatch(NamedTuple):
+    """What a loss of someone's own may take."""
+
+    obs: torch.Tensor
+
+
+def test_batches_of_types_of_your_own_are_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant = Plant(math.nan)
+    plant_gradient(plant, monkeypatch)
+    call = GradientStep.__call__
+
+    def call_otherwise(self: Any, *args: Any) -> Any:
+        try:
+            return call(self, *args)
+        except GradientFaultError as fault:
+            fault.step_args = (OwnBatch(args[0].obs),)
+            self.calc_loss = lambda batch: (self.parameters[0].sum() * math.nan,)
+            raise
+
+    monkeypatch.setattr(GradientStep, "__call__", call_otherwise)
+    run = Run(make_spec("PPO"), tmp_path, plant.watch)
+    assert (
+        replay_fault(run.bundle).message == "cannot be done again: the loss takes a OwnBatch, which is not plain data"
+    )
+
+
+# --- bundles of others
+
+
+class Payload:
+    """Would make a file if it were unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.usefixtures("rich_env")
+def test_bundles_that_are_not_what_they_seem_are_refused_in_one_line(tmp_path: Path) -> None:
+    run = Run(make_spec("PPO", name="Rich-v0"), tmp_path / "run")
+    data, content = run.bundle.read_bytes(), load_state(run.bundle)
+    other = tmp_path / "other.pt"
+    mark = tmp_path / "mark"
+
+    def refuse(match: str) -> None:
+        result = CliRunner().invoke(app, [str(other)])
+        assert result.exit_code == 2, result.output
+        assert re.search(rf"^Error: .*{match}", result.output), result.output
+        assert len(result.output.splitlines()) == 1
+        assert not mark.exists()
+
+    refuse("cannot be read")
+    other.write_bytes(data[: len(data) // 2])
+    refuse("its hash does not match")
+    for place in (10, len(data) // 2, len(data) - 5):
+        other.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        refuse("its hash does not match")
+    other.write_bytes(seal(pickle.dumps(Payload(mark))))
+    refuse("refused")
+    torch.save({"format": 1, "kind": Payload(mark)}, tmp_path / "raw.pt")
+    other.write_bytes(seal((tmp_path / "raw.pt").read_bytes()))
+    refuse("refused")
+    with other.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    refuse("more than a fault bundle has")
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"kind": "other"}, "is not a fault bundle"),
+        ({"format": 99}, "another version"),
+        ({"spec": []}, "does not hold one spec"),
+        ({"modules": {}}, "does not fit together"),
+        ({"args": [1, 2]}, "does not fit together"),
+        ({"step": 7}, "does not fit together"),
+        ({"facts": None}, "does not fit together"),
+        ({"again": None}, "does not fit together"),
+    ]
+    for change, match in changes:
+        save_state(other, {**content, **change})
+        refuse(match)
+    with pytest.raises(CheckpointError):
+        read_bundle(tmp_path)
+
+
+# --- trials and searches
+
+
+def write_env(folder: Path) -> None:
+    """An env whose rewards are not a number from the second episode of session 1, or with a wish of the spec."""
+    (folder / "wrong_env.py").write_text(
+        "import gymnasium as gym\n"
+        "class Wrong(gym.Wrapper):\n"
+        "    def __init__(self, bad=0, **kwargs):\n"
+        "        super().__init__(gym.make('CartPole-v1', **kwargs))\n"
+        "        self.bad = bad\n"
+        "    def step(self, action):\n"
+        "        obs, reward, *rest = self.env.step(action)\n"
+        "        return obs, float('nan') if self.bad else reward, *rest\n"
+        "gym.register('Wrong-v0', entry_point=Wrong, max_episode_steps=60)\n"
+    )
+
+
+def test_a_trial_that_diverges_is_failed_and_names_its_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_env(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    spec = make_spec("PPO", name="wrong_env:Wrong-v0", kwargs={"bad": 1}).replace(meta={"max_session": 1})
+    result = start(spec, Options(data_dir=tmp_path / "data"))
+    assert result.exit_code == 1
+    assert "reward of the env is not finite at frame 2: env 0" in result.failures[0]
+    (bundle,) = result.folder.glob("fault/*.pt")
+    assert str(bundle) in result.failures[0]
+
+
+def test_a_search_counts_a_trial_that_diverges_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_env(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    spec = make_spec("PPO", name="wrong_env:Wrong-v0", kwargs={"bad": 0}, max_frame=200)
+    raw = spec.model_dump(mode="json", serialize_as_any=True)
+    raw["meta"] |= {"max_session": 1, "max_trial": 3}
+    raw["search"] = {"env.kwargs.bad__choice": [0, 1]}
+    result = start_search(parse_spec(raw)[0], Options(data_dir=tmp_path / "data"), 1)
+    wrong = [row for row in result.rows if row.values["env.kwargs.bad"]]
+    assert 0 < len(wrong) < len(result.rows) == 3
+    for row in result.rows:
+        assert row.state == ("failed" if row in wrong else "done")
+        assert math.isnan(row.score) == (row in wrong)
+    assert all("reward of the env is not finite" in row.error for row in wrong)
+    assert result.best is not None
+    assert result.best not in wrong
