@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "spec": ("slm_lab.cli.spec", "Check, show, list and describe specs."),
     "report": ("slm_lab.cli.report", "Show a run, or several side by side, as a page that opens offline."),
     "env": ("slm_lab.cli.env", "Check an env of yours, list those that are registered."),
+    "verify": ("slm_lab.cli.verify", "Replay a part of a run and compare it bit for bit."),
     "bench": ("slm_lab.cli.bench", "Run the benchmark, and write its page."),
     "doctor": ("slm_lab.cli.doctor", "Say what stands out in a run, and which key to try."),
 }

@@ -1,11 +1,13 @@
 """Start, continue and replay runs; what the command line and Python both call."""
 
 import math
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from loguru import logger
@@ -36,6 +38,9 @@ from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
+
+# variables that set how libraries compute; they hold no secrets
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_CBWR", "ATEN_CPU_CAPABILITY")
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,23 @@ def start(spec: Spec, options: Options) -> TrialResult:
 def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:
     """Write down what a run is and where it comes from."""
     write_yaml(folder.spec_file, dump_spec(spec))
-    facts = {
-        "command": sys.argv,
+    facts = {"command": sys.argv, **describe_machine(spec), "imports": list(options.imports)}
+    write_json(folder.provenance_file, facts)
+
+
+def describe_machine(spec: Spec) -> dict[str, Any]:
+    """All that may change the bits of a result, but for the spec."""
+    return {
         "git_sha": git_sha(),
         "versions": package_versions(),
         "machine": machine_facts(),
-        "imports": list(options.imports),
+        "torch": {
+            "device": str(pick_device(spec.meta.device, 0)),
+            # which instructions kernels are chosen for
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        },
+        "variables": {name: os.environ.get(name, "unset") for name in VARIABLES},
     }
-    write_json(folder.provenance_file, facts)
 
 
 def resume(where: str, options: Options, name: str | None = None) -> TrialResult:

@@ -235,6 +235,18 @@ def _is_alive(process: int) -> bool:
     return process != os.getpid()
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock; the file is only looked at."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 @contextmanager
 def lock_file(path: Path, wait: float) -> Iterator[None]:
     """Hold a lock that the system frees when the process ends, however it ends."""
