@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("slm_lab.cli.report", "Show a run, or several side by side, as a page that opens offline."),
     "env": ("slm_lab.cli.env", "Check an env of yours, list those that are registered."),
     "verify": ("slm_lab.cli.verify", "Replay a part of a run and compare it bit for bit."),
+    "chaos": ("slm_lab.cli.chaos", "Kill a run at random moments and show that it ends the same."),
     "bench": ("slm_lab.cli.bench", "Run the benchmark, and write its page."),
     "doctor": ("slm_lab.cli.doctor", "Say what stands out in a run, and which key to try."),
 }

@@ -22,6 +22,7 @@ from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
+from slm_lab.experiment.disk import check_disk, estimate_disk
 from slm_lab.experiment.executor import Connect, load_ray
 from slm_lab.experiment.folder import DATA_DIR, RunFolder, find_best_trial, open_run_folder
 from slm_lab.experiment.sink import check_sinks
@@ -59,10 +60,11 @@ class Options:
     ray_address: str | None = None
 
 
-def prepare(spec: Spec, render: bool = False) -> tuple[Spec, list[str]]:
+def prepare(spec: Spec, render: bool = False, place: Path | None = None) -> tuple[Spec, list[str]]:
     """Build env and agent once, so that a mistake is told before anything is written.
 
-    Returns the spec with what is decided now and not anew by a continued run, and what to know beforehand.
+    Returns the spec with what is decided now and not anew by a continued run, and what to know beforehand. What the
+    run takes of the disk is told and checked if it is known where its files will be: in a run folder or a new one.
     """
     if render:
         check_display()
@@ -90,6 +92,10 @@ def prepare(spec: Spec, render: bool = False) -> tuple[Spec, list[str]]:
             f"{replay.spec.name} of {replay.spec.max_size:,} transitions: up to {replay.num_bytes / 1e6:,.1f} MB of "
             "memory per session, and as much on disk"
         )
+    if place is not None:
+        need = estimate_disk(spec, agent)
+        check_disk(need, place)
+        notes.append(str(need))
     return spec, notes
 
 
@@ -97,7 +103,8 @@ def start(spec: Spec, options: Options) -> TrialResult:
     """Train a spec in a new run folder."""
     import_modules(options.imports)
     connect = find_cluster(options)
-    spec, notes = prepare(spec, options.render)
+    # a folder that is not there yet holds nothing
+    spec, notes = prepare(spec, options.render, options.data_dir / spec.name)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     write_yaml(folder.trial_spec_file(0), dump_spec(spec))
     write_origin(spec, folder, options)
@@ -136,7 +143,7 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
         raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{name}'; leave the spec out")
     if folder.study_file.exists():
         raise RunFolderError(f"{folder.path} is a search; continue it with search@{folder.path}")
-    saved, notes = prepare(saved, options.render)
+    saved, notes = prepare(saved, options.render, folder.path)
     # what is decided anew, such as updates that cannot be compiled here, holds for every session
     write_yaml(folder.trial_spec_file(0), dump_spec(saved))
     remove_orphans(folder.path)
