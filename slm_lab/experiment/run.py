@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import CheckpointError, LabError, RunFolderError, SpecError
+from slm_lab.lib.errors import CheckpointError, LabError, RunFolderError, SpecError, StorageError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
@@ -106,8 +107,13 @@ def start(spec: Spec, options: Options) -> TrialResult:
     # a folder that is not there yet holds nothing
     spec, notes = prepare(spec, options.render, options.data_dir / spec.name)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
-    write_yaml(folder.trial_spec_file(0), dump_spec(spec))
-    write_origin(spec, folder, options)
+    try:
+        write_yaml(folder.trial_spec_file(0), dump_spec(spec))
+        write_origin(spec, folder, options)
+    except StorageError:
+        # a folder without its spec is no run
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     return _train(spec, folder, options, [f"Run folder {folder.path}", *notes], connect)
 
 
@@ -125,6 +131,8 @@ def describe_machine(spec: Spec) -> dict[str, Any]:
         "versions": package_versions(),
         "machine": machine_facts(),
         "torch": {
+            # with the kind of build, which the package's own version may leave out
+            "version": torch.__version__,
             "device": str(pick_device(spec.meta.device, 0)),
             # which instructions kernels are chosen for
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -155,12 +163,17 @@ def find_cluster(options: Options) -> Connect | None:
 
 
 def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str], connect: Connect | None) -> TrialResult:
-    with log_to(folder.log_file(), options.log_level):
-        for note in notes:
-            logger.info(note)
-        return Trial(
-            spec, folder, 0, options.imports, options.log_level, options.render, options.log_format, connect
-        ).run()
+    try:
+        with log_to(folder.log_file(), options.log_level):
+            for note in notes:
+                logger.info(note)
+            return Trial(
+                spec, folder, 0, options.imports, options.log_level, options.render, options.log_format, connect
+            ).run()
+    except StorageError as error:
+        raise StorageError(
+            f"{error}; checkpoints are whole: make room, then continue with slm-lab run train@{folder.path}"
+        ) from None
 
 
 def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
