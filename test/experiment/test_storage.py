@@ -10,6 +10,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,10 @@ def assert_no_half_files(path: Path) -> None:
             json.loads(file.read_text())
         elif file.suffix == ".yaml":
             yaml.safe_load(file.read_text())
-        elif file.suffix in (".csv", ".html"):
+        elif file.suffix == ".csv":
             assert file.read_text().endswith("\n")
+        elif file.suffix == ".html":
+            assert file.read_text().rstrip().endswith("</html>")
 
 
 class Disk:
@@ -115,7 +118,9 @@ class Disk:
 
 
 def kind_of(name: str) -> str:
-    """A file without what differs from run to run."""
+    """A file without what differs from run to run; graphs are all of one kind."""
+    if Path(name).parent.name == "graph":
+        return "graph"
     return re.sub(r"\d+", "#", re.sub(r"\.\d+-[0-9a-f]+\.tmp$", "", Path(name).name))
 
 
@@ -129,6 +134,7 @@ RAW_WRITES = {
     "slm_lab/experiment/search_run.py",  # the journal of a search, empty at first
     "slm_lab/experiment/study.py",  # cuts half an entry off the journal
     "slm_lab/experiment/ray_executor.py",  # temporary names, moved into place when whole
+    "slm_lab/experiment/chaos.py",  # output of its own processes, outside of any run
 }
 
 
@@ -192,7 +198,7 @@ def test_a_full_disk_at_any_write_leaves_a_run_that_goes_on_exactly(
     names = list(watched.names)
     kinds = {name: [index for index, each in enumerate(names) if each == name] for name in names}
     # specs, provenance, logs, tables, checkpoints, models, rows of the replay, metrics, graphs, report
-    assert len(kinds) >= 15, kinds
+    assert len(kinds) >= 12, kinds
     (whole,) = (tmp_path / "whole").iterdir()
     chosen = range(len(names)) if every_write else sorted({at for found in kinds.values() for at in found[-1:]})
     for full_at in chosen:
@@ -296,7 +302,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    with pytest.raises(OSError, match="No space left"), path.open("wb", buffering=0) as file:
+    with suppress(OSError), path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
 
