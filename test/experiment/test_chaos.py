@@ -1,8 +1,10 @@
 """Kills at random moments change no bit, hit no process of others, and leave none behind."""
 
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from slm_lab.experiment import chaos
 from slm_lab.experiment.chaos import Chaos, Kill, Process, find_descendants
 from slm_lab.experiment.checkpoint import load_state, save_state
+from slm_lab.experiment.control import Session, write_session_metrics
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.errors import LabError
 from slm_lab.spec.loading import parse_spec
@@ -62,21 +65,19 @@ def test_kills_of_sessions_and_driver_change_nothing(tmp_path: Path) -> None:
 
 
 def test_a_difference_is_found(tmp_path: Path) -> None:
-    shaken = Chaos(make_spec(), tmp_path, 1, 0, lambda _: None)
-    _, _, whole = shaken._run_whole()
-    folder = RunFolder(whole, NAME)
-    assert shaken._compare(whole, whole).is_same
-    copy = RunFolder(Path(chaos_copy(whole, tmp_path / "copy")), NAME)
+    spec = make_spec(600)
+    shaken = Chaos(spec, tmp_path, 1, 0, lambda _: None)
+    folder = RunFolder(tmp_path / "one", NAME)
+    result = Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
+    write_session_metrics(folder, 0, result, {})
+    copy = RunFolder(Path(shutil.copytree(folder.path, tmp_path / "two")), NAME)
+    assert shaken._compare(folder.path, copy.path).is_same
     state = load_state(copy.resume_file(0, 0))
     state["agent"]["act_generator"][0] ^= 1
     save_state(copy.resume_file(0, 0), state)
-    comparison = shaken._compare(folder.path, copy.path)
-    assert [difference.name for difference in comparison.values] == ["agent.act_generator[0]"]
-
-
-def chaos_copy(source: Path, target: Path) -> Path:
-    subprocess.run(["cp", "-r", str(source), str(target)], check=True)
-    return target
+    write_session_metrics(copy, 0, replace(result, final_eval=[1.0]), {})
+    names = [difference.name for difference in shaken._compare(folder.path, copy.path).values]
+    assert names == ["agent.act_generator[0]", "session 0, final_eval"]
 
 
 def test_a_spec_that_cannot_be_trained_is_told(tmp_path: Path) -> None:

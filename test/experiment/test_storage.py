@@ -214,7 +214,12 @@ def test_a_full_disk_at_any_write_leaves_a_run_that_goes_on_exactly(
         runs = list(data.iterdir())
         if not runs:
             continue
-        assert run_on(watched, None, lambda runs=runs: resume(str(runs[0]), Options()))[0] == 0, where  # type: ignore[misc]
+        watched.fill(None)
+        if every_write:
+            assert resume(str(runs[0]), Options()).exit_code == 0, where
+        else:
+            # without the graphs, which take seconds
+            train(spec, runs[0])
         assert_same(RunFolder(whole, NAME), RunFolder(runs[0], NAME))
         shutil.rmtree(data)
 
