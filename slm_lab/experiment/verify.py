@@ -24,6 +24,7 @@ from slm_lab.spec.schema import Spec
 
 # no checkpoint on the way: the one at the end is all that is asked for
 NEVER = 2**62
+PACKAGE = "versions."
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,11 @@ class Verdict:
         counts = f"{self.comparison.num_row:,} rows, {self.comparison.num_tensor:,} tensors"
         if self.comparison.is_same:
             return [f"{title}: same from {part} ({counts})", *notes]
-        return [f"{title}: differs from {part} ({counts})", *self.comparison.describe(), *notes]
+        return [
+            f"{title}: differs from {part} ({counts}; there: the run, here: the replay)",
+            *self.comparison.describe(),
+            *notes,
+        ]
 
 
 @dataclass(frozen=True)
@@ -126,17 +131,19 @@ class Verification:
             origin = read_document(path)
         except LabError:
             origin = {}
-        there, here = flatten(origin), flatten(describe_machine(self.spec))
         # the run's own spec says these, whatever was written down
-        there |= {"threads": str(self.saved.meta.num_threads), "compile": str(self.saved.meta.compile)}
-        here |= {"threads": str(self.spec.meta.num_threads), "compile": str(self.spec.meta.compile)}
-        is_old = {name: name not in there and name.split(".")[0] not in origin for name in here}
+        there, here = (
+            {"threads": str(spec.meta.num_threads), "compile": str(spec.meta.compile), **flatten(content)}
+            for spec, content in ((self.saved, origin), (self.spec, describe_machine(self.spec)))
+        )
+        # a package that is not listed was not installed, unless none is; anything else was not written down
+        unknown = [name for name in here if name not in there and not (name.startswith(PACKAGE) and PACKAGE in there)]
         facts = [
-            Fact(name, there.get(name, "not there"), here.get(name, "not there"))
+            Fact(name, there.get(name, "not installed"), here.get(name, "not installed"))
             for name in dict.fromkeys([*here, *there])
-            if not is_old.get(name) and there.get(name) != here.get(name)
+            if name not in unknown and name != PACKAGE and there.get(name) != here.get(name)
         ]
-        return facts, [name for name, old in is_old.items() if old]
+        return facts, unknown
 
     def run(self) -> Iterator[Verdict]:
         """Replay one session after the other."""
@@ -264,4 +271,6 @@ def flatten(data: dict[str, Any]) -> dict[str, str]:
         content = data.get(section)
         if isinstance(content, dict):
             found |= {f"{section}.{name}": str(value) for name, value in content.items()}
+    if any(name.startswith(PACKAGE) for name in found):
+        found[PACKAGE] = ""
     return found
