@@ -163,6 +163,15 @@ def test_a_flipped_bit_in_a_resealed_model_is_named(copied: RunFolder) -> None:
     assert difference.name.startswith(f"model last.modules.{module}.")
 
 
+def test_a_flipped_bit_in_the_rows_of_a_replay_is_named(tmp_path: Path) -> None:
+    folder = train(make_spec(DQN), tmp_path / "run")
+    ((start, end),) = load_state(folder.resume_file(0, 0))["rows"]["memory"]
+    prefix = folder.replay_prefix(0, 0, "memory")
+    reseal(prefix.with_name(f"{prefix.name}_{start}-{end}.pt"), "rows", "reward")
+    (difference,) = verify(folder.path).comparison.values
+    assert difference.name == f"replay memory rows {start:,} to {end:,}, reward[0, 0]"
+
+
 def test_a_flipped_bit_where_the_replay_begins_spreads(copied: RunFolder) -> None:
     path = previous_file(copied.resume_file(0, 0))
     module, name = first_weight(load_state(path))
