@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "push": ("slm_lab.cli.push", "Send a run to the Hugging Face hub or a shared folder."),
     "pull": ("slm_lab.cli.pull", "Fetch runs from there, verified."),
     "graduate": ("slm_lab.cli.graduate", "Copy finished runs and the docs to the public repo."),
+    "verify": ("slm_lab.cli.verify", "Replay a part of a run and compare it bit for bit."),
+    "chaos": ("slm_lab.cli.chaos", "Kill a run at random moments and show that it ends the same."),
     "bench": ("slm_lab.cli.bench", "Run the benchmark, and write its page."),
     "replay-fault": ("slm_lab.cli.replay_fault", "Do again what stopped a session: a number that was not finite."),
     "doctor": ("slm_lab.cli.doctor", "Say what stands out in a run, and which key to try."),

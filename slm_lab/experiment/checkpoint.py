@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from slm_lab.experiment.folder import previous_file
-from slm_lab.lib.errors import CheckpointError
+from slm_lab.lib.errors import CheckpointError, StorageError
 from slm_lab.lib.io import seal, unseal, write_bytes
 
 _ARRAY = "__array__"
@@ -45,10 +45,10 @@ def save_state(path: Path, state: dict[str, Any], keep_previous: bool = False) -
     """Write a state; the one before stays under another name until the next call, if asked."""
     buffer = io.BytesIO()
     torch.save(_to_plain(state), buffer)
-    data = seal(buffer.getvalue())
-    if keep_previous and path.exists():
-        os.replace(path, previous_file(path))
-    write_bytes(path, data)
+    if not path.parent.is_dir():
+        # making it anew would leave a folder that is no run
+        raise StorageError(f"{path.parent}: is gone; was the run removed or moved while it trained?")
+    write_bytes(path, seal(buffer.getvalue()), previous_file(path) if keep_previous else None)
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ MAX_FINAL_STEP = 300_000
 # a session whose parent was killed needs a moment to save and end
 LOCK_SECONDS = 20.0
 FORMAT = 3
+Grade = Literal["exact", "statistical"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Session:
         should_stop: Callable[[], bool],
         render: bool = False,
         imports: tuple[str, ...] = (),
+        end_frame: int | None = None,
     ) -> None:
         torch.set_num_threads(spec.meta.num_threads)
         self.spec = spec
@@ -134,6 +136,12 @@ class Session:
             for name, replay in self.agent.algorithm.replays.items()
         }
         self.frame = 0
+        # a replay of a part of a run ends where that part does
+        self.end_frame = min(spec.env.max_frame, end_frame or spec.env.max_frame)
+        # how a continued session found its envs; None for one that began anew
+        self.grade: Grade | None = None
+        # what the last checkpoint on disk holds
+        self.saved: tuple[int, ...] | None = None
         # the next frame at which a row, an evaluation or a video may be due: one comparison per step
         self.next_due = 0
         self.watch = Stopwatch()
@@ -165,7 +173,7 @@ class Session:
         obs, carry = self._begin()
         env, agent, watch = self.env, self.agent, self.watch
         watch.start()
-        while self.frame < self.spec.env.max_frame and not self.should_stop():
+        while self.frame < self.end_frame and not self.should_stop():
             drawn = agent.context.act_generator.get_state() if env.is_remote else None
             act = agent.act(obs, carry, explore=True)
             watch.lap("act")
@@ -195,7 +203,11 @@ class Session:
         is_done = self.frame >= self.spec.env.max_frame
         if is_done and (not self.tracker.rows or self.tracker.last("frame") != self.frame):
             self._log_row()
-        self._save(obs, carry)
+        if self.saved != self._mark():
+            self._save(obs, carry)
+        else:
+            # a kill may have come between the checkpoint and the models
+            self._save_models()
         watch.lap("save")
         final_eval = self._play_final() if is_done else []
         watch.lap("evaluate")
@@ -230,6 +242,7 @@ class Session:
                 due.skip_to(self.frame)
         obs = self.env.load_state_dict(state["env"])
         is_exact = np.array_equal(to_host(obs), state["obs"])
+        self.grade = "exact" if is_exact else "statistical"
         if is_exact:
             logger.info(f"Session {self.session} continues at frame {self.frame}: exact")
         else:
@@ -239,6 +252,9 @@ class Session:
             )
         # episodes that start anew have nothing to remember
         carry = state["carry"] if is_exact else self.agent.init_carry(self.spec.env.num_envs)
+        # not where the one before was used
+        if path.exists():
+            self.saved = self._mark()
         if state["is_eval_due"]:
             self._evaluate()
         return obs, None if carry is None else carry.to(self.agent.device)
@@ -279,13 +295,22 @@ class Session:
             "is_eval_due": self.is_eval_due,
         }
         save_state(folder.resume_file(trial, session), state, keep_previous=True)
+        self.saved = self._mark()
         for files in self.replay_files.values():
             files.clean()
-        model = self.agent.model_state()
-        save_state(folder.model_file(trial, session, "last"), model)
-        save_state(folder.model_file(trial, session, "best"), self.best_model or model)
+        self._save_models()
         self.last_save = time.perf_counter()
         self.save_seconds = self.last_save - began
+
+    def _save_models(self) -> None:
+        model = self.agent.model_state()
+        save_state(self.folder.model_file(self.trial, self.session, "last"), model)
+        save_state(self.folder.model_file(self.trial, self.session, "best"), self.best_model or model)
+
+    def _mark(self) -> tuple[int, ...]:
+        """What changes when there is something to save: a second checkpoint of it would drop the one before."""
+        num_eval = len(self.eval_tracker.rows) if self.eval_tracker is not None else 0
+        return self.frame, len(self.tracker.rows), num_eval, self.is_eval_due
 
     def _is_save_due(self, now: float) -> bool:
         # saving changes nothing in the run, so it may follow the clock on the wall

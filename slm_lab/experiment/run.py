@@ -1,12 +1,15 @@
 """Start, continue and replay runs; what the command line and Python both call."""
 
 import math
+import os
 import secrets
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from loguru import logger
@@ -21,13 +24,14 @@ from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
+from slm_lab.experiment.disk import check_disk, estimate_disk
 from slm_lab.experiment.executor import Connect, load_ray
 from slm_lab.experiment.folder import DATA_DIR, RunFolder, find_best_trial, find_same_run, open_run_folder
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import CheckpointError, LabError, RunFolderError, SpecError
+from slm_lab.lib.errors import CheckpointError, LabError, RunFolderError, SpecError, StorageError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
@@ -38,6 +42,9 @@ from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
+
+# variables that set how libraries compute; they hold no secrets
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_CBWR", "ATEN_CPU_CAPABILITY")
 
 
 @dataclass(frozen=True)
@@ -56,10 +63,11 @@ class Options:
     ray_address: str | None = None
 
 
-def prepare(spec: Spec, render: bool = False) -> tuple[Spec, list[str]]:
+def prepare(spec: Spec, render: bool = False, place: Path | None = None) -> tuple[Spec, list[str]]:
     """Build env and agent once, so that a mistake is told before anything is written.
 
-    Returns the spec with what is decided now and not anew by a continued run, and what to know beforehand.
+    Returns the spec with what is decided now and not anew by a continued run, and what to know beforehand. What the
+    run takes of the disk is told and checked if it is known where its files will be: in a run folder or a new one.
     """
     # a spec from Python has not been read from a file
     refuse_secrets(dump_spec(spec), f"spec '{spec.name}'")
@@ -89,6 +97,10 @@ def prepare(spec: Spec, render: bool = False) -> tuple[Spec, list[str]]:
             f"{replay.spec.name} of {replay.spec.max_size:,} transitions: up to {replay.num_bytes / 1e6:,.1f} MB of "
             "memory per session, and as much on disk"
         )
+    if place is not None:
+        need = estimate_disk(spec, agent)
+        check_disk(need, place)
+        notes.append(str(need))
     return spec, notes
 
 
@@ -96,10 +108,16 @@ def start(spec: Spec, options: Options) -> TrialResult:
     """Train a spec in a new run folder."""
     import_modules(options.imports)
     connect = find_cluster(options)
-    spec, notes = prepare(spec, options.render)
+    # a folder that is not there yet holds nothing
+    spec, notes = prepare(spec, options.render, options.data_dir / spec.name)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
-    write_yaml(folder.trial_spec_file(0), dump_spec(spec))
-    write_origin(spec, folder, options)
+    try:
+        write_yaml(folder.trial_spec_file(0), dump_spec(spec))
+        write_origin(spec, folder, options)
+    except StorageError:
+        # a folder without its spec is no run
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     return _train(spec, folder, options, [f"Run folder {folder.path}", *notes], connect)
 
 
@@ -122,12 +140,27 @@ def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:
         # tells two runs apart that were started with the same words in the same second, on two machines
         "run_id": secrets.token_hex(8),
         "command": [redact(word) for word in sys.argv],
-        "git_sha": git_sha(),
-        "versions": package_versions(),
-        "machine": machine_facts(),
+        **describe_machine(spec),
         "imports": list(options.imports),
     }
     write_json(folder.provenance_file, facts)
+
+
+def describe_machine(spec: Spec) -> dict[str, Any]:
+    """All that may change the bits of a result, but for the spec."""
+    return {
+        "git_sha": git_sha(),
+        "versions": package_versions(),
+        "machine": machine_facts(),
+        "torch": {
+            # with the kind of build, which the package's own version may leave out
+            "version": torch.__version__,
+            "device": str(pick_device(spec.meta.device, 0)),
+            # which instructions kernels are chosen for
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        },
+        "variables": {name: os.environ.get(name, "unset") for name in VARIABLES},
+    }
 
 
 def resume(where: str, options: Options, name: str | None = None) -> TrialResult:
@@ -140,7 +173,7 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
         raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{name}'; leave the spec out")
     if folder.study_file.exists():
         raise RunFolderError(f"{folder.path} is a search; continue it with search@{folder.path}")
-    saved, notes = prepare(saved, options.render)
+    saved, notes = prepare(saved, options.render, folder.path)
     # what is decided anew, such as updates that cannot be compiled here, holds for every session
     write_yaml(folder.trial_spec_file(0), dump_spec(saved))
     remove_orphans(folder.path)
@@ -152,12 +185,17 @@ def find_cluster(options: Options) -> Connect | None:
 
 
 def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str], connect: Connect | None) -> TrialResult:
-    with log_to(folder.log_file(), options.log_level):
-        for note in notes:
-            logger.info(note)
-        return Trial(
-            spec, folder, 0, options.imports, options.log_level, options.render, options.log_format, connect
-        ).run()
+    try:
+        with log_to(folder.log_file(), options.log_level):
+            for note in notes:
+                logger.info(note)
+            return Trial(
+                spec, folder, 0, options.imports, options.log_level, options.render, options.log_format, connect
+            ).run()
+    except StorageError as error:
+        raise StorageError(
+            f"{error}; checkpoints are whole: make room, then continue with slm-lab run train@{folder.path}"
+        ) from None
 
 
 def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:

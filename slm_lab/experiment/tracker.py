@@ -5,12 +5,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
 from slm_lab.experiment.analysis import MA_WINDOW, calc_total_reward_ma
-from slm_lab.lib.io import write_text
+from slm_lab.lib.io import AppendFile, write_text
 
 CORE_COLUMNS = ("total_reward", "total_reward_ma", "loss", "fps", "frame", "wall_t", "t", "epi", "opt_step", "lr")
 _WHOLE = ("frame", "t", "epi", "opt_step")
@@ -27,7 +27,7 @@ class Tracker:
         self.best = -math.inf
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
-        self._file: TextIO | None = None
+        self._file: AppendFile | None = None
 
     def record(self, finished: list[float], metrics: Mapping[str, float] | None) -> None:
         """Take the episodes that ended and the metrics of a training, if there was one."""
@@ -58,7 +58,6 @@ class Tracker:
             self._open()
         else:
             self._file.write(self._format(self.rows[-1]))
-            self._file.flush()
         return row
 
     def last(self, column: str) -> float:
@@ -86,7 +85,7 @@ class Tracker:
         text.write(",".join(self.columns) + "\n")
         text.writelines(self._format(row) for row in self.rows)
         write_text(self.path, text.getvalue())
-        self._file = self.path.open("a")
+        self._file = AppendFile(self.path)
 
     def close(self) -> None:
         """Close the table."""

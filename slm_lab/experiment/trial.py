@@ -28,7 +28,7 @@ from slm_lab.experiment.report import write_report
 from slm_lab.experiment.results import read_run
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import DivergenceError, LabError, WorkerError
+from slm_lab.lib.errors import DivergenceError, LabError, StorageError, WorkerError
 from slm_lab.lib.io import write_json
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.secret import redact
@@ -132,10 +132,10 @@ class Trial:
         try:
             session = Session(self.spec, self.folder, self.trial, 0, on_progress, stop, self.render, self.imports)
             return [Outcome(0, asdict(session.run()))]
+        except (DivergenceError, StorageError, WorkerError) as error:
+            return [Outcome(0, error=redact(str(error)))]
         except LabError:
             raise
-        except (DivergenceError, WorkerError) as error:
-            return [Outcome(0, error=redact(str(error)))]
         except Exception:
             return [Outcome(0, error=redact(traceback.format_exc()))]
 
@@ -211,8 +211,12 @@ class Trial:
         """The trial's curve so far; the sessions' own are drawn at the end."""
         if time.monotonic() - self.last_plot > PLOT_SECONDS:
             tables = self._tables(list(range(self.spec.meta.max_session)))
-            if tables:
-                plot_trial(tables, self.folder.graph_prefix(self.trial), self._title)
+            try:
+                if tables:
+                    plot_trial(tables, self.folder.graph_prefix(self.trial), self._title)
+            except StorageError as error:
+                # a checkpoint that does not fit ends a session; a curve on the way is no reason
+                logger.warning(f"No curve: {error}")
             self.last_plot = time.monotonic()
 
     def _plot(self, tables: dict[int, dict[str, Any]]) -> None:

@@ -43,6 +43,13 @@ class CheckpointError(LabError):
     """A checkpoint file that is damaged or does not belong to the run."""
 
 
+class StorageError(LabError, OSError):
+    """A file that the system does not let be written: a full disk, a read-only or vanished folder.
+
+    An OSError too, for those who can go on without the file.
+    """
+
+
 class VideoError(LabError):
     """A video that cannot be written as asked."""
 

@@ -10,14 +10,15 @@ import secrets
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
-from slm_lab.lib.errors import RunFolderError
+from slm_lab.lib.errors import RunFolderError, StorageError
 
 _SEAL = b"SLMLAB-SHA256:"
 _DIGEST_SIZE = hashlib.sha256().digest_size
@@ -50,21 +51,84 @@ def move_into_place(temporary: Path, path: Path) -> None:
     os.replace(temporary, path)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file atomically: temporary file, flush, rename; the old file stays until the new one is safe."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Tell in one line what the system refuses to do with a file."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def write_all(file: BinaryIO, data: bytes) -> None:
+    """Hand bytes to the system and wait until they are on disk."""
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_bytes(path: Path, data: bytes, previous: Path | None = None) -> None:
+    """Write a file atomically: temporary file, flush, rename; the old file stays until the new one is safe.
+
+    It then stays under the name `previous`, if there is one.
+    """
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
     # opened outside the try: a name that is taken belongs to another writer and is not ours to remove
-    file = temporary.open("xb")
     try:
-        with file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        file = temporary.open("xb")
+    except FileExistsError:
         raise
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error})") from None
+    try:
+        with storage_errors(path):
+            with file:
+                write_all(file, data)
+            if previous is not None and path.exists():
+                os.replace(path, previous)
+            os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+class AppendFile:
+    """A file that grows by whole lines: one that does not fit on the disk leaves no half of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with storage_errors(path):
+            # unbuffered, so that closing has nothing left to write
+            self._file = path.open("ab", buffering=0)
+
+    def write(self, text: str) -> None:
+        """Append text, all or nothing."""
+        data = text.encode()
+        with storage_errors(self.path):
+            size = os.fstat(self._file.fileno()).st_size
+            try:
+                append(self._file, data)
+            except OSError:
+                with suppress(OSError):
+                    self._file.truncate(size)
+                raise
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):
+            self._file.close()
+
+
+def append(file: RawIOBase, data: bytes) -> None:
+    """Hand bytes to the system, however many calls that takes."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) or 0 :]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -139,13 +203,16 @@ def unseal(data: bytes) -> bytes | None:
 def create_run_folder(data_dir: Path, name: str) -> Path:
     """Make `data_dir/name_YYYY_MM_DD_HHMMSS`; runs started in the same second get folders of their own."""
     stamp = datetime.now().strftime("%Y_%m_%d_%H%M%S")
-    data_dir.mkdir(parents=True, exist_ok=True)
+    with storage_errors(data_dir):
+        data_dir.mkdir(parents=True, exist_ok=True)
     for attempt in range(10_000):
         folder = data_dir / (f"{name}_{stamp}" if attempt == 0 else f"{name}_{stamp}_{attempt}")
         try:
             folder.mkdir()
         except FileExistsError:
             continue
+        except OSError as error:
+            raise StorageError(f"{folder}: cannot be made ({error.strerror or error}); see --data-dir") from None
         return folder
     raise FileExistsError(f"too many runs named {name}_{stamp} in {data_dir}")
 
@@ -169,9 +236,9 @@ def _is_alive(process: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file."""
+    """Whether a process holds the lock; the file is only looked at."""
     try:
-        with path.open() as file:
+        with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -183,8 +250,10 @@ def is_locked(path: Path) -> bool:
 @contextmanager
 def lock_file(path: Path, wait: float) -> Iterator[None]:
     """Hold a lock that the system frees when the process ends, however it ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("w")
+    with opened as file:
         deadline = time.monotonic() + wait
         while True:
             try:

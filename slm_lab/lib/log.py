@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from loguru import logger
 
-from slm_lab.lib.io import to_finite
+from slm_lab.lib.errors import StorageError
+from slm_lab.lib.io import AppendFile, storage_errors, to_finite
 from slm_lab.lib.secret import redact
 
 if TYPE_CHECKING:
@@ -70,17 +71,32 @@ def console_to(taker: Callable[[str], None]) -> Iterator[None]:
         _console.taker = None
 
 
+class _LogFile:
+    """A file's sink; on a full disk lines are lost, but neither the run nor the console."""
+
+    def __init__(self, path: Path) -> None:
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = AppendFile(path)
+        self.is_told = False
+
+    def __call__(self, message: "Message") -> None:
+        try:
+            self.file.write(redact(str(message)))
+        except StorageError as error:
+            # not through the logger, which would come back here
+            if not self.is_told:
+                sys.stderr.write(f"Lines are missing in the log: {error}\n")
+            self.is_told = True
+
+
 @contextmanager
 def log_to(path: Path, level: str) -> Iterator[None]:
     """Also write log lines to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8", buffering=1) as file:
-
-        def write(message: "Message") -> None:
-            file.write(redact(message))
-
-        handle = logger.add(write, format=FORMAT, level=level, diagnose=False)
-        try:
-            yield
-        finally:
-            logger.remove(handle)
+    sink = _LogFile(path)
+    handle = logger.add(sink, format=FORMAT, level=level, diagnose=False, colorize=False)
+    try:
+        yield
+    finally:
+        logger.remove(handle)
+        sink.file.close()

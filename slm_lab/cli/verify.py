@@ -1,0 +1,61 @@
+"""`slm-lab verify DIR`: replay a part of a run and compare it bit for bit."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import ImportsOption
+from slm_lab.experiment.folder import DATA_DIR
+from slm_lab.experiment.verify import Settings, Verification
+from slm_lab.lib.log import setup_console
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(
+    help="Replay a part of a run from one of its checkpoints, and compare weights and tables bit for bit.\n\n"
+    "DIR is a run folder, its name inside the data folder, a file in it, a pattern that matches one run, or latest. "
+    "The run is only read. Without options the part between its last two checkpoints is replayed. Exit code 0: all "
+    "is the same; 1: something differs, and what and where is said."
+)
+def verify(
+    where: Annotated[str, typer.Argument(metavar="DIR")] = "latest",
+    segment: Annotated[
+        int | None, typer.Option(metavar="FRAMES", help="Replay the first frames of the run.", min=1)
+    ] = None,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Replay the whole run.")] = False,
+    session: Annotated[int | None, typer.Option(help="This session alone.", min=0)] = None,
+    trial: Annotated[int | None, typer.Option(help="This trial of a search; default its best.", min=0)] = None,
+    threads: Annotated[int | None, typer.Option(help="Replay with so many torch threads.", min=1)] = None,
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="Replay with compiled or plain updates.")
+    ] = None,
+    imports: ImportsOption = None,
+    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+) -> None:
+    """Entry of the command."""
+    setup_console("WARNING")
+    settings = Settings(session, trial, segment, from_start, threads, compiled, tuple(imports or ()))
+    out = sys.stdout
+    with user_errors():
+        verification = Verification(where, data_dir, settings)
+        is_same = True
+        for verdict in verification.run():
+            first, *rest = verdict.describe()
+            out.write(f"{first}\n")
+            out.writelines(f"  {line}\n" for line in rest)
+            out.flush()
+            is_same &= verdict.is_same
+    facts = verification.facts
+    if facts:
+        out.write("Same, although here is other than where the run was made:\n" if is_same else "What is other here:\n")
+        out.writelines(f"  {fact}\n" for fact in facts)
+    elif not is_same:
+        out.write("Nothing that the run has written down of its machine is other here\n")
+    if verification.unknown:
+        names = ", ".join(verification.unknown)
+        out.write(f"Not known of the run, so not compared: {names}\n")
+    sys.exit(0 if is_same else 1)

@@ -1,0 +1,461 @@
+"""Disks that are full, read-only or gone: one plain line, the last checkpoint whole, and the run goes on exactly."""
+
+import ast
+import errno
+import io as streams
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from loguru import logger
+
+from slm_lab.experiment import disk, replay_files
+from slm_lab.experiment.analysis import read_table
+from slm_lab.experiment.checkpoint import load_latest, load_state, save_state
+from slm_lab.experiment.control import Progress, Session
+from slm_lab.experiment.difference import Comparison, compare_sessions
+from slm_lab.experiment.disk import DiskNeed
+from slm_lab.experiment.folder import RunFolder, previous_file
+from slm_lab.experiment.results import load_run
+from slm_lab.experiment.run import Options, load_trained, resume, start
+from slm_lab.experiment.trial import TrialResult
+from slm_lab.lib import io
+from slm_lab.lib.errors import LabError, StorageError
+from slm_lab.lib.io import AppendFile
+from slm_lab.lib.log import log_to, setup_console
+from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.schema import Spec
+
+ROOT = Path(__file__).parents[2]
+NAME = "stored"
+PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 1}
+DQN = {"name": "DQN", "training_start_step": 100, "training_frequency": 16, "training_iter": 1}
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def make_spec(algorithm: dict[str, Any] = DQN, max_frame: int = 600, max_size: int = 2000, **meta: Any) -> Spec:
+    raw = {
+        "name": NAME,
+        "agent": {
+            "algorithm": algorithm,
+            "memory": {"name": "Replay", "batch_size": 16, "max_size": max_size}
+            if algorithm is DQN
+            else {"name": "OnPolicyBatchReplay"},
+            "net": {"type": "MLPNet", "hid_layers": [16]},
+        },
+        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": max_frame},
+        "meta": {"log_frequency": 100, "checkpoint_frequency": 200, "compile": False, "final_eval": 0, **meta},
+    }
+    return parse_spec(raw)[0]
+
+
+def train(spec: Spec, path: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> RunFolder:
+    folder = RunFolder(path, NAME)
+    Session(spec, folder, 0, 0, on_progress, lambda: False).run()
+    return folder
+
+
+def assert_same(one: RunFolder, two: RunFolder) -> None:
+    comparison = Comparison()
+    tables = [folder.table_file(0, 0, "train") for folder in (one, two)]
+    comparison.compare_tables(tables[0], tables[1], 0, 10**9)
+    states = load_state(one.resume_file(0, 0)), load_state(two.resume_file(0, 0))
+    compare_sessions(comparison, one, two, (0, 0), states)
+    assert comparison.is_same, comparison.describe()
+    assert comparison.num_row > 0
+
+
+def assert_no_half_files(path: Path) -> None:
+    for file in path.rglob("*"):
+        if not file.is_file() or file.suffix == ".lock":
+            continue
+        assert not file.name.endswith(".tmp"), file
+        # a log may be open and still without a line
+        assert file.stat().st_size or file.suffix == ".log", file
+        if file.suffix == ".pt":
+            load_state(file)
+        elif file.suffix == ".json":
+            json.loads(file.read_text())
+        elif file.suffix == ".yaml":
+            yaml.safe_load(file.read_text())
+        elif file.suffix == ".csv":
+            assert file.read_text().endswith("\n")
+        elif file.suffix == ".html":
+            assert file.read_text().rstrip().endswith("</html>")
+
+
+class Disk:
+    """A disk that is full from the n-th write on; remembers what was written to it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        self.full_at: int | None = None
+        patch.setattr(io, "write_all", self._watch(io.write_all))
+        patch.setattr(io, "append", self._watch(io.append))
+
+    def _watch(self, write: Callable[[Any, bytes], None]) -> Callable[[Any, bytes], None]:
+        def watched(file: Any, data: bytes) -> None:
+            self.names.append(kind_of(str(file.name)))
+            if self.full_at is not None and len(self.names) > self.full_at:
+                # as a full disk does it: a part of the data is there
+                file.write(data[: len(data) // 2])
+                raise FULL
+            write(file, data)
+
+        return watched
+
+    def fill(self, full_at: int | None) -> None:
+        self.names, self.full_at = [], full_at
+
+
+def kind_of(name: str) -> str:
+    """A file without what differs from run to run; graphs are all of one kind."""
+    if Path(name).parent.name == "graph":
+        return "graph"
+    return re.sub(r"\d+", "#", re.sub(r"\.\d+-[0-9a-f]+\.tmp$", "", Path(name).name))
+
+
+# --- every place that writes
+
+# raw writes that no full disk can turn into half a file of a run, each with the reason
+RAW_WRITES = {
+    "slm_lab/lib/io.py",  # the mechanism itself
+    "slm_lab/agent/net/engine.py",  # a lock of the compiler's cache, empty
+    "slm_lab/experiment/video.py",  # a temporary name, taken before ffmpeg writes
+    "slm_lab/experiment/search_run.py",  # the journal of a search, empty at first
+    "slm_lab/experiment/study.py",  # cuts half an entry off the journal
+    "slm_lab/experiment/ray_executor.py",  # temporary names, moved into place when whole
+    "slm_lab/experiment/chaos.py",  # output of its own processes, outside of any run
+}
+
+
+def find_raw_writes(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+        modes = [
+            word.value for word in (*node.args, *(k.value for k in node.keywords)) if isinstance(word, ast.Constant)
+        ]
+        opens = name == "open" and any(
+            isinstance(mode, str) and re.fullmatch(r"[rwxab+]*[wxa+][b+]*", mode) for mode in modes
+        )
+        # methods of paths; the functions of lib.io have the same names
+        is_method = isinstance(called, ast.Attribute) and name in (
+            "write_text",
+            "write_bytes",
+            "touch",
+            "to_csv",
+            "dump",
+        )
+        if opens or is_method:
+            found.append(f"{name}, line {node.lineno}")
+    return found
+
+
+def test_files_are_written_by_one_mechanism() -> None:
+    raw = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "slm_lab").rglob("*.py")
+        if find_raw_writes(path) and not path.is_relative_to(ROOT / "slm_lab" / "remote")
+    }
+    assert raw <= RAW_WRITES
+    # and the search for them finds some
+    assert "slm_lab/lib/io.py" in raw
+
+
+# --- full disks
+
+
+def run_on(disk_: Disk, full_at: int | None, action: Callable[[], TrialResult]) -> tuple[int, str]:
+    """An exit code and what was told, as the command would give them."""
+    disk_.fill(full_at)
+    try:
+        result = action()
+    except LabError as error:
+        return 2, str(error)
+    return result.exit_code, " ".join(result.failures.values())
+
+
+@pytest.mark.parametrize("every_write", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_full_disk_at_any_write_leaves_a_run_that_goes_on_exactly(
+    every_write: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Disk(monkeypatch)
+    spec = make_spec()
+    assert run_on(watched, None, lambda: start(spec, Options(data_dir=tmp_path / "whole")))[0] == 0
+    names = list(watched.names)
+    kinds = {name: [index for index, each in enumerate(names) if each == name] for name in names}
+    # specs, provenance, logs, tables, checkpoints, models, rows of the replay, metrics, graphs, report
+    assert len(kinds) >= 12, kinds
+    (whole,) = (tmp_path / "whole").iterdir()
+    chosen = range(len(names)) if every_write else sorted({at for found in kinds.values() for at in found[-1:]})
+    for full_at in chosen:
+        data = tmp_path / f"full_{full_at}"
+        code, told = run_on(watched, full_at, lambda data=data: start(spec, Options(data_dir=data)))  # type: ignore[misc]
+        where = f"write {full_at} of {names[full_at]}: {told}"
+        assert "Traceback" not in told, where
+        # what is only for people may be missing: a log line, a report
+        if code:
+            assert "No space left on device" in told, where
+            assert "\n" not in told, where
+        assert_no_half_files(data)
+        runs = list(data.iterdir())
+        if not runs:
+            continue
+        watched.fill(None)
+        if every_write:
+            assert resume(str(runs[0]), Options()).exit_code == 0, where
+        else:
+            # without the graphs, which take seconds
+            train(spec, runs[0])
+        assert_same(RunFolder(whole, NAME), RunFolder(runs[0], NAME))
+        shutil.rmtree(data)
+
+
+def test_a_log_on_a_full_disk_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched = Disk(monkeypatch)
+    setup_console("INFO")
+    with log_to(tmp_path / "x.log", "INFO"):
+        logger.info("one")
+        watched.fill(0)
+        logger.info("two")
+        logger.info("three")
+    errors = capsys.readouterr().err.splitlines()
+    assert sum("Lines are missing in the log" in line for line in errors) == 1
+    assert [line.rpartition("| ")[2] for line in errors if "INFO" in line] == ["one", "two", "three"]
+    assert (tmp_path / "x.log").read_text().endswith("| one\n")
+    setup_console("INFO")
+
+
+def test_a_line_that_is_cut_short_is_taken_back(tmp_path: Path) -> None:
+    file = AppendFile(tmp_path / "table.csv")
+    file.write("a,b\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"table\.csv: cannot be written \(File too large\)"):
+            file.write("1234567890,1\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    file.write("1,2\n")
+    file.close()
+    assert (tmp_path / "table.csv").read_text() == "a,b\n1,2\n"
+
+
+@pytest.mark.parametrize("step", ["write", "first rename", "second rename"])
+def test_a_checkpoint_that_fails_leaves_one_that_loads(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x_ckpt-last_resume.pt"
+    for frame in (1, 2):
+        save_state(path, {"frame": frame}, keep_previous=True)
+    replace, calls = os.replace, []
+
+    def fail_at_write(*_: Any) -> None:
+        raise FULL
+
+    def fail_at_rename(old: Path, new: Path) -> None:
+        calls.append(new)
+        if len(calls) == (1 if step == "first rename" else 2):
+            raise FULL
+        replace(old, new)
+
+    with monkeypatch.context() as patch:
+        if step == "write":
+            patch.setattr(io, "write_all", fail_at_write)
+        else:
+            patch.setattr(os, "replace", fail_at_rename)
+        with pytest.raises(StorageError, match="No space left on device"):
+            save_state(path, {"frame": 3}, keep_previous=True)
+    assert load_latest(path)[0] == {"frame": 2}
+    # until the new one is safe, the one before the last is there too
+    if step != "second rename":
+        assert load_state(previous_file(path)) == {"frame": 1}
+    assert not list(tmp_path.glob(".*"))
+    save_state(path, {"frame": 3}, keep_previous=True)
+    assert (load_state(path), load_state(previous_file(path))) == ({"frame": 3}, {"frame": 2})
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 16 MB, where the system lets us mount one."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted:
+        pytest.skip("no file system can be mounted here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(path: Path) -> None:
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_real_disk_that_fills_up_keeps_the_last_checkpoint(small_disk: Path, tmp_path: Path) -> None:
+    whole = train(make_spec(), tmp_path / "whole")
+    ballast = small_disk / "ballast"
+
+    def on_progress(progress: Progress) -> None:
+        if progress.frame == 300:
+            fill(ballast)
+
+    with pytest.raises(StorageError, match="No space left on device"):
+        train(make_spec(), small_disk / "run", on_progress)
+    ballast.unlink()
+    folder = RunFolder(small_disk / "run", NAME)
+    assert_no_half_files(folder.path)
+    assert load_state(folder.resume_file(0, 0))["frame"] == 200
+    assert_same(whole, train(make_spec(), folder.path))
+
+
+def test_a_read_only_folder_is_told_and_can_still_be_played(small_disk: Path) -> None:
+    result = start(make_spec(), Options(data_dir=small_disk))
+    remount = ["mount", "-o", "remount,{}", str(small_disk)]
+    subprocess.run([word.format("ro") for word in remount], check=True)
+    try:
+        with pytest.raises(LabError, match="Read-only file system"):
+            resume(str(result.folder), Options())
+        with pytest.raises(LabError, match="Read-only file system"):
+            start(make_spec(), Options(data_dir=small_disk))
+        load_trained(str(result.folder))[1].close()
+    finally:
+        subprocess.run([word.format("rw") for word in remount], check=True)
+    assert resume(str(result.folder), Options()).exit_code == 0
+
+
+# --- folders that go away, files that are spoilt
+
+
+def test_a_folder_that_vanishes_ends_the_session_and_does_not_come_back(tmp_path: Path) -> None:
+    def on_progress(progress: Progress) -> None:
+        if progress.frame == 300:
+            shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(StorageError, match=r"is gone; was the run removed or moved"):
+        train(make_spec(), tmp_path / "run", on_progress)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_data_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("mine")
+    with pytest.raises(LabError, match="cannot be written"):
+        start(make_spec(), Options(data_dir=tmp_path / "data"))
+    assert (tmp_path / "data").read_text() == "mine"
+
+
+def test_spoilt_files_of_a_run_are_told_or_made_again(tmp_path: Path) -> None:
+    folder = RunFolder(start(make_spec(), Options(data_dir=tmp_path)).folder, NAME)
+    table, metrics = folder.table_file(0, 0, "train"), folder.session_metrics_file(0, 0)
+    good = table.read_text()
+    # made again from the checkpoint
+    for garbage in (b"\xff\xfe\x00", b"frame,x\n1", b""):
+        table.write_bytes(garbage)
+        with pytest.raises(LabError):
+            load_run(str(folder.path), tmp_path)
+        folder.trial_metrics_file(0).write_bytes(garbage)
+        assert resume(str(folder.path), Options()).exit_code == 0
+        assert table.read_text() == good
+        assert len(read_table(table)["frame"]) == 6
+        json.loads(folder.trial_metrics_file(0).read_text())
+    metrics.write_bytes(b"{")
+    with pytest.raises(LabError, match="not valid JSON"):
+        load_trained(str(folder.path))
+    for spec_file in (folder.spec_file, folder.trial_spec_file(0)):
+        spec_file.write_bytes(b"\x00garbage: [")
+    with pytest.raises(LabError, match=NAME):
+        resume(str(folder.path), Options())
+
+
+# --- how much a run takes
+
+
+def measure(folder: RunFolder, pattern: str) -> int:
+    return sum(file.stat().st_size for file in folder.path.rglob(pattern) if file.is_file())
+
+
+@pytest.mark.parametrize("algorithm", [PPO, DQN], ids=lambda one: one["name"])
+def test_the_disk_that_a_run_takes_is_foretold(
+    algorithm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[DiskNeed] = []
+    monkeypatch.setattr("slm_lab.experiment.run.check_disk", lambda need, _: told.append(need))
+    folder = RunFolder(start(make_spec(algorithm, 2000), Options(data_dir=tmp_path)).folder, NAME)
+    (need,) = told
+    pairs = {
+        "all": (need.total, measure(folder, "*")),
+        "checkpoints": (2 * need.checkpoint, measure(folder, "*_resume.pt")),
+        "models": (2 * need.model, measure(folder, "*_net_model.pt")),
+        "tables": (need.table, measure(folder, "*.csv")),
+        "replay": (need.replay, measure(folder, "*_replay-*.pt")),
+    }
+    for name, (guess, truth) in pairs.items():
+        assert truth / 2 <= guess <= truth * 2, (name, guess, truth)
+    log = folder.log_file().read_text()
+    assert re.search(r"Needs about \d+\.\d MB on disk: checkpoints \d+\.\d MB, models ", log)
+    assert ("replay" in str(need)) == (algorithm is DQN)
+
+
+def test_a_run_that_will_not_fit_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=5_000_000))
+    with pytest.raises(StorageError, match=r"has 5\.0 MB free, which is not enough\. Needs about \d"):
+        start(make_spec(), Options(data_dir=tmp_path / "data"))
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_a_continued_run_has_already_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need = DiskNeed(checkpoint=1_000_000, model=0, replay=0, table=0, num_session=1)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=4_000_000))
+    with pytest.raises(StorageError):
+        disk.check_disk(need, tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "x").write_bytes(bytes(5_000_000))
+    disk.check_disk(need, tmp_path / "run")
+
+
+def test_files_of_a_replay_stay_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring that is overwritten many times: what is on disk stays below its size and a few files."""
+    monkeypatch.setattr(replay_files, "CHUNK_BYTES", 4_000)
+    sizes: list[int] = []
+
+    def on_progress(progress: Progress) -> None:
+        files = list((tmp_path / "run" / "model").glob("*_replay-*.pt"))
+        sizes.append(sum(file.stat().st_size for file in files))
+
+    train(make_spec(max_frame=3000, max_size=400, checkpoint_frequency=100), tmp_path / "run", on_progress)
+    early, late = max(sizes[8:15]), max(sizes[15:])
+    assert late <= 1.2 * early
+
+
+def test_raw_bytes_are_appended_whatever_a_call_takes() -> None:
+    class Slow(streams.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data[:3]))
+
+    file = Slow()
+    io.append(file, b"0123456789")  # type: ignore[arg-type]
+    assert file.getvalue() == b"0123456789"

@@ -1,0 +1,307 @@
+"""A replay gives the same bits; what was changed behind the lab's back is named; the run itself is only read."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.cli.main import main
+from slm_lab.experiment.checkpoint import load_state, save_state
+from slm_lab.experiment.control import Session
+from slm_lab.experiment.difference import Comparison, compare_tensors
+from slm_lab.experiment.folder import RunFolder, previous_file
+from slm_lab.experiment.run import Options, write_origin
+from slm_lab.experiment.verify import Settings, Verdict, Verification
+from slm_lab.lib.errors import RunFolderError
+from slm_lab.lib.io import lock_file, write_yaml
+from slm_lab.spec.loading import dump_spec, parse_spec
+from slm_lab.spec.schema import Spec
+
+NAME = "checked"
+PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2}
+DQN = {"name": "DQN", "training_start_step": 100, "training_frequency": 16, "training_iter": 2}
+REPLAY = {"name": "Replay", "batch_size": 16, "max_size": 400}
+
+
+def make_spec(algorithm: dict[str, Any] = PPO, env: dict[str, Any] | None = None, **meta: Any) -> Spec:
+    raw = {
+        "name": NAME,
+        "agent": {
+            "algorithm": algorithm,
+            "memory": REPLAY if algorithm is DQN else {"name": "OnPolicyBatchReplay"},
+            "net": {"type": "MLPNet", "hid_layers": [16]},
+        },
+        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 1200, **(env or {})},
+        "meta": {"log_frequency": 100, "checkpoint_frequency": 400, "compile": False, "final_eval": 0, **meta},
+    }
+    return parse_spec(raw)[0]
+
+
+def train(spec: Spec, path: Path, stop: int | None = None) -> RunFolder:
+    """A run as the command leaves it, without its graphs."""
+    folder = RunFolder(path, NAME)
+    path.mkdir(parents=True, exist_ok=True)
+    write_yaml(folder.trial_spec_file(0), dump_spec(spec))
+    write_origin(spec, folder, Options())
+    for session in range(spec.meta.max_session):
+        Session(spec, folder, 0, session, lambda _: None, lambda: False, end_frame=stop).run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(make_spec(), tmp_path_factory.mktemp("ppo") / "run").path
+
+
+@pytest.fixture
+def copied(ppo_run: Path, tmp_path: Path) -> RunFolder:
+    """A run that a test may spoil."""
+    return RunFolder(Path(shutil.copytree(ppo_run, tmp_path / "run")), NAME)
+
+
+def verify(path: Path, **settings: Any) -> Verdict:
+    (verdict,) = Verification(str(path), path.parent, Settings(**settings)).run()
+    return verdict
+
+
+def reseal(path: Path, *keys: str) -> None:
+    """Flip the lowest bit of the first number of a tensor, and write the file as the lab would."""
+    state = load_state(path)
+    value: Any = state
+    for key in keys:
+        value = value[key]
+    value.view(-1).view(torch.uint8)[0] ^= 1
+    save_state(path, state)
+
+
+def first_weight(state: dict[str, Any]) -> tuple[str, str]:
+    module, weights = next(iter(state["agent"]["algorithm"]["modules"].items()))
+    return module, next(iter(weights))
+
+
+def snapshot(path: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(file.relative_to(path)): (file.stat().st_mtime_ns, file.read_bytes() if file.is_file() else b"")
+        for file in [path, *path.rglob("*")]
+    }
+
+
+@pytest.mark.parametrize("algorithm", [PPO, DQN], ids=lambda one: one["name"])
+def test_a_run_is_the_same_between_its_last_two_checkpoints(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    folder = train(make_spec(algorithm, rigorous_eval=1, eval_frequency=500), tmp_path / "run")
+    before = snapshot(folder.path)
+    verdict = verify(folder.path)
+    assert verdict.is_same, verdict.describe()
+    # four rows of training and one evaluation; the checkpoint at the end is not written twice
+    assert (verdict.first, verdict.last, verdict.comparison.num_row) == (800, 1200, 5)
+    assert verdict.comparison.num_tensor > 20
+    assert verdict.describe()[0].startswith("Session 0: same from frame 800 to 1,200 (5 rows, ")
+    # not a byte and not a time of change
+    assert snapshot(folder.path) == before
+
+
+def test_a_run_is_the_same_from_its_start(ppo_run: Path) -> None:
+    whole = verify(ppo_run, from_start=True)
+    assert whole.is_same
+    assert (whole.first, whole.last, whole.comparison.num_row) == (0, 1200, 12)
+    assert whole.comparison.num_tensor > 20
+    part = verify(ppo_run, segment=500)
+    assert part.is_same
+    # the end is not reached, so there are no weights to compare
+    assert (part.last, part.comparison.num_row, part.comparison.num_tensor) == (500, 5, 0)
+
+
+def test_a_run_without_an_earlier_checkpoint_is_replayed_from_its_start(copied: RunFolder) -> None:
+    previous_file(copied.resume_file(0, 0)).unlink()
+    verdict = verify(copied.path)
+    assert verdict.is_same
+    assert (verdict.first, verdict.last) == (0, 1200)
+    assert "no earlier checkpoint" in verdict.comparison.notes[0]
+
+
+def test_a_stopped_run_is_verified_up_to_where_it_is(tmp_path: Path) -> None:
+    folder = train(make_spec(), tmp_path / "run", stop=1000)
+    verdict = verify(folder.path)
+    assert verdict.is_same, verdict.describe()
+    assert (verdict.first, verdict.last) == (800, 1000)
+
+
+def test_a_flipped_bit_is_caught_by_the_hash(copied: RunFolder) -> None:
+    path = copied.resume_file(0, 0)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    verdict = verify(copied.path)
+    assert not verdict.is_same
+    assert "its hash does not match" in verdict.describe()[0]
+
+
+def test_a_flipped_bit_in_a_resealed_checkpoint_is_named(copied: RunFolder) -> None:
+    path = copied.resume_file(0, 0)
+    module, name = first_weight(load_state(path))
+    reseal(path, "agent", "algorithm", "modules", module, name)
+    verdict = verify(copied.path)
+    assert not verdict.is_same
+    (difference,) = verdict.comparison.values
+    assert difference.name == f"agent.algorithm.modules.{module}.{name}[0, 0]"
+    assert difference.there != difference.here
+    assert difference.extent.endswith("1 bit(s)")
+    assert difference.extent.startswith("1 of ")
+    assert not verdict.comparison.rows
+
+
+def test_a_flipped_bit_in_a_resealed_model_is_named(copied: RunFolder) -> None:
+    path = copied.model_file(0, 0, "last")
+    state = load_state(path)
+    module, weights = next(iter(state["modules"].items()))
+    reseal(path, "modules", module, next(iter(weights)))
+    (difference,) = verify(copied.path).comparison.values
+    assert difference.name.startswith(f"model last.modules.{module}.")
+
+
+def test_a_flipped_bit_in_the_rows_of_a_replay_is_named(tmp_path: Path) -> None:
+    folder = train(make_spec(DQN), tmp_path / "run")
+    ((start, end),) = load_state(folder.resume_file(0, 0))["rows"]["memory"]
+    prefix = folder.replay_prefix(0, 0, "memory")
+    reseal(prefix.with_name(f"{prefix.name}_{start}-{end}.pt"), "rows", "reward")
+    (difference,) = verify(folder.path).comparison.values
+    assert difference.name == f"replay memory rows {start:,} to {end:,}, reward[0, 0]"
+
+
+def test_a_flipped_bit_where_the_replay_begins_spreads(copied: RunFolder) -> None:
+    path = previous_file(copied.resume_file(0, 0))
+    module, name = first_weight(load_state(path))
+    reseal(path, "agent", "algorithm", "modules", module, name)
+    verdict = verify(copied.path)
+    assert len(verdict.comparison.values) > 3
+    # rows before it are untouched
+    assert all("frame 8" not in row.name for row in verdict.comparison.rows)
+
+
+def test_a_changed_cell_of_a_table_is_named(copied: RunFolder) -> None:
+    path = copied.table_file(0, 0, "train")
+    lines = path.read_text().splitlines()
+    cells = lines[10].split(",")
+    column = lines[0].split(",").index("loss")
+    cells[column] = "0.125"
+    lines[10] = ",".join(cells)
+    path.write_text("\n".join(lines) + "\n")
+    verdict = verify(copied.path)
+    (row,) = verdict.comparison.rows
+    assert (row.name, row.there) == ("row at frame 1,000, column loss", "0.125")
+    path.write_text("\n".join(lines[:-1]) + "\n")
+    assert verify(copied.path).comparison.rows[-1].there == "nothing"
+
+
+def test_other_threads_and_versions_are_named(copied: RunFolder) -> None:
+    path = copied.provenance_file
+    origin = json.loads(path.read_text())
+    origin["versions"]["torch"] = "1.0.0"
+    origin["machine"]["processor"] = "abacus"
+    del origin["variables"]
+    path.write_text(json.dumps(origin))
+    verification = Verification(str(copied.path), copied.path, Settings(num_threads=2))
+    facts = {fact.name: (fact.there, fact.here) for fact in verification.facts}
+    assert facts["threads"] == ("1", "2")
+    assert facts["versions.torch"][0] == "1.0.0"
+    assert facts["machine.processor"][0] == "abacus"
+    assert "variables.OMP_NUM_THREADS" in verification.unknown
+    torch.set_num_threads(1)
+
+
+def test_a_run_without_provenance_says_what_is_not_known(copied: RunFolder) -> None:
+    copied.provenance_file.unlink()
+    verification = Verification(str(copied.path), copied.path, Settings())
+    assert verification.facts == []
+    assert {"git_sha", "versions.torch", "machine.processor"} <= set(verification.unknown)
+
+
+def test_a_run_without_checkpoints_is_compared_by_its_table(copied: RunFolder) -> None:
+    shutil.rmtree(copied.path / "model")
+    verdict = verify(copied.path)
+    assert verdict.is_same
+    assert (verdict.last, verdict.comparison.num_row, verdict.comparison.num_tensor) == (1200, 12, 0)
+    assert "only tables" in verdict.comparison.notes[0]
+
+
+def test_an_env_that_cannot_be_rebuilt_is_told(copied: RunFolder) -> None:
+    path = previous_file(copied.resume_file(0, 0))
+    state = load_state(path)
+    state["obs"] = state["obs"] + 1
+    save_state(path, state)
+    verdict = verify(copied.path)
+    assert not verdict.is_same
+    assert "continues statistically" in str(verdict.problem)
+
+
+def test_a_run_under_way_is_left_alone(copied: RunFolder) -> None:
+    with lock_file(copied.lock_file(0, 0), 0), pytest.raises(RunFolderError, match="is being trained"):
+        verify(copied.path)
+
+
+def test_all_sessions_are_verified_unless_one_is_asked_for(tmp_path: Path) -> None:
+    folder = train(make_spec(env={"max_frame": 400}, max_session=2, checkpoint_frequency=200), tmp_path / "run")
+    verdicts = list(Verification(str(folder.path), tmp_path, Settings()).run())
+    assert [(verdict.session, verdict.is_same) for verdict in verdicts] == [(0, True), (1, True)]
+    assert [verdict.session for verdict in Verification(str(folder.path), tmp_path, Settings(session=1)).run()] == [1]
+    with pytest.raises(RunFolderError, match="no session 2; it has 0 to 1"):
+        Verification(str(folder.path), tmp_path, Settings(session=2))
+
+
+def test_the_command_says_same_or_what_differs(
+    copied: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def call(*words: str) -> tuple[object, str]:
+        monkeypatch.setattr("sys.argv", ["slm-lab", "verify", str(copied.path), *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code, capsys.readouterr().out
+
+    code, out = call()
+    assert code == 0
+    assert out.startswith("Session 0: same from frame 800 to 1,200 (4 rows, ")
+    code, out = call("--threads", "2", "--segment", "300")
+    assert "threads: 1 there, 2 here" in out
+    torch.set_num_threads(1)
+    path = copied.resume_file(0, 0)
+    module, name = first_weight(load_state(path))
+    reseal(path, "agent", "algorithm", "modules", module, name)
+    code, out = call()
+    assert code == 1
+    assert f"agent.algorithm.modules.{module}.{name}[0, 0]" in out
+    assert "Nothing that the run has written down of its machine is other here" in out
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "is_same"),
+    [
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), True),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), False),
+        (torch.tensor(3), torch.tensor(3), True),
+        (torch.tensor([True, False]), torch.tensor([True, True]), False),
+        (torch.ones(2, dtype=torch.bfloat16), torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16), False),
+        (torch.zeros(0, 3), torch.zeros(0, 3), True),
+        (torch.zeros(2, 3).t(), torch.zeros(3, 2), True),
+    ],
+)
+def test_tensors_are_compared_by_their_bits(one: torch.Tensor, two: torch.Tensor, is_same: bool) -> None:
+    assert (compare_tensors("x", one, two) is None) == is_same
+
+
+def test_states_differ_by_key_length_type_and_value() -> None:
+    pairs: list[tuple[Any, Any, str | None]] = [
+        ({"a": 1, "b": [1.5, float("nan")]}, {"a": 1, "b": [1.5, float("nan")]}, None),
+        ({"a": 1}, {"a": 1.0}, "a"),
+        ({"a": 1}, {}, "a"),
+        ({"a": [1, 2]}, {"a": [1]}, "a"),
+        ({"a": {"b": [0, np.arange(3)]}}, {"a": {"b": [0, np.array([0, 1, 3])]}}, "a.b[1][2]"),
+    ]
+    for one, two, name in pairs:
+        comparison = Comparison()
+        comparison.compare_states(one, two)
+        assert [difference.name for difference in comparison.values] == ([name] if name else [])
