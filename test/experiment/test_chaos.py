@@ -55,6 +55,7 @@ def command_of(process: Process) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_kills_of_sessions_and_driver_change_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
     spec = make_spec(8000, max_session=2)

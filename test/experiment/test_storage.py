@@ -188,7 +188,9 @@ def run_on(disk_: Disk, full_at: int | None, action: Callable[[], TrialResult]) 
     return result.exit_code, " ".join(result.failures.values())
 
 
-@pytest.mark.parametrize("every_write", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "every_write", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
 def test_a_full_disk_at_any_write_leaves_a_run_that_goes_on_exactly(
     every_write: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
