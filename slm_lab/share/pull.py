@@ -12,6 +12,7 @@ from pathlib import Path
 from loguru import logger
 
 from slm_lab.lib.errors import ShareError, nearest
+from slm_lab.lib.io import storage_errors
 from slm_lab.share.manifest import Manifest, ManifestError, find_origin, local_file, read_manifest
 from slm_lab.share.run_files import RunFile, read_file
 from slm_lab.share.safe_path import is_safe
@@ -92,7 +93,8 @@ def pull_runs(pattern: str, store: Store, data_dir: Path, max_size: int = MAX_SI
             f"'{pattern}' means {len(names)} runs of {format_size(total)}, and at most {format_size(max_size)} are "
             "fetched at once; give a fuller name, or --max-size"
         )
-    return [pull_run(manifest, store, data_dir) for manifest in manifests]
+    with storage_errors(data_dir):
+        return [pull_run(manifest, store, data_dir) for manifest in manifests]
 
 
 def pull_run(manifest: Manifest, store: Store, data_dir: Path) -> Pulled:
