@@ -46,18 +46,20 @@ COMMIT_VARIABLE = "SLM_LAB_COMMIT"
 
 
 def git_sha(folder: Path | None = None) -> str | None:
-    """The commit of the code in use, or None where it is not known."""
-    try:
-        result = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=folder or Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
+    """The commit of the code in use, with `-dirty` where files differ from it; None where it is not known."""
+    folder = folder or Path(__file__).parent
+    commit = _ask_git("rev-parse", "HEAD", folder=folder)
+    if commit is None:
         return os.environ.get(COMMIT_VARIABLE)
+    changes = _ask_git("status", "--porcelain", "--untracked-files=no", folder=folder)
+    return f"{commit}-dirty" if changes else commit
+
+
+def _ask_git(*arguments: str, folder: Path) -> str | None:
+    try:
+        result = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
     return result.stdout.strip()
 
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_only_the_cores_that_may_be_used_are_counted() -> None:
 
 def test_the_commit_is_a_hash_or_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sha = git_sha()
-    assert sha is None or (len(sha) == 40 and int(sha, 16) >= 0)
+    assert sha is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", sha)
     # the ceiling keeps git from finding a checkout above the folder
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert git_sha(tmp_path) is None
@@ -117,3 +118,21 @@ def test_modules_beside_the_user_can_be_imported_once(tmp_path: Path, monkeypatc
     add_working_folder_to_path()
     assert sys.path[0] == str(tmp_path)
     assert sys.path.count(str(tmp_path)) == 1
+
+
+def test_a_commit_with_changes_is_marked(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "code.py").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = git_sha(tmp_path)
+    assert clean is not None
+    assert len(clean) == 40
+    (tmp_path / "data").write_text("what is not part of the code does not count")
+    assert git_sha(tmp_path) == clean
+    (tmp_path / "code.py").write_text("2")
+    assert git_sha(tmp_path) == f"{clean}-dirty"
