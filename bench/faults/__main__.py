@@ -34,7 +34,9 @@ def main() -> int:
             result = read_result(row, folder)
             passed, planted = count_passed(result) if result else (0, 0)
             state = "whole" if result and result.get("is_whole") else "begun" if result else "not run"
-            print(f"{row.name:<20} {passed:>5} passed of {planted:>5} planted, {row.count(args.quick):>5} asked: {state}")
+            print(
+                f"{row.name:<20} {passed:>5} passed of {planted:>5} planted, {row.count(args.quick):>5} asked: {state}"
+            )
         return 0
     num_failed = 0
     if not args.page:

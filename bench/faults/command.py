@@ -23,7 +23,7 @@ def start_command(
     folder.mkdir(parents=True, exist_ok=True)
     # no settings of the person who runs the programme
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "WANDB_", "UPLOAD_"))}
-    threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     with (folder / "said.txt").open("ab") as said:
         return subprocess.Popen(
             [sys.executable, "-m", "slm_lab.cli", *words],

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.faults.command import (
     POLL_SECONDS,
-    finish,
     find_sessions,
+    finish,
     is_alive,
     kill_family,
     said,
@@ -43,20 +43,11 @@ def kill_workers(num_kill: int, max_frame: int, folder: Path) -> Iterator[Verdic
     longest = (time.monotonic() - began) * 1.5 / num_kill + 0.2
     draw = random.Random(num_kill)
     killed, count, left = folder / "killed_0", 0, num_kill
+    pids, output = folder / "pids", folder / "life.out"
     while left:
-        pids, output = folder / "pids", folder / "life.out"
         output.unlink(missing_ok=True)
-
-        def prepare(session: Session, pids: Path = pids) -> None:
-            assert isinstance(session.env, WorkerVecEnv)
-            index = left % len(session.env.workers)
-            pid = session.env.workers[index].process.pid
-            pids.write_text(" ".join(str(worker.process.pid) for worker in session.env.workers))
-            threading.Timer(draw.uniform(0.0, longest), os.kill, (pid, signal.SIGKILL)).start()
-
-        # drawn here too, since what a child draws is lost with it
-        draw.random()
-        code = wait(fork(lambda prepare=prepare: train(spec, killed, prepare=prepare), output))  # type: ignore[misc]
+        strike = partial(kill_later, left, draw.uniform(0.0, longest), pids)
+        code = wait(fork(partial(train, spec, killed, prepare=strike), output))
         if code == 0:
             problem = find_difference(folder / "whole", killed, spec.name)
             if problem is not None:
@@ -74,6 +65,14 @@ def kill_workers(num_kill: int, max_frame: int, folder: Path) -> Iterator[Verdic
     train_to_end(spec, killed)
     problem = find_difference(folder / "whole", killed, spec.name)
     yield Verdict("the last run ends as the whole one", problem is None, problem or "")
+
+
+def kill_later(number: int, seconds: float, pids: Path, session: Session) -> None:
+    """Kill one worker of a session after a time, and write down who they are."""
+    assert isinstance(session.env, WorkerVecEnv)
+    family = [worker.process.pid for worker in session.env.workers]
+    pids.write_text(" ".join(str(pid) for pid in family))
+    threading.Timer(seconds, os.kill, (family[number % len(family)], signal.SIGKILL)).start()
 
 
 def plan_workers(quick: bool) -> list[Batch]:

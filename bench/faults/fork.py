@@ -39,7 +39,8 @@ def _be_child(action: Callable[[], None], output: Path | None) -> NoReturn:
         target = os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(target, 1)
         os.dup2(target, 2)
-        # of the parent it has inherited what belongs to the parent's output
+        # what it has inherited belongs to the parent's output, which need not be the terminal
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
         logger.remove()
         logger.add(sys.stderr, level="INFO", format="{level} | {message}")
         action()
@@ -74,7 +75,9 @@ def wait_usage(child: int, seconds: float = CHILD_SECONDS) -> tuple[int, resourc
         time.sleep(0.002)
 
 
-def train(spec: Spec, path: Path, stop_frame: int | None = None, prepare: Callable[[Session], None] | None = None) -> None:
+def train(
+    spec: Spec, path: Path, stop_frame: int | None = None, prepare: Callable[[Session], None] | None = None
+) -> None:
     """Train or continue a session in this process, as a continued run does it."""
     if path.exists():
         remove_orphans(path)

@@ -75,7 +75,13 @@ def plan_states(quick: bool) -> list[Batch]:
     """All files, or a few."""
     if not quick:
         return [Batch("files", 40, load_hostile)]
-    few = ("command in an archive", "bytes of ten gigabytes", "compressed zeros", "laughs", "pipe that no one writes to")
+    few = (
+        "command in an archive",
+        "bytes of ten gigabytes",
+        "compressed zeros",
+        "laughs",
+        "pipe that no one writes to",
+    )
     return [Batch("a few files", len(few), partial(load_hostile, names=few))]
 
 
@@ -186,7 +192,7 @@ def read_specs(limit: int | None, folder: Path) -> Iterator[Verdict]:
 
 
 def time_refusal(path: Path) -> tuple[float, str]:
-    """Processor seconds that it takes to refuse a file, the least of three tries, and what is wrong with the refusal."""
+    """Processor seconds that a refusal takes, the least of three tries, and what is wrong with it."""
     here = Path.cwd()
     best = float("inf")
     os.chdir(path.parent)

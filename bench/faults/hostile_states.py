@@ -67,7 +67,9 @@ def numbers(*values: int) -> bytes:
     return b"(" + b"".join(number(value) for value in values) + b"t"
 
 
-def tensor(num_item: int, offset: int, size: tuple[int, ...], stride: tuple[int, ...], kind: str = "FloatStorage") -> bytes:
+def tensor(
+    num_item: int, offset: int, size: tuple[int, ...], stride: tuple[int, ...], kind: str = "FloatStorage"
+) -> bytes:
     """A document of a state with one tensor."""
     storage = b"(" + text("storage") + b"ctorch\n" + kind.encode() + b"\n" + text("0") + text("cpu") + number(num_item)
     hooks = b"ccollections\nOrderedDict\n)R"
@@ -87,12 +89,6 @@ def laugh(levels: int) -> bytes:
 def nested(levels: int) -> bytes:
     """Lists in lists."""
     return b"\x80\x02}" + text("x") + b"]" * levels + b"a" * (levels - 1) + b"s."
-
-
-def rename_entry(data: bytes, old: str, new: str) -> bytes:
-    """An archive with another name of the same length in it."""
-    assert len(old) == len(new)
-    return data.replace(old.encode(), new.encode())
 
 
 def add_entry(data: bytes, name: str, content: bytes, attributes: int = 0) -> bytes:
@@ -121,7 +117,6 @@ def build_payloads() -> dict[str, bytes]:
         "plain pickle of an eval": pickle.dumps(_Call(eval, f"open({CANARY!r}, 'w')"), 2),
         "old format of torch": _save_old(GOOD),
         "old format of torch that runs a command": _save_old({"x": system}),
-        "TorchScript": rename_entry(archive(b"\x80\x02}.", {"0": b""}), "archive/version", "archive/constan"),
     }
     documents = {
         "command in an archive": call("os", "system", text(touch) + b"\x85"),

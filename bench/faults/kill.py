@@ -125,7 +125,7 @@ def watch_saves(number: int, before: Callable[[Session], None], after: Callable[
             save(*args)
             after()
 
-        session._save = watched  # type: ignore[method-assign]
+        session._save = watched  # type: ignore[method-assign, assignment]
 
     return prepare
 

@@ -71,7 +71,11 @@ def describe_conditions(results: Path) -> str:
 
 def describe_facts(result: dict[str, Any]) -> str:
     """Machine, code and versions of a row."""
-    versions = ", ".join(f"{name} {result['versions'][name]}" for name in ("slm-lab", "python", "torch", "gymnasium") if name in result["versions"])
+    versions = ", ".join(
+        f"{name} {result['versions'][name]}"
+        for name in ("slm-lab", "python", "torch", "gymnasium")
+        if name in result["versions"]
+    )
     machine = f"{result['machine'].get('processor', 'unknown')}, {result['machine'].get('cores', '?')} cores"
     return f"{machine}; commit {str(result['commit'])[:10]}; {versions}"
 

@@ -54,7 +54,9 @@ def read_replay(folder: RunFolder, session: int, which: str, state: dict[str, An
     ]
     # files begin where they began to be written, so the oldest rows may be there in one run alone
     keep = min(sum(len(part["reward"]) for part in parts), int(state_capacity(state, which)))
-    return {key: torch.cat([torch.as_tensor(part[key]) for part in parts])[-keep:] for key in (parts[0] if parts else {})}
+    return {
+        key: torch.cat([torch.as_tensor(part[key]) for part in parts])[-keep:] for key in (parts[0] if parts else {})
+    }
 
 
 def state_capacity(state: dict[str, Any], which: str) -> int:

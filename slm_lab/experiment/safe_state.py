@@ -14,11 +14,12 @@ from collections import Counter
 from typing import Any, NoReturn
 
 # what torch.save writes for tensors and plain data; anything else is not ours
-_OPCODES = frozenset(
-    "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE EMPTY_DICT EMPTY_LIST "
-    "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM SETITEMS BINGET LONG_BINGET BINPUT LONG_BINPUT "
-    "GLOBAL REDUCE BINPERSID".split()
-)
+_OPCODES = {
+    *("PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
+    *("BINUNICODE", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "APPEND"),
+    *("APPENDS", "SETITEM", "SETITEMS", "BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT", "GLOBAL", "REDUCE"),
+    "BINPERSID",
+}
 _ITEM_BYTES = {
     "BoolStorage": 1,
     "ByteStorage": 1,
@@ -95,7 +96,7 @@ def _check_opcodes(document: bytes) -> None:
         if opcode.name not in _OPCODES:
             _refuse(f"{opcode.name} is nothing that states are made of")
         # a table of references grows to the largest number in it
-        if opcode.name == "LONG_BINPUT" and argument > count:
+        if opcode.name == "LONG_BINPUT" and (argument is None or argument > count):
             _refuse("it refers to more than it has")
 
 

@@ -255,14 +255,14 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     assert read_sealed(tmp_path / "pipe") is None
     assert read_sealed(tmp_path / "zero") is None
     for missing in ("nothing", "."):
-        with pytest.raises(OSError, match="No such file|Is a directory"):
+        with pytest.raises(OSError, match=r"No such file|Is a directory"):
             read_sealed(tmp_path / missing)
 
 
 def test_a_large_file_without_a_seal_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:
-        file.truncate(2**45)
+        file.truncate(10**12)
     assert read_sealed(path) is None
 
 
