@@ -31,7 +31,10 @@ def find_difference(one: Path, two: Path, name: str, session: int = 0) -> str | 
     if found is not None:
         return found
     for which in states[0]["rows"]:
-        rows = [read_replay(folder, session, which, state) for folder, state in zip(folders, states, strict=True)]
+        replays = [read_replay(folder, session, which, state) for folder, state in zip(folders, states, strict=True)]
+        # files begin where they began to be written, so the oldest rows may be there in one run alone
+        first = max(start for start, _ in replays)
+        rows = [{key: value[first - start :] for key, value in content.items()} for start, content in replays]
         found = next(walk(rows[0], rows[1], f"replay {which}"), None)
         if found is not None:
             return found
@@ -46,23 +49,14 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k not in CLOCK_COLUMNS} for row in csv.DictReader(file)]
 
 
-def read_replay(folder: RunFolder, session: int, which: str, state: dict[str, Any]) -> dict[str, Any]:
-    """The rows that a checkpoint needs, put together from its files; those before the first that both have are cut."""
+def read_replay(folder: RunFolder, session: int, which: str, state: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """The number of the first row that a checkpoint lists, and all rows from there, put together from their files."""
     prefix = folder.replay_prefix(0, session, which)
-    parts = [
-        load_state(prefix.with_name(f"{prefix.name}_{start}-{end}.pt"))["rows"] for start, end in state["rows"][which]
-    ]
-    # files begin where they began to be written, so the oldest rows may be there in one run alone
-    keep = min(sum(len(part["reward"]) for part in parts), int(state_capacity(state, which)))
-    return {
-        key: torch.cat([torch.as_tensor(part[key]) for part in parts])[-keep:] for key in (parts[0] if parts else {})
-    }
-
-
-def state_capacity(state: dict[str, Any], which: str) -> int:
-    """How many rows a replay holds; any more are on disk only because they share a file with others."""
-    spec = state["spec"]
-    return -(-spec["agent"]["memory"].get("max_size", 10**9) // spec["env"]["num_envs"]) if which == "memory" else 1
+    chunks = state["rows"][which]
+    parts = [load_state(prefix.with_name(f"{prefix.name}_{start}-{end}.pt"))["rows"] for start, end in chunks]
+    if not parts:
+        return 0, {}
+    return int(chunks[0][0]), {key: torch.cat([torch.as_tensor(part[key]) for part in parts]) for key in parts[0]}
 
 
 def walk(one: Any, two: Any, where: str) -> Iterator[str]:

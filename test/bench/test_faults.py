@@ -23,6 +23,7 @@ from bench.faults.secrets import plant, read_tokens
 from bench.faults.soak import soak
 from bench.faults.specs import ALGORITHMS, make_spec
 from bench.faults.stop import stop_in
+from slm_lab.experiment.checkpoint import load_state, save_state
 from slm_lab.spec.schema import ALGORITHM_SPECS
 
 slow = pytest.mark.slow
@@ -142,3 +143,17 @@ def test_a_run_with_another_seed_is_not_the_same(tmp_path: Path) -> None:
         train_to_end(make_spec("Random", env={"max_frame": 100}, meta={"seed": seed}), tmp_path / str(seed))
     assert find_difference(tmp_path / "0", tmp_path / "0", "fault") is None
     assert find_difference(tmp_path / "0", tmp_path / "1", "fault") is not None
+
+
+def test_a_row_of_a_replay_that_differs_is_seen(tmp_path: Path) -> None:
+    for name, stop in (("one", None), ("two", 200)):
+        spec = make_spec("PPOSIL", env={"max_frame": 400})
+        if stop is not None:
+            train_to_end(spec, tmp_path / name, stop)
+        train_to_end(spec, tmp_path / name)
+    assert find_difference(tmp_path / "one", tmp_path / "two", "fault") is None
+    path = max((tmp_path / "two" / "model").glob("*_replay-sil_*.pt"))
+    state = load_state(path)
+    state["rows"]["reward"] = state["rows"]["reward"] + 1
+    save_state(path, state)
+    assert find_difference(tmp_path / "one", tmp_path / "two", "fault") == "replay sil.reward: numbers differ"
