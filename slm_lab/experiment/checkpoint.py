@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from slm_lab.experiment.folder import previous_file
+from slm_lab.experiment.safe_state import check_state
 from slm_lab.lib.errors import CheckpointError, StorageError
-from slm_lab.lib.io import seal, unseal, write_bytes
+from slm_lab.lib.io import read_sealed, seal, write_bytes
 
 _ARRAY = "__array__"
 
@@ -33,7 +34,7 @@ def _to_plain(value: Any) -> Any:
 
 def _from_plain(value: Any) -> Any:
     if isinstance(value, dict):
-        if set(value) == {_ARRAY}:
+        if set(value) == {_ARRAY} and isinstance(value[_ARRAY], torch.Tensor):
             return value[_ARRAY].numpy()
         return {key: _from_plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -54,13 +55,13 @@ def save_state(path: Path, state: dict[str, Any], keep_previous: bool = False) -
 def load_state(path: Path) -> dict[str, Any]:
     """Read a state; a single changed bit is an error."""
     try:
-        data = path.read_bytes()
+        payload = read_sealed(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    payload = unseal(data)
     if payload is None:
         raise CheckpointError(f"{path}: damaged or not a checkpoint of this lab (its hash does not match)")
     try:
+        check_state(payload)
         state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

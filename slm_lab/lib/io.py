@@ -7,6 +7,7 @@ import math
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from slm_lab.lib.errors import RunFolderError, StorageError
 
 _SEAL = b"SLMLAB-SHA256:"
 _DIGEST_SIZE = hashlib.sha256().digest_size
+_BLOCK_BYTES = 1 << 20
 # Numbers that YAML 1.1 takes for text: 1e6, 5e-4, 1.e3
 EXPONENT_FLOAT = re.compile(r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
 CACHE_VARIABLE = "SLM_LAB_CACHE"
@@ -191,13 +193,33 @@ def seal(payload: bytes) -> bytes:
     return payload + _SEAL + hashlib.sha256(payload).digest()
 
 
-def unseal(data: bytes) -> bytes | None:
-    """The payload of sealed bytes, or None when a single bit differs from what was written."""
-    cut = len(data) - _DIGEST_SIZE - len(_SEAL)
-    if cut < 0 or data[cut : cut + len(_SEAL)] != _SEAL:
-        return None
-    payload = data[:cut]
-    return payload if hashlib.sha256(payload).digest() == data[-_DIGEST_SIZE:] else None
+def read_sealed(path: Path) -> bytes | None:
+    """The payload of a sealed file, or None when a single bit differs from what was written.
+
+    A file that is none of ours is told apart by its end, whatever its size, and a pipe or device is not read at all.
+    """
+    # a pipe that no one writes to would else be waited for
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        cut = status.st_size - _DIGEST_SIZE - len(_SEAL)
+        if not stat.S_ISREG(status.st_mode) or cut < 0:
+            return None
+        file.seek(cut)
+        if file.read(len(_SEAL)) != _SEAL:
+            return None
+        expected = file.read(_DIGEST_SIZE)
+        file.seek(0)
+        digest, rest = hashlib.sha256(), cut
+        while rest:
+            block = file.read(min(_BLOCK_BYTES, rest))
+            if not block:
+                return None
+            digest.update(block)
+            rest -= len(block)
+        if digest.digest() != expected:
+            return None
+        file.seek(0)
+        return file.read(cut)
 
 
 def create_run_folder(data_dir: Path, name: str) -> Path:

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -25,9 +25,9 @@ from slm_lab.lib.io import (
     create_run_folder,
     dump_yaml,
     lock_file,
+    read_sealed,
     remove_orphans,
     seal,
-    unseal,
     write_bytes,
     write_json,
     write_text,
@@ -207,12 +207,23 @@ def test_a_value_used_twice_is_written_twice() -> None:
 PAYLOAD = bytes(range(256)) * 40
 
 
-def test_a_sealed_payload_comes_back() -> None:
+@pytest.fixture
+def unseal(tmp_path: Path) -> Callable[[bytes], bytes | None]:
+    """Reads bytes as those of a file."""
+
+    def read(data: bytes) -> bytes | None:
+        (tmp_path / "sealed").write_bytes(data)
+        return read_sealed(tmp_path / "sealed")
+
+    return read
+
+
+def test_a_sealed_payload_comes_back(unseal) -> None:
     for payload in (b"", b"x", PAYLOAD, seal(PAYLOAD)):
         assert unseal(seal(payload)) == payload
 
 
-def test_each_of_a_hundred_flipped_bits_is_detected() -> None:
+def test_each_of_a_hundred_flipped_bits_is_detected(unseal) -> None:
     sealed = seal(PAYLOAD)
     random = np.random.default_rng(0)
     # every part is hit: the payload, the mark and the hash
@@ -224,7 +235,7 @@ def test_each_of_a_hundred_flipped_bits_is_detected() -> None:
         assert unseal(bytes(damaged)) is None
 
 
-def test_each_of_a_hundred_cuts_is_detected() -> None:
+def test_each_of_a_hundred_cuts_is_detected(unseal) -> None:
     sealed = seal(PAYLOAD)
     lengths = [*range(60), *np.linspace(60, len(sealed) - 1, 40).astype(int)]
     for length in lengths:
@@ -232,10 +243,27 @@ def test_each_of_a_hundred_cuts_is_detected() -> None:
         assert unseal(sealed[len(sealed) - length :]) is None
 
 
-def test_added_bytes_are_detected() -> None:
+def test_added_bytes_are_detected(unseal) -> None:
     assert unseal(seal(PAYLOAD) + b"x") is None
     assert unseal(b"x" + seal(PAYLOAD)) is None
     assert unseal(PAYLOAD) is None
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    assert read_sealed(tmp_path / "pipe") is None
+    assert read_sealed(tmp_path / "zero") is None
+    for missing in ("nothing", "."):
+        with pytest.raises(OSError, match=r"No such file|Is a directory"):
+            read_sealed(tmp_path / missing)
+
+
+def test_a_large_file_without_a_seal_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(10**12)
+    assert read_sealed(path) is None
 
 
 # --- folders

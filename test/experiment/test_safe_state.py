@@ -1,0 +1,111 @@
+"""States from anyone: only tensors within their own bytes and plain data are read, and only as much as the file has."""
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench.faults.hostile_states import CANARY, archive, build_payloads, save, tensor, write_files
+from slm_lab.experiment import safe_state
+from slm_lab.experiment.checkpoint import load_state, save_state
+from slm_lab.experiment.safe_state import check_state
+from slm_lab.lib.errors import CheckpointError
+from slm_lab.lib.io import seal
+
+with warnings.catch_warnings():
+    # one of them has two entries of one name, which zipfile remarks
+    warnings.simplefilter("ignore", UserWarning)
+    PAYLOADS = build_payloads()
+# nothing is unpacked to a disk, so nothing follows it
+HARMLESS = "link as an entry"
+
+
+def test_there_are_forty_files() -> None:
+    assert len(PAYLOADS) >= 40
+
+
+@pytest.mark.parametrize("name", [name for name in PAYLOADS if name != HARMLESS])
+def test_a_hostile_payload_is_refused_before_torch_sees_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pickle.UnpicklingError) as caught:
+        check_state(PAYLOADS[name])
+    assert str(caught.value).isprintable()
+    assert not list(tmp_path.iterdir())
+    assert not Path("/tmp", CANARY).exists()
+
+
+def test_what_is_no_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        files = write_files(tmp_path)
+    others = {name: path for name, path in files.items() if name not in PAYLOADS}
+    assert len(others) == 5
+    for path in others.values():
+        with pytest.raises(CheckpointError, match=r"damaged or not a checkpoint|cannot be read") as caught:
+            load_state(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_refusal_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    path.write_bytes(seal(PAYLOADS["command in an archive"]))
+    with pytest.raises(
+        CheckpointError, match=r"x\.pt: refused \(it names os\.system, which no state of the lab has\)$"
+    ):
+        load_state(path)
+
+
+def test_every_kind_of_tensor_comes_back(tmp_path: Path) -> None:
+    kinds = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+    kinds += [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
+    flat = torch.arange(12.0)
+    state: dict[str, Any] = {
+        "kinds": [torch.ones(3, dtype=kind) for kind in kinds],
+        "views": {"all": flat, "part": flat[4:8], "matrix": flat.view(3, 4).T},
+        "empty": torch.zeros(0, 5),
+        "none": torch.zeros(()),
+        "array": np.arange(6).reshape(2, 3),
+        "plain": [None, True, 2**70, -1.5, "text", {"nested": (1, 2)}],
+        "repeated": torch.ones(1).expand(1000),
+    }
+    save_state(tmp_path / "x.pt", state)
+    again = load_state(tmp_path / "x.pt")
+    assert all(torch.equal(one, two) for one, two in zip(state["kinds"], again["kinds"], strict=True))
+    assert torch.equal(again["views"]["matrix"], flat.view(3, 4).T)
+    assert torch.equal(again["repeated"], torch.ones(1000))
+    assert again["plain"] == [None, True, 2**70, -1.5, "text", {"nested": [1, 2]}]
+    assert np.array_equal(again["array"], state["array"])
+
+
+def test_what_is_referred_to_often_counts_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_state, "MAX_NODES", 100)
+    one = [0] * 9
+    check_state(save({"x": [one] * 9}))
+    with pytest.raises(pickle.UnpicklingError, match="more than 100 entries"):
+        check_state(save({"x": [one] * 10}))
+
+
+def test_depth_counts_through_what_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_state, "MAX_DEPTH", 5)
+    deep = [[[0]]]
+    check_state(save({"x": [deep]}))
+    # seen first where it is not too deep
+    with pytest.raises(pickle.UnpicklingError, match="nested more than 5 deep"):
+        check_state(save({"a": deep, "b": [[deep]]}))
+
+
+def test_views_may_take_a_few_times_the_file() -> None:
+    check_state(archive(tensor(4, 0, (10**6,), (0,)), {"0": bytes(16)}))
+    with pytest.raises(pickle.UnpicklingError, match="would take"):
+        check_state(archive(tensor(4, 0, (10**9,), (0,)), {"0": bytes(16)}))
+
+
+def test_a_key_that_is_no_array_stays_what_it_is(tmp_path: Path) -> None:
+    save_state(tmp_path / "x.pt", {"x": {"__array__": 5}})
+    assert load_state(tmp_path / "x.pt") == {"x": {"__array__": 5}}
