@@ -86,7 +86,7 @@ def plan_workers(quick: bool) -> list[Batch]:
 
 def kill_session(victim: int, folder: Path) -> Iterator[Verdict]:
     """Kill one of four sessions under way; the trial goes on and tells."""
-    spec = make_spec("PPO", env={"max_frame": 6000}, meta={"max_session": NUM_SESSION})
+    spec = make_spec("PPO", env={"max_frame": 3000}, meta={"max_session": NUM_SESSION})
     process = start_command(["run", str(write_spec(spec, folder)), NAME, "train"], folder)
     try:
         kill_once(process.pid, victim, folder)

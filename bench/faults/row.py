@@ -142,7 +142,7 @@ class Progress:
         if not verdict.is_passed:
             self.tell(f"{self.name}: FAILED {batch}, {verdict.name}: {verdict.note}")
         now = time.monotonic()
-        if now - self.told > 5 or self.done >= self.total:
+        if now - self.told > 5 or self.done == self.total:
             self.told = now
             left = max(0, self.total - self.done) * (now - self.began) / self.num_new
             self.tell(f"{self.name}: {self.done}/{self.total}, {self.num_failed} failed, {left:.0f} s left")

@@ -1,6 +1,7 @@
 """Trial: several sessions of one spec, their score and its spread."""
 
 import math
+import signal
 import time
 import traceback
 from dataclasses import asdict, dataclass
@@ -37,6 +38,8 @@ from slm_lab.spec.schema import Spec
 PLOT_SECONDS = 60.0
 # a baseline that is not shipped is measured within so many steps
 MAX_BASELINE_STEP = 100_000
+# A batch system says SIGTERM and gives a few seconds: graphs and the report are left to the run that goes on.
+TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,9 @@ class Trial:
                     session = calc_session_metrics(tables[result.session], baseline)
                     write_session_metrics(self.folder, self.trial, result, asdict(session))
             write_json(self.folder.trial_metrics_file(self.trial), metrics)
-            self._plot(tables)
-            report = self._write_report()
+            if stop_code != TERMINATED:
+                self._plot(tables)
+                report = self._write_report()
             logger.info(format_trial_metrics(metrics["scalar"]))
         if failures:
             logger.error(f"Trial {self.trial}: {len(results)} of {self.spec.meta.max_session} sessions have a result")

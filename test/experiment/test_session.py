@@ -24,6 +24,7 @@ from slm_lab.experiment.executor import LocalExecutor, SessionTask, run_tasks
 from slm_lab.experiment.folder import RunFolder, open_run_folder
 from slm_lab.experiment.results import read_run
 from slm_lab.experiment.run import Options, best_session, load_trained, resume, start
+from slm_lab.experiment.trial import Trial
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, SpecError
 from slm_lab.lib.io import lock_file, write_json, write_yaml
@@ -368,6 +369,18 @@ def test_nan_stops_the_session_with_its_name(tmp_path: Path) -> None:
     session.env.step = poisoned  # type: ignore[method-assign]
     with pytest.raises(DivergenceError, match="frame 1024"):
         session.run()
+
+
+@pytest.mark.parametrize(("stop_code", "is_drawn"), [(0, True), (130, True), (143, False)])
+def test_who_is_told_to_end_at_once_draws_nothing(stop_code: int, is_drawn: bool, tmp_path: Path) -> None:
+    spec = tiny(env={"max_frame": 1000}, meta={"compile": False, "final_eval": 0})
+    folder = RunFolder(tmp_path, spec.name)
+    for file in (folder.spec_file, folder.trial_spec_file(0)):
+        write_yaml(file, dump_spec(spec))
+    session = Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
+    result = Trial(spec, folder, 0, (), "INFO", False)._conclude([session], {}, stop_code)
+    assert folder.trial_metrics_file(0).exists()
+    assert (result.report is not None) == is_drawn == result.curve.exists()
 
 
 def test_a_killed_process_is_an_outcome(tmp_path: Path) -> None:
