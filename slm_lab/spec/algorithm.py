@@ -84,6 +84,9 @@ class ActorCriticSpec(AlgorithmSpec):
     policy_loss_coef: NonNegativeFloat = Field(1.0, description="Weight of the policy loss.")
     val_loss_coef: NonNegativeFloat = Field(1.0, description="Weight of the value loss.")
     entropy_coef_spec: Schedule = Field(0.0, description="Weight of the entropy bonus.")
+    normalize_advantages: Literal["standardize", "none"] = Field(
+        "standardize", description="standardize each batch, or none: take advantages as they are."
+    )
     normalize_v_targets: Bool = Field(
         False, description="Divide value predictions and targets by the running std of the targets in the loss."
     )

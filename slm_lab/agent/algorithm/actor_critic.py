@@ -163,7 +163,9 @@ class ActorCritic(Algorithm):
         self.context.trace("log_prob", log_prob)
         self.context.trace("entropy", entropies)
         entropy = entropies.mean()
-        policy_loss = calc_policy_loss(log_prob, standardize(adv))
+        if config.normalize_advantages == "standardize":
+            adv = standardize(adv)
+        policy_loss = calc_policy_loss(log_prob, adv)
         val_loss = self.value_loss(value * ret_scale, ret * ret_scale)
         loss = config.policy_loss_coef * policy_loss + config.val_loss_coef * val_loss - entropy_coef * entropy
         return loss, {"loss": loss, "policy_loss": policy_loss, "val_loss": val_loss, "entropy": entropy}

@@ -134,7 +134,8 @@ def check_update(
         ret = record.nstep_return(value, 0.9, algorithm.get("num_step_returns", 10**6))
         adv = ret - old_value
     adv_t, ret_t = (torch.tensor(array[used], dtype=torch.float32) for array in (adv, ret))
-    adv_t = (adv_t - adv_t.mean()) / adv_t.std(correction=0)
+    if algorithm.get("normalize_advantages") != "none":
+        adv_t = (adv_t - adv_t.mean()) / adv_t.std(correction=0)
 
     scale = 1 / max(float(ret_t.double().std(correction=0)), 1) if algorithm.get("normalize_v_targets") else 1.0
     loss_name = keys.get("loss_spec", {"name": "MSELoss"})["name"]
@@ -169,6 +170,10 @@ def check_update(
 @pytest.mark.parametrize("memory", ["OnPolicyBatchReplay", "OnPolicyReplay"])
 def test_update_equals_a_plain_one(lab, memory: str, kind: str) -> None:
     check_update(lab, RETURNS[kind], memory)
+
+
+def test_advantages_may_be_taken_as_they_are(lab) -> None:
+    check_update(lab, {**RETURNS["gae"], "normalize_advantages": "none"})
 
 
 @pytest.mark.parametrize("kind", RETURNS)
