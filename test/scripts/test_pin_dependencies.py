@@ -161,7 +161,8 @@ def requirements(pyproject: str) -> list[Requirement]:
     tables = tomllib.loads(pyproject)
     project = tables["project"]
     lists = [project["dependencies"], *project["optional-dependencies"].values(), *tables["dependency-groups"].values()]
-    found = [Requirement(line) for lines in lists for line in lines]
+    # a group may include another one, which is listed itself
+    found = [Requirement(line) for lines in lists for line in lines if isinstance(line, str)]
     return [requirement for requirement in found if requirement.name != project["name"]]
 
 

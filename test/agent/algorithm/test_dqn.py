@@ -253,15 +253,14 @@ def test_polyak_follows_every_gradient_step(lab, monkeypatch: pytest.MonkeyPatch
     agent, env = build(lab, net=net, training_iter=2, training_batch_iter=3)
     lab.collect(agent, env, 8)
     algorithm = agent.algorithm
-    expected, step = flat(algorithm.modules["target_net"]), algorithm.optimizer.step
+    expected, step = flat(algorithm.modules["target_net"]), algorithm.optimizer.descend
 
-    def wrapped() -> Any:
+    def wrapped() -> None:
         nonlocal expected
-        norm = step()
+        step()
         expected = 0.7 * expected + 0.3 * flat(algorithm.net)
-        return norm
 
-    monkeypatch.setattr(algorithm.optimizer, "step", wrapped)
+    monkeypatch.setattr(algorithm.optimizer, "descend", wrapped)
     agent.update(32)
     assert algorithm.opt_step == 6
     np.testing.assert_allclose(flat(algorithm.modules["target_net"]), expected, rtol=1e-4, atol=1e-6)
