@@ -139,15 +139,12 @@ def intake(
     setup_console("INFO")
     with user_errors():
         rows = select_rows(filters or [])
-        states = _states(rows, data_dir, docs)
-        results = load_results(docs)
-        has_new = any(state.standing is Standing.READY for state in states)
-        has_unshared = any(row.key in results and results[row.key].url is None for row in rows)
-        with (
-            lock_file(data_dir / "bench" / "intake.lock", 60),
-            _open_share() if upload and (has_new or has_unshared) else nullcontext() as share,
-        ):
-            done = take_in(states, docs, data_dir, share, _active(data_dir, docs))
+        with lock_file(data_dir / "bench" / "intake.lock", 60):
+            states, results = _states(rows, data_dir, docs), load_results(docs)
+            has_new = any(state.standing is Standing.READY for state in states)
+            has_unshared = any(row.key in results and results[row.key].url is None for row in rows)
+            with _open_share() if upload and (has_new or has_unshared) else nullcontext() as share:
+                done = take_in(states, docs, data_dir, share, _active(data_dir, docs))
         is_committed = commit and commit_rows(docs)
     out = sys.stdout
     for name, reasons in done.refused.items():

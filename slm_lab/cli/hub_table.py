@@ -5,32 +5,29 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from slm_lab.cli.columns import write_columns
 from slm_lab.lib.errors import LabError
-from slm_lab.share.pull import RemoteRun
+from slm_lab.share.pull import SharedRun
 from slm_lab.share.store import Store
 from slm_lab.share.view import format_size
 
 HEADER = ("run", "algorithm", "env", "score", "sessions", "frames", "size", "here")
 
 
-def show_runs(runs: Sequence[RemoteRun], store: Store, pattern: str, data_dir: Path) -> None:
+def show_runs(runs: Sequence[SharedRun], store: Store, pattern: str, data_dir: Path) -> None:
     """Write the runs, and what is wrong with those that cannot be used."""
     if not runs:
         what = f"no run named like '{pattern}'" if pattern else "no run"
         raise LabError(f"there is {what} at {store.root_url}; send one with `slm-lab push DIR`")
     whole = [run for run in runs if run.manifest is not None]
-    rows = [HEADER, *(_row(run, data_dir) for run in whole)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(HEADER))]
-    for row in rows if whole else ():
-        cells = [text.ljust(width) for text, width in zip(row[:3], widths, strict=False)]
-        cells += [text.rjust(width) for text, width in zip(row[3:], widths[3:], strict=True)]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+    if whole:
+        write_columns([HEADER, *(_row(run, data_dir) for run in whole)], num_name=3)
     for run in runs:
         if run.manifest is None:
             sys.stderr.write(f"Left out: {run.name}: {run.problem}\n")
 
 
-def _row(run: RemoteRun, data_dir: Path) -> tuple[str, ...]:
+def _row(run: SharedRun, data_dir: Path) -> tuple[str, ...]:
     assert run.manifest is not None
     summary = run.manifest.summary
     return (

@@ -1,7 +1,6 @@
 """`slm-lab list`: the runs there are."""
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from slm_lab.cli.columns import write_columns
 from slm_lab.cli.failure import user_errors
 from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.folder import DATA_DIR
@@ -62,12 +62,7 @@ def list_runs(
             elsewhere = f", or see those at {get_repo()} with `slm-lab list --hub`" if get_repo() else ""
             raise LabError(f"there is {what} in {data_dir}; start one with `slm-lab run`{elsewhere}")
         rows = [HEADER, *(_row(run) for run in sorted(runs, key=SORTS[sort]))]
-        widths = [max(len(row[place]) for row in rows) for place in range(len(HEADER))]
-        for row in rows:
-            # names to the left, numbers to the right
-            cells = [text.ljust(width) for text, width in zip(row[:3], widths, strict=False)]
-            cells += [text.rjust(width) for text, width in zip(row[3:], widths[3:], strict=True)]
-            sys.stdout.write("  ".join(cells).rstrip() + "\n")
+        write_columns(rows, num_name=3)
 
 
 def _list_hub(pattern: str, data_dir: Path) -> None:

@@ -13,6 +13,7 @@ import yaml
 
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.runtime import COMMIT_VARIABLE, git_sha, import_modules
+from slm_lab.share.settings import is_repo
 from slm_lab.spec.candidate import check_search
 from slm_lab.spec.loading import SHIPPED, load_spec, locate, parse_override
 from slm_lab.spec.reader import printable, read_document
@@ -227,7 +228,7 @@ def check_upload(environ: Mapping[str, str]) -> None:
         if not environ.get(name):
             raise LabError(f"{name} is not set ({what}), so the results could not be uploaded; {remedy}")
     repo = environ["HF_REPO"]
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo) or repo.startswith("."):
+    if not is_repo(repo):
         raise LabError(
             f"HF_REPO is '{repo}', which a remote machine cannot reach; {remedy.replace('it', 'USER/REPO', 1)}"
         )

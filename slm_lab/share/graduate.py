@@ -13,7 +13,7 @@ from slm_lab.lib.errors import ShareError, nearest
 from slm_lab.lib.io import write_text
 from slm_lab.lib.secret import name_secret
 from slm_lab.share.manifest import Manifest, find_missing, has_run, is_same, local_file, read_manifest
-from slm_lab.share.pull import RemoteRun, fetch_file, find_names, list_runs
+from slm_lab.share.pull import SharedRun, fetch_file, find_names, list_runs
 from slm_lab.share.push import send
 from slm_lab.share.run_files import read_file
 from slm_lab.share.safe_path import is_safe
@@ -57,7 +57,7 @@ def plan(pattern: str, source: Store, target: Store) -> Graduation:
     return Graduation(tuple(runs), tuple(done), left_out)
 
 
-def _find_obstacle(run: RemoteRun) -> str | None:
+def _find_obstacle(run: SharedRun) -> str | None:
     if run.manifest is None:
         return run.problem
     if run.manifest.summary.kind != "train":

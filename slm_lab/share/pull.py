@@ -27,7 +27,7 @@ PARTIAL = ".pull"
 
 
 @dataclass(frozen=True)
-class RemoteRun:
+class SharedRun:
     """A run at a store; without a manifest its upload has not ended, or what is there is no run."""
 
     name: str
@@ -58,15 +58,15 @@ def find_names(store: Store, pattern: str = "") -> list[str]:
     return sorted(name for name in names if pattern in name)
 
 
-def list_runs(store: Store, pattern: str = "") -> list[RemoteRun]:
+def list_runs(store: Store, pattern: str = "") -> list[SharedRun]:
     """The runs at a store with what they came to."""
 
-    def look(name: str) -> RemoteRun:
+    def look(name: str) -> SharedRun:
         try:
             manifest = read_manifest(store, name)
         except ManifestError as error:
-            return RemoteRun(name, None, str(error))
-        return RemoteRun(name, manifest, "" if manifest is not None else "its upload has not ended")
+            return SharedRun(name, None, str(error))
+        return SharedRun(name, manifest, "" if manifest is not None else "its upload has not ended")
 
     names = find_names(store, pattern)
     # a request each, most of which is waiting

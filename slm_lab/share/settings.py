@@ -32,6 +32,11 @@ def is_folder(repo: str) -> bool:
     return repo.startswith(("/", ".", "~")) or Path(repo).is_dir()
 
 
+def is_repo(repo: str) -> bool:
+    """USER/NAME, as repos of the hub are called."""
+    return _REPO.fullmatch(repo) is not None
+
+
 def get_repo() -> str | None:
     """What HF_REPO says, None where it is not set."""
     return get_setting("HF_REPO")
@@ -42,7 +47,7 @@ def read_settings(repo: str | None = None) -> ShareSettings:
     repo = repo or get_repo()
     if repo is None:
         raise ShareError(f"HF_REPO is not set, so there is no place to share runs: {HOW}; see docs/SHARING.md")
-    if not is_folder(repo) and not _REPO.fullmatch(repo):
+    if not is_folder(repo) and not is_repo(repo):
         raise ShareError(f"HF_REPO: '{redact(repo)[:100]}' is neither USER/NAME nor a path (it starts with / ~ or .)")
     endpoint, token = get_setting("HF_ENDPOINT"), get_setting("HF_TOKEN")
     if endpoint is not None:

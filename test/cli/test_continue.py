@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.cli.main import main
+from test.cli.command import call
 
 SHORT = ["-s", "env.max_frame=2000", "-s", "meta.max_session=1", "-s", "meta.log_frequency=500"]
 SEARCH = """
@@ -24,16 +24,6 @@ tiny:
   meta: {max_trial: 2, log_frequency: 200, compile: false, final_eval: 0}
   search: {agent.algorithm.gamma__uniform: [0.9, 0.99]}
 """
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Run the command in this process; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["slm-lab", *arguments])
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 @pytest.fixture(autouse=True)

@@ -9,21 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.cli.main import main
 from slm_lab.cli.run import split_arguments
 from slm_lab.lib.errors import LabError
+from test.cli.command import call
 
 SHORT = ["-s", "env.max_frame=1500", "-s", "meta.max_session=1"]
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Run the command in this process; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["slm-lab", *arguments])
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 @pytest.fixture(autouse=True)

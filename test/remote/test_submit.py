@@ -2,31 +2,20 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from slm_lab.cli.main import main
 from slm_lab.cli.run_remote import split_arguments
 from slm_lab.lib.errors import LabError
 from slm_lab.remote import submit
 from slm_lab.remote.submit import submit_task
 from slm_lab.remote.task import TaskRequest
+from test.cli.command import call
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_planted_token"
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Run the command in this process; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["slm-lab", *arguments])
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,15 @@
+"""Rows of text as a table for the terminal."""
+
+import sys
+from collections.abc import Sequence
+
+
+def write_columns(rows: Sequence[Sequence[str]], num_name: int) -> None:
+    """Write rows with columns of one width each: the first `num_name` are names, to the left, the rest numbers."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            text.ljust(width) if place < num_name else text.rjust(width)
+            for place, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
