@@ -47,7 +47,7 @@ def take_in(
             continue
         try:
             url = None if share is None else share(run.path)
-            result = build_result(run, row, url)
+            result = build_result(run, url)
             draw_env(row.env, {**results, row.key: result}, docs, data_dir)
         except LabError as error:
             # this row is left as it was; others may do

@@ -1,6 +1,5 @@
 """Which row of the benchmark a run belongs to, and whether it may stand there."""
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -116,8 +115,3 @@ def flatten(spec: Spec) -> dict[str, Any]:
 
 def _is_free(path: str) -> bool:
     return any(path == key or path.startswith(f"{key}.") for key in FREE)
-
-
-def hash_spec(spec: Spec) -> str:
-    """A short name of all that decides a score, to see later whether it has changed."""
-    return hashlib.sha256(json.dumps(flatten(spec), sort_keys=True).encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slm_lab.benchmark.match import hash_spec
+from slm_lab.benchmark.match import find_differences
 from slm_lab.benchmark.matrix import Row, load_matrix
 from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.results import Run, look_up
@@ -39,7 +39,8 @@ class Result:
     date: str
     version: str
     git_sha: str | None
-    spec_hash: str
+    # what was trained; a key that the lab learns later has its default here, and so needs no new run
+    spec: Mapping[str, Any]
 
 
 def find_start(name: str) -> tuple[str, int]:
@@ -48,7 +49,7 @@ def find_start(name: str) -> tuple[str, int]:
     return (match[1], int(match[2] or 0)) if match else ("", 0)
 
 
-def build_result(run: Run, row: Row, url: str | None) -> Result:
+def build_result(run: Run, url: str | None) -> Result:
     """What is kept of a run that may stand in a row."""
     spread = calc_spread(run.scores)
     evals = run.final_evals
@@ -66,8 +67,13 @@ def build_result(run: Run, row: Row, url: str | None) -> Result:
         date=started[:10].replace("_", "-"),
         version=str(look_up(run.provenance, "versions", "slm-lab") or "unknown"),
         git_sha=sha if isinstance(sha, str) else None,
-        spec_hash=hash_spec(row.load_spec()),
+        spec={part: run.spec[part] for part in ("agent", "env", "meta")},
     )
+
+
+def is_stale(result: Result, row: Row) -> bool:
+    """Whether the committed spec has changed since its result was made."""
+    return bool(find_differences(result.spec, row))
 
 
 def results_file(docs: Path) -> Path:

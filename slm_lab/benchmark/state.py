@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from slm_lab.benchmark.match import Stage, find_misfits, find_obstacles, find_row, find_stage, hash_spec
+from slm_lab.benchmark.match import Stage, find_misfits, find_obstacles, find_row, find_stage
 from slm_lab.benchmark.matrix import Row
-from slm_lab.benchmark.result import Result, find_start
+from slm_lab.benchmark.result import Result, find_start, is_stale
 from slm_lab.experiment.results import Run, load_run
 from slm_lab.lib.errors import LabError
 
@@ -75,8 +75,7 @@ def _find_state(row: Row, result: Result | None, runs: Sequence[Run], is_submitt
     if fitting is not None:
         return RowState(row, Standing.STOPPED, result, fitting)
     if result is not None:
-        is_stale = result.spec_hash != hash_spec(row.load_spec())
-        return RowState(row, Standing.STALE if is_stale else Standing.DONE, result, None)
+        return RowState(row, Standing.STALE if is_stale(result, row) else Standing.DONE, result, None)
     if runs:
         return RowState(row, Standing.REFUSED, None, runs[0], tuple(find_misfits(runs[0], row)))
     return RowState(row, Standing.MISSING, None, None)

@@ -5,9 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slm_lab.benchmark.match import hash_spec
 from slm_lab.benchmark.matrix import Row, load_matrix
-from slm_lab.benchmark.result import Result, load_notes, load_results
+from slm_lab.benchmark.result import Result, is_stale, load_notes, load_results
 from slm_lab.experiment.results import find_shipped_random_return
 from slm_lab.lib.io import write_text
 
@@ -131,7 +130,7 @@ def _line(row: Row, result: Result | None) -> str:
     if result is None:
         return f"| {row.algorithm} | missing |  |  | {_number(row.reference)} |  | {spec} |  |"
     stands = status(result.score, row.target, find_shipped_random_return(row.env))
-    if result.spec_hash != hash_spec(row.load_spec()):
+    if is_stale(result, row):
         stands = f"{stands}, spec changed since".lstrip(", ")
     end = "" if result.final_eval is None else _number(result.final_eval)
     run = result.run if result.url is None else f"[{result.run}]({result.url})"

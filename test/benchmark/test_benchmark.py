@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from slm_lab.benchmark.intake import take_in
 from slm_lab.benchmark.local import run_rows
-from slm_lab.benchmark.match import find_obstacles, find_row, hash_spec
+from slm_lab.benchmark.match import find_obstacles, find_row
 from slm_lab.benchmark.matrix import Row, load_matrix, select_rows
 from slm_lab.benchmark.plan import estimate, find_open
 from slm_lab.benchmark.result import Result, load_results, save_results
@@ -72,7 +72,7 @@ def call(*arguments: str) -> tuple[int, str]:
 def make_result(score: float, **changes: Any) -> Result:
     fields = dict(
         run="a_run", url=None, score=score, low=score - 5, high=score + 5, values=(score,) * 4, final_eval=None,
-        fps=1000.0, date="2026-01-01", version="0.1.0", git_sha=None, spec_hash="",
+        fps=1000.0, date="2026-01-01", version="0.1.0", git_sha=None, spec=dump_spec(PPO.load_spec())[PPO.spec_name],
     )  # fmt: skip
     return Result(**{**fields, **changes})
 
@@ -206,7 +206,7 @@ def test_the_run_that_began_last_counts_not_the_best_nor_the_last_copied(tmp_pat
     assert state.run is not None
     assert state.run.path == newest
     # nor does a run take the place of a result that is newer
-    result = make_result(300.0, run=f"{PPO.spec_name}_2026_01_03_000000", spec_hash=hash_spec(PPO.load_spec()))
+    result = make_result(300.0, run=f"{PPO.spec_name}_2026_01_03_000000")
     assert stand(tmp_path, {PPO.key: result}) is Standing.DONE
 
 
@@ -222,10 +222,17 @@ def test_runs_of_other_settings_do_not_hide_a_good_one(tmp_path) -> None:
 
 
 def test_a_result_of_a_spec_that_has_changed_is_to_be_run_again(tmp_path) -> None:
-    old = make_result(300.0, run=f"{PPO.spec_name}_2026_01_03_000000", spec_hash="of another spec")
+    old = make_result(300.0, run=f"{PPO.spec_name}_2026_01_03_000000")
+    old.spec["agent"]["algorithm"]["lam"] = 0.5
     states = find_states([PPO], {PPO.key: old}, tmp_path)
     assert states[0].standing is Standing.STALE
     assert find_open(states) == states
+
+
+def test_a_key_that_the_lab_has_learned_since_needs_no_new_run(tmp_path) -> None:
+    old = make_result(300.0, run=f"{PPO.spec_name}_2026_01_03_000000")
+    del old.spec["agent"]["algorithm"]["normalize_v_targets"]
+    assert stand(tmp_path, {PPO.key: old}) is Standing.DONE
 
 
 # --- training rows
@@ -345,7 +352,7 @@ def test_a_figure_needs_all_runs_of_its_env(tmp_path) -> None:
 
 def test_page_names_rows_below_the_reference_and_changed_specs(tmp_path) -> None:
     write_json(tmp_path / "benchmark" / "notes.json", {"CartPole-v1 PPO": "tried more epochs"})
-    page = build_page(tmp_path, load_matrix(), {PPO.key: make_result(300.0)}, ["one row"])
+    page = build_page(tmp_path, load_matrix(), {PPO.key: make_result(300.0, spec={})}, ["one row"])
     line = next(line for line in page.splitlines() if line.startswith("| PPO | "))
     assert "**below**" in line
     assert "spec changed since" in line
