@@ -16,7 +16,7 @@ from slm_lab.experiment.run import Options, start
 NUM_RUN = 8
 
 
-def run_together(folder: Path) -> Iterator[Verdict]:
+def run_together(num_run: int, folder: Path) -> Iterator[Verdict]:
     """All have loaded everything, and wait for the same full second."""
     spec = make_spec("PPO", env={"max_frame": 400})
     data = folder / "data"
@@ -27,10 +27,10 @@ def run_together(folder: Path) -> Iterator[Verdict]:
         result = start(spec, Options(data_dir=data))
         os._exit(result.exit_code)
 
-    children = [fork(begin, folder / f"{index}.out") for index in range(NUM_RUN)]
+    children = [fork(begin, folder / f"{index}.out") for index in range(num_run)]
     codes = [wait(child) for child in children]
     runs = sorted(data.iterdir())
-    if len(runs) != NUM_RUN:
+    if len(runs) != num_run:
         raise RuntimeError(f"{len(runs)} folders, exit codes {codes}")
     for index, run in enumerate(runs):
         problem = f"exit codes {codes}" if any(codes) else find_difference(runs[0], run, NAME)
@@ -50,7 +50,7 @@ def find_mixture(run: Path, runs: list[Path]) -> str | None:
 
 def plan(quick: bool) -> list[Batch]:
     """Five times eight, or once."""
-    return [Batch(f"second {index + 1}", NUM_RUN, partial(run_together)) for index in range(1 if quick else 5)]
+    return [Batch(f"second {index + 1}", NUM_RUN, partial(run_together, NUM_RUN)) for index in range(1 if quick else 5)]
 
 
 ROWS = (

@@ -35,8 +35,6 @@ WAYS = {
     "SIGTERM to all its processes": (signal.SIGTERM, True),
 }
 STOP_SECONDS = 10.0
-# what is being compiled cannot be interrupted: such a session is killed after 10 s, and then the command ends
-COMPILE_SECONDS = 15.0
 IMPORT_SECONDS = 1.0
 
 
@@ -97,7 +95,7 @@ def stop_once(phase: str, number: signal.Signals, to_all: bool, place: Path) -> 
     left = [pid for pid in family if is_alive(pid)]
     if left:
         return f"processes were left behind: {left}"
-    if seconds > (COMPILE_SECONDS if phase == "compile" else STOP_SECONDS):
+    if seconds > STOP_SECONDS:
         return f"it took {seconds:.1f} s"
     return check_code(phase, number, code, place) or check_files(phase, place)
 
@@ -148,10 +146,10 @@ ROWS = (
         "signals",
         "SIGTERM, SIGINT, and SIGTERM to all processes at once, during import, compile, rollout, update, eval, plot, "
         "video and upload",
-        "it ends within 10 s (15 s in compile) with 143 or 130, nothing is left running, each session has a checkpoint "
+        "it ends within 10 s with 143 or 130, nothing is left running, each session has a checkpoint "
         "at the frame it stopped at, a half upload is not taken for a run",
         plan,
-        "A compiler cannot be interrupted: a session in it is killed after 10 s, and goes on from its last checkpoint. "
+        "A compiler cannot be interrupted: a session in it is killed after 8 s, and goes on from its last checkpoint. "
         "Where nothing is under way that must be saved (import, plot, upload) SIGTERM ends the process itself, which a "
         "shell shows as 143.",
     ),

@@ -16,7 +16,8 @@ from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import LogFormat
 from slm_lab.lib.runtime import num_cores
 
-STOP_SECONDS = 10.0
+# a session that has not saved by then is killed: whoever stops the command, such as Docker, gives it ten seconds in all
+STOP_SECONDS = 8.0
 POLL_SECONDS = 0.2
 
 # trial and session

@@ -26,7 +26,6 @@ from bench.faults.stop import stop_in
 from slm_lab.experiment.checkpoint import load_state, save_state
 from slm_lab.spec.schema import ALGORITHM_SPECS
 
-slow = pytest.mark.slow
 SAMPLES: dict[str, tuple[Callable[[Path], Iterator[Verdict]], int]] = {
     "kill_in_save": (partial(kill_in_saves, "DQN", 2, 2), 4),
     "kill_anywhere": (partial(kill_anywhere, "PPO", 2, 400), 2),
@@ -36,23 +35,21 @@ SAMPLES: dict[str, tuple[Callable[[Path], Iterator[Verdict]], int]] = {
     "corruption of a replay": (partial(damage, "replay", 1), 2),
     "hostile_checkpoint": (partial(load_hostile, names=("bytes of ten gigabytes", "laughs", "object by INST")), 3),
     "hostile_spec": (partial(read_specs, 4), 4),
-}
-SLOW_SAMPLES: dict[str, tuple[Callable[[Path], Iterator[Verdict]], int]] = {
     "worker_death": (partial(kill_workers, 1, 800), 2),
-    "session_death": (partial(kill_session, 2), 2),
+    "session_death": (partial(kill_session, 1, 2), 2),
     "signals": (partial(stop_in, "update", ("SIGTERM",)), 1),
     "secrets": (lambda folder: plant("GitHub", read_tokens()["GitHub"], folder), 4),
-    "concurrency": (run_together, 8),
-    "soak": (partial(soak, 15.0, ("PPO, two env workers",)), 4),
+    "concurrency": (partial(run_together, 3), 3),
+    "soak": (partial(soak, 5.0, ("PPO, two env workers",)), 4),
 }
 
 
-@pytest.mark.parametrize("name", [*SAMPLES, *(pytest.param(name, marks=slow) for name in SLOW_SAMPLES)])
+@pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_ends_as_promised(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # of a machine that is at work on something else
     monkeypatch.setattr("bench.faults.stop.STOP_SECONDS", 120.0)
     monkeypatch.setattr("bench.faults.hostile.MAX_SPEC_SECONDS", 5.0)
-    run, count = (SAMPLES | SLOW_SAMPLES)[name]
+    run, count = SAMPLES[name]
     verdicts = list(run(tmp_path))
     assert [verdict for verdict in verdicts if not verdict.is_passed] == []
     assert len(verdicts) >= count
