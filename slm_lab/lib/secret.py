@@ -17,19 +17,26 @@ MIN_LENGTH = 8
 MAX_ENV_BYTES = 1_000_000
 _SECRET_NAME = re.compile(r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD)$", re.I)
 _VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", re.S)
+
+
+def _token(start: str, rest: str) -> str:
+    """A token that is not within a word; a pattern that begins with letters is searched faster than one with `\\b`."""
+    return rf"{start}(?<!\w{start}){rest}"
+
+
 # how tokens of well-known services look
 SHAPES = {
-    "Hugging Face": r"\bhf_[A-Za-z0-9]{16,}",
-    "GitHub": r"\bgh[pousr]_[A-Za-z0-9]{20,}",
-    "GitHub, fine-grained": r"\bgithub_pat_\w{20,}",
-    "GitLab": r"\bglpat-[\w-]{16,}",
-    "OpenAI and others": r"\bsk-[A-Za-z0-9][\w-]{18,}",
-    "AWS": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    "Slack": r"\bxox[abeprs]-[\w-]{10,}",
-    "Google": r"\bAIza[\w-]{30,}",
-    "PyPI": r"\bpypi-[\w-]{20,}",
-    "JSON web token": r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}",
-    "authorization header": r"(?i:\bBearer\s+)[A-Za-z0-9._~+/=-]{12,}",
+    "Hugging Face": _token("hf_", "[A-Za-z0-9]{16,}"),
+    "GitHub": _token("gh", "[pousr]_[A-Za-z0-9]{20,}"),
+    "GitHub, fine-grained": _token("github_pat_", r"\w{20,}"),
+    "GitLab": _token("glpat-", r"[\w-]{16,}"),
+    "OpenAI and others": _token("sk-", r"[A-Za-z0-9][\w-]{18,}"),
+    "AWS": _token("A", r"(?:KIA|SIA)[0-9A-Z]{16}\b"),
+    "Slack": _token("xox", r"[abeprs]-[\w-]{10,}"),
+    "Google": _token("AIza", r"[\w-]{30,}"),
+    "PyPI": _token("pypi-", r"[\w-]{20,}"),
+    "JSON web token": _token("eyJ", r"[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"),
+    "authorization header": _token("[Bb]", r"(?i:earer\s+)[A-Za-z0-9._~+/=-]{12,}"),
     "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
 }
 _SHAPE = re.compile("|".join(f"(?:{shape})" for shape in SHAPES.values()))
@@ -135,6 +142,9 @@ def name_secret(text: str) -> str | None:
 
 def find_secret(data: Any) -> tuple[str, str] | None:
     """The path of the first secret in plain data, and what kind it is."""
+    # one look at all of it, since there is hardly ever one; the character between texts is part of no secret
+    if name_secret("\0".join(text for _, text in _walk(data, ""))) is None:
+        return None
     for path, text in _walk(data, ""):
         if (kind := name_secret(text)) is not None:
             return redact(path), kind

@@ -148,3 +148,23 @@ def test_a_secret_as_a_key_is_found_and_not_told() -> None:
     found = find_secret({"env": [{"a": {token: 1}}]})
     assert found is not None
     assert found[0] == f"env[0].a.{MASK}"
+
+
+def test_a_large_spec_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def count() -> dict[str, str]:
+        calls.append(1)
+        return {}
+
+    monkeypatch.setattr("slm_lab.lib.secret.known_secrets", count)
+    assert find_secret({f"k{index}": "text" for index in range(1000)}) is None
+    assert len(calls) == 1
+
+
+def test_texts_side_by_side_make_no_secret() -> None:
+    assert find_secret({"a": ["Bearer ", TOKENS["GitHub"][4:]]}) is None
+
+
+def test_a_token_within_a_word_is_none() -> None:
+    assert find_secret(["shf_" + "a" * 30, "xgithub_pat_" + "a" * 30, "forbearer " + "a" * 30]) is None
