@@ -12,7 +12,7 @@ from pathlib import Path
 from loguru import logger
 
 from slm_lab.lib.errors import ShareError, nearest
-from slm_lab.lib.io import storage_errors
+from slm_lab.lib.io import lock_file, storage_errors
 from slm_lab.share.manifest import Manifest, ManifestError, find_origin, local_file, read_manifest
 from slm_lab.share.run_files import RunFile, read_file
 from slm_lab.share.safe_path import is_safe
@@ -101,17 +101,30 @@ def pull_run(manifest: Manifest, store: Store, data_dir: Path) -> Pulled:
     """Fetch one run: into a folder beside, then into place when all is whole and verified."""
     target = data_dir / manifest.name
     partial = data_dir / PARTIAL / manifest.name
-    _refuse_links(data_dir, [target, partial.parent, partial])
-    wanted, kept = _compare(manifest, target)
+    lock = partial.with_name(f"{manifest.name}.lock")
+    _refuse_links(data_dir, [target, partial.parent, partial, lock])
+    # two who fetch into the same files would take each other's for wrong
+    with lock_file(lock, wait=0):
+        wanted, kept = _compare(manifest, target)
+        fetched = _fetch(wanted, manifest.name, store, data_dir)
+        _move(wanted, partial, target, data_dir)
+        lock.unlink(missing_ok=True)
+        if not any(partial.parent.iterdir()):
+            partial.parent.rmdir()
+    return Pulled(target, len(wanted), fetched, tuple(kept))
+
+
+def _fetch(wanted: Sequence[RunFile], name: str, store: Store, data_dir: Path) -> int:
+    """Fetch files into the folder beside; returns how many bytes came now, and not in an earlier attempt."""
+    partial = data_dir / PARTIAL / name
     needed = sum(file.size for file in wanted)
-    data_dir.mkdir(parents=True, exist_ok=True)
     if needed > (free := shutil.disk_usage(data_dir).free):
-        raise ShareError(f"{manifest.name} needs {format_size(needed)}, and {data_dir} has {format_size(free)} left")
+        raise ShareError(f"{name} needs {format_size(needed)}, and {data_dir} has {format_size(free)} left")
     _clear(partial, wanted)
     if wanted:
-        logger.info(f"Fetching {manifest.name}: {len(wanted)} files of {format_size(needed)}")
+        logger.info(f"Fetching {name}: {len(wanted)} files of {format_size(needed)}")
     fetched = 0
-    with TransferView(manifest.name, needed) as view:
+    with TransferView(name, needed) as view:
         for file in wanted:
             place = local_file(partial, file.path)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -119,10 +132,9 @@ def pull_run(manifest: Manifest, store: Store, data_dir: Path) -> Pulled:
             if place.exists() and _matches(partial, file):
                 view.advance(file.size)
                 continue
-            fetch_file(file, manifest.name, store, place, view)
+            fetch_file(file, name, store, place, view)
             fetched += file.size
-    _move(wanted, partial, target, data_dir)
-    return Pulled(target, len(wanted), fetched, tuple(kept))
+    return fetched
 
 
 def part_of(place: Path) -> Path:
@@ -205,8 +217,6 @@ def _move(files: Sequence[RunFile], partial: Path, target: Path, data_dir: Path)
             else:
                 os.replace(local_file(partial, file.path), place)
         shutil.rmtree(partial)
-    if not any(partial.parent.iterdir()):
-        partial.parent.rmdir()
 
 
 def _refuse_links(data_dir: Path, places: Sequence[Path]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from slm_lab.lib.errors import ShareError
+from slm_lab.lib.errors import RunFolderError, ShareError
+from slm_lab.lib.io import lock_file
 from slm_lab.share.folder_store import FolderStore
 from slm_lab.share.hub_store import HubStore
 from slm_lab.share.manifest import MANIFEST, has_run
@@ -178,6 +179,16 @@ def test_a_folder_round_trip(team: FolderStore, make_run, tmp_path: Path) -> Non
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "team").rglob("*")}
     push_run(folder, team)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "team").rglob("*")} == before
+
+
+def test_a_run_is_fetched_once_at_a_time(team: FolderStore, make_run, tmp_path: Path) -> None:
+    push_run(make_run(), team)
+    data = tmp_path / "b"
+    with lock_file(data / ".pull" / f"{NAME}.lock", wait=0), pytest.raises(RunFolderError, match="another process"):
+        pull_runs(NAME, team, data)
+    assert not (data / NAME).exists()
+    pull_runs(NAME, team, data)
+    assert [path.name for path in data.iterdir()] == [NAME]
 
 
 def test_links_in_a_shared_folder_are_not_followed(team: FolderStore, make_run, tmp_path: Path) -> None:
