@@ -1,4 +1,4 @@
-"""Forty files that pretend to be a checkpoint: each would run, write, or take memory, if it were trusted."""
+"""Files that pretend to be a checkpoint: each would run, write, or take memory, if it were trusted."""
 
 import io
 import os
@@ -91,6 +91,43 @@ def nested(levels: int) -> bytes:
     return b"\x80\x02}" + text("x") + b"]" * levels + b"a" * (levels - 1) + b"s."
 
 
+def key_of_tuples(levels: int) -> bytes:
+    """A key of tuples in tuples, which a reader would have to hash."""
+    return b"\x80\x02})" + b"\x85" * levels + b"K\x01s."
+
+
+def laughing_key(levels: int) -> bytes:
+    """A key each level of which holds the one before ten times."""
+    levels_of_it = b"".join(b"(" + bytes([0x68, level - 1]) * 10 + b"tq" + bytes([level]) for level in range(1, levels))
+    return b"\x80\x02})\x85q\x00" + levels_of_it + b"K\x01s."
+
+
+def two_directories(seen: bytes, hidden: bytes) -> bytes:
+    """An archive with two tables of contents: one where its end says, one right before its end.
+
+    Readers that look in one place or the other see another document. Offsets of the second are those of a reader that
+    takes the distance between the two for something in front of the archive.
+    """
+    tables, parts = [], []
+    for document in (hidden, seen):
+        data = archive(document)
+        size, offset = struct.unpack("<II", data[-10:-2])
+        parts.append(data[:offset])
+        tables.append(data[offset : offset + size])
+    start = len(parts[0])
+    shift = len(tables[0]) + len(parts[1])
+    moved, place = b"", 0
+    while place < len(tables[1]):
+        entry = tables[1][place:]
+        length = 46 + sum(struct.unpack("<HHH", entry[28:34]))
+        (offset,) = struct.unpack("<I", entry[42:46])
+        offset = (offset + start + len(tables[0]) - shift) % 2**32
+        moved += entry[:42] + struct.pack("<I", offset) + entry[46:length]
+        place += length
+    end = b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 3, 3, len(moved), start, 0)
+    return parts[0] + tables[0] + parts[1] + moved + end
+
+
 def add_entry(data: bytes, name: str, content: bytes, attributes: int = 0) -> bytes:
     """An archive with one more entry."""
     buffer = io.BytesIO(data)
@@ -102,6 +139,7 @@ def add_entry(data: bytes, name: str, content: bytes, attributes: int = 0) -> by
 
 
 GOOD = {"x": torch.zeros(4)}
+EMPTY = b"\x80\x02}."
 
 
 def build_payloads() -> dict[str, bytes]:
@@ -141,6 +179,13 @@ def build_payloads() -> dict[str, bytes]:
         "list that contains itself": b"\x80\x02}" + text("x") + b"]q\x00h\x00as.",
         "laughs": laugh(12),
         "nesting": nested(200_000),
+        "key of tuples": key_of_tuples(200_000),
+        "key that laughs": laughing_key(14),
+        "key of a tensor": tensor(4, 0, (4,), (1,)).replace(text("x"), b"").removesuffix(b"s.") + b"K\x01s.",
+        "a flood of lists": b"\x80\x02" + b"]" * 8_000_000 + b"}.",
+        "more than one state": b"\x80\x02]}.",
+        "escape codes in a name": call("os\x1b]0;hi\x07", "system\x1b[31m", b")"),
+        "a type of tensor as a value": b"\x80\x02}" + text("x") + b"ctorch\nFloatStorage\ns.",
         "no end": b"\x80\x02}" + text("x"),
         "nothing": b"",
     }
@@ -153,6 +198,15 @@ def build_payloads() -> dict[str, bytes]:
         "tensor without its bytes": archive(tensor(4, 0, (4,), (1,))),
         "storage of an unknown type": archive(tensor(4, 0, (4,), (1,), "QInt8Storage"), {"0": bytes(4)}),
         "compressed zeros": bomb,
+        "tensor of forty thousand dimensions": archive(tensor(1, 0, (2**60,) * 40_000, (0,) * 40_000), {"0": bytes(4)}),
+        "empty tensor beyond all numbers": archive(tensor(4, 0, (0, 2**100), (1, 1)), {"0": bytes(16)}),
+        "array of a type that numpy lacks": archive(
+            _as_array(tensor(4, 0, (4,), (1,), "BFloat16Storage")), {"0": bytes(8)}
+        ),
+        "tensor with a gradient": archive(tensor(4, 0, (4,), (1,)).replace(b"\x89", b"\x88"), {"0": bytes(16)}),
+        "hooks that are text": archive(
+            tensor(4, 0, (4,), (1,)).replace(b"ccollections\nOrderedDict\n)R", text("x")), {"0": bytes(16)}
+        ),
     }
     archives = {
         "name that leaves the folder": add_entry(good, f"../../{CANARY}", b"x"),
@@ -163,8 +217,16 @@ def build_payloads() -> dict[str, bytes]:
         "end that goes on": good + bytes(100),
         "header of a huge entry": _claim_size(good),
         "half an archive": good[: len(good) // 2],
+        "two tables of contents": two_directories(EMPTY, laugh(12)),
+        "two documents that differ in case": add_entry(archive(EMPTY), "archive/DATA.PKL", laugh(12)),
     }
     return {**plain, **{name: archive(document) for name, document in documents.items()}, **tensors, **archives}
+
+
+def _as_array(document: bytes) -> bytes:
+    """The tensor of a document as an array."""
+    head = b"\x80\x02}" + text("x")
+    return head + b"}" + text("__array__") + document.removeprefix(head).removesuffix(b".") + b"s."
 
 
 def _save_old(state: Any) -> bytes:

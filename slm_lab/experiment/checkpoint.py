@@ -2,7 +2,6 @@
 
 import io
 import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,32 +10,53 @@ import numpy as np
 import torch
 
 from slm_lab.experiment.folder import previous_file
-from slm_lab.experiment.safe_state import check_state
+from slm_lab.experiment.safe_state import DTYPES, BadStateError, read_state
 from slm_lab.lib.errors import CheckpointError, StorageError
 from slm_lab.lib.io import read_sealed, seal, write_bytes
 
-_ARRAY = "__array__"
+_ARRAY, _UNSIGNED = "__array__", "__unsigned__"
+# torch writes these in another form; their bits are kept as those of the signed type
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_UNSIGNED_OF = {signed: unsigned for unsigned, signed in _SIGNED.items()}
+MAX_BITS = 2000
 
 
-def _to_plain(value: Any) -> Any:
-    """Only tensors and plain Python: what a safe loader accepts."""
+def _to_plain(value: Any, path: str = "") -> Any:
+    """Only tensors and plain data, which can be read again; a bug of whoever gives something else."""
     if isinstance(value, np.ndarray):
         # numpy gives a single number a dimension here, which would not come back as it was
-        return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))}
+        return {_ARRAY: _to_plain(torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape)), path)}
     if isinstance(value, np.generic):
-        return value.item()
+        return _to_plain(value.item(), path)
     if isinstance(value, dict):
-        return {key: _to_plain(item) for key, item in value.items()}
+        if not all(type(key) in (str, int) for key in value):
+            raise TypeError(f"a state has keys other than texts and whole numbers{path and f' in {path}'}")
+        return {key: _to_plain(item, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_to_plain(item) for item in value]
+        return [_to_plain(item, path) for item in value]
+    if isinstance(value, torch.Tensor):
+        if value.dtype in _SIGNED:
+            return {_UNSIGNED: value.view(_SIGNED[value.dtype])}
+        if value.dtype in DTYPES and value.layout is torch.strided:
+            return value.detach()
+        raise TypeError(f"a state cannot hold a tensor of {value.dtype}, {value.layout} ({path})")
+    if value is not None and type(value) not in (bool, int, float, str):
+        raise TypeError(f"a state cannot hold a {type(value).__name__} ({path})")
+    if type(value) is int and value.bit_length() > MAX_BITS:
+        raise TypeError(f"a state cannot hold a number of {value.bit_length():,} bits ({path})")
     return value
 
 
 def _from_plain(value: Any) -> Any:
     if isinstance(value, dict):
-        if set(value) == {_ARRAY} and isinstance(value[_ARRAY], torch.Tensor):
-            return value[_ARRAY].numpy()
-        return {key: _from_plain(item) for key, item in value.items()}
+        plain = {key: _from_plain(item) for key, item in value.items()}
+        if len(plain) == 1:
+            ((key, item),) = plain.items()
+            if key == _ARRAY and isinstance(item, torch.Tensor):
+                return item.numpy()
+            if key == _UNSIGNED and isinstance(item, torch.Tensor) and item.dtype in _UNSIGNED_OF:
+                return item.view(_UNSIGNED_OF[item.dtype])
+        return plain
     if isinstance(value, list):
         return [_from_plain(item) for item in value]
     return value
@@ -61,14 +81,15 @@ def load_state(path: Path) -> dict[str, Any]:
     if payload is None:
         raise CheckpointError(f"{path}: damaged or not a checkpoint of this lab (its hash does not match)")
     try:
-        check_state(payload)
-        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{path}: refused ({reason[:200]})") from None
+        state = _from_plain(read_state(payload))
+    except BadStateError as error:
+        raise CheckpointError(f"{path}: refused ({error})") from None
+    except (RuntimeError, TypeError) as error:
+        # an array of a type that numpy lacks
+        raise CheckpointError(f"{path}: refused (it does not fit together: {type(error).__name__})") from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: does not hold a state")
-    return _from_plain(state)
+    return state
 
 
 def load_latest(

@@ -1,165 +1,266 @@
-"""What a file of states may be made of, checked before torch reads it.
+"""Reads the files of states: tensors and plain data, built here and by nothing else.
 
-torch's own safe loader runs nothing of a file, but it allocates what the file asks for, reads past the end of a tensor
-that is shorter than it says, and builds a few dozen kinds of objects that no state of the lab has. So a file is first
-read by stand-ins that build nothing: only tensors and plain data pass, each tensor within its own bytes.
+A file is what `torch.save` writes, and `torch.load` can read it too. The lab does not ask it to. torch's safe loader
+runs nothing of a file, but it takes the memory that a file asks for, reads past the end of a tensor that is shorter
+than it says, and builds a few dozen kinds of objects that no state has. And whoever checks a file first and then has
+it read by somebody else trusts that both see the same archive. So the few opcodes that states are made of are carried
+out below, each within its bounds, and a tensor gets the bytes that were counted.
 """
 
 import io
 import math
-import pickle
 import pickletools
+import struct
 import zipfile
 from collections import Counter
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
 
-# what torch.save writes for tensors and plain data; anything else is not ours
-_OPCODES = {
-    *("PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
-    *("BINUNICODE", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "APPEND"),
-    *("APPENDS", "SETITEM", "SETITEMS", "BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT", "GLOBAL", "REDUCE"),
-    "BINPERSID",
+import torch
+from torch import Tensor
+
+Kind = TypeVar("Kind")
+_DTYPES = {
+    "BoolStorage": torch.bool,
+    "ByteStorage": torch.uint8,
+    "CharStorage": torch.int8,
+    "ShortStorage": torch.int16,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "IntStorage": torch.int32,
+    "FloatStorage": torch.float32,
+    "LongStorage": torch.int64,
+    "DoubleStorage": torch.float64,
+    "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128,
 }
-_ITEM_BYTES = {
-    "BoolStorage": 1,
-    "ByteStorage": 1,
-    "CharStorage": 1,
-    "ShortStorage": 2,
-    "HalfStorage": 2,
-    "BFloat16Storage": 2,
-    "IntStorage": 4,
-    "FloatStorage": 4,
-    "LongStorage": 8,
-    "DoubleStorage": 8,
-    "ComplexFloatStorage": 8,
-    "ComplexDoubleStorage": 16,
-}
+DTYPES = frozenset(_DTYPES.values())
 _NO_COMMENT = b"\0\0"
 _END_SIZE = 22
+# the same for large files, which torch always writes
+_LONG_END_SIZE = 76
+# of a document, so all that is there once
+MAX_OPCODES = 2_000_000
 MAX_DEPTH = 100
 # with what is referred to twice counted twice
 MAX_NODES = 2_000_000
+MAX_DIMENSIONS = 64
+MAX_NUMBER = 2**63 - 1
 # Views of one tensor may overlap, as those of flat parameters do; beyond this many times the file they are a trap.
 MAX_GROWTH = 16
 _ROOM = 64_000_000
+# how many values each takes from the stack
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_VALUES = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"}
+# what a document names instead of holding it
+_TENSOR = object()
+_HOOKS = object()
+_NO_HOOKS = object()
 
 
-def check_state(payload: bytes) -> None:
-    """Raise `pickle.UnpicklingError` unless a payload is tensors and plain data that fit into it."""
+class BadStateError(ValueError):
+    """A file that is no state, or one that no lab has written."""
+
+
+def read_state(payload: bytes) -> Any:
+    """The state in a payload: tensors and plain data that fit into it."""
     try:
-        sizes, document = _open(payload)
-        _check_opcodes(document)
-        reader = _Reader(document, sizes)
-        _measure(reader.load(), 0, {})
-    except pickle.UnpicklingError:
+        with _open(payload) as archive:
+            reader = _Reader(archive, len(payload))
+            state = reader.read()
+        _measure(state, 0, {})
+    except BadStateError:
         raise
     except (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError) as error:
         _refuse(f"it does not fit together: {type(error).__name__}")
     except (NotImplementedError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile) as error:
         _refuse(f"it does not fit together: {type(error).__name__}")
-    if reader.num_byte > MAX_GROWTH * len(payload) + _ROOM:
-        _refuse(f"its tensors would take {reader.num_byte:,} bytes")
+    return state
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise pickle.UnpicklingError(reason)
+    raise BadStateError(reason)
 
 
-def _open(payload: bytes) -> tuple[dict[str, int], bytes]:
-    """Bytes of each stored tensor by its key, and the document that describes them."""
-    # two readers of an archive that goes on after its end may see two archives
+def _open(payload: bytes) -> zipfile.ZipFile:
     end = payload[-_END_SIZE:]
     if not end.startswith(b"PK\5\6") or not end.endswith(_NO_COMMENT):
         _refuse("it is no archive of tensors")
-    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
-        entries = archive.infolist()
-        if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
-            _refuse("it is compressed, which no state of the lab is")
-        if sum(entry.file_size for entry in entries) > len(payload):
-            _refuse("its parts are larger than the whole")
-        names = Counter(entry.filename for entry in entries)
-        if names and max(names.values()) > 1:
-            _refuse("two of its parts have one name")
-        roots = {name.split("/", 1)[0] for name in names}
-        if len(roots) != 1 or any(".." in name.split("/") for name in names):
-            _refuse("its parts are in several places")
-        (root,) = roots
-        if f"{root}/data.pkl" not in names:
+    size, offset = struct.unpack("<II", end[12:20])
+    if len(payload) - _END_SIZE - offset - size not in (0, _LONG_END_SIZE):
+        # readers that look for the table of contents in other places would see another archive
+        _refuse("its table of contents is not where it says")
+    archive = zipfile.ZipFile(io.BytesIO(payload))
+    entries = archive.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
+        _refuse("it is compressed, which no state of the lab is")
+    if sum(entry.file_size for entry in entries) > len(payload):
+        _refuse("its parts are larger than the whole")
+    # some readers take names that differ in case for one
+    names = Counter(entry.filename.lower() for entry in entries)
+    if names and max(names.values()) > 1:
+        _refuse("two of its parts have one name")
+    roots = {name.split("/", 1)[0] for name in names}
+    if len(roots) != 1 or any(".." in name.split("/") for name in names):
+        _refuse("its parts are in several places")
+    return archive
+
+
+class _Reader:
+    """Carries out the opcodes of a document."""
+
+    def __init__(self, archive: zipfile.ZipFile, num_byte: int) -> None:
+        self.archive = archive
+        self.root = archive.namelist()[0].split("/", 1)[0]
+        self.num_byte = num_byte
+        self.num_tensor_byte = 0
+        self.storages: dict[str, Tensor] = {}
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def read(self) -> Any:
+        """What the document holds."""
+        name = f"{self.root}/data.pkl"
+        if name not in self.archive.namelist():
             _refuse("it is no archive of tensors")
-        prefix = f"{root}/data/"
-        sizes = {e.filename.removeprefix(prefix): e.file_size for e in entries if e.filename.startswith(prefix)}
-        return sizes, archive.read(f"{root}/data.pkl")
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(self.archive.read(name))):
+            if count > MAX_OPCODES:
+                _refuse(f"it has more than {MAX_OPCODES:,} parts")
+            if opcode.name == "STOP":
+                break
+            self._do(opcode.name, argument)
+        if self.marks or len(self.stack) != 1:
+            _refuse("it holds more than one state")
+        return self.stack[0]
 
+    def _do(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        if name in _VALUES:
+            stack.append(argument)
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            # they are counted up
+            if argument > len(self.memo):
+                _refuse("it refers to more than it has")
+            self.memo[argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(self.memo[argument])
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name == "MARK":
+            self.marks.append(len(stack))
+        elif name == "EMPTY_DICT":
+            stack.append({})
+        elif name == "EMPTY_LIST":
+            stack.append([])
+        elif name == "TUPLE":
+            stack.append(tuple(self._take_marked()))
+        elif name in _TUPLES:
+            stack.append(tuple(self._take(_TUPLES[name])))
+        elif name in ("APPEND", "APPENDS"):
+            items = self._take(1) if name == "APPEND" else self._take_marked()
+            _as(list, stack[-1]).extend(items)
+        elif name in ("SETITEM", "SETITEMS"):
+            items = self._take(2) if name == "SETITEM" else self._take_marked()
+            # others would have to be hashed, whatever they hold
+            if len(items) % 2 or not all(type(key) in (str, int) for key in items[::2]):
+                _refuse("it has a key that is neither a text nor a whole number")
+            _as(dict, stack[-1]).update(zip(items[::2], items[1::2], strict=True))
+        elif name == "GLOBAL":
+            stack.append(_find(argument))
+        elif name == "BINPERSID":
+            stack.append(self._read_storage(*_as(tuple, stack.pop())))
+        elif name == "REDUCE":
+            function, arguments = self._take(2)
+            stack.append(self._call(function, _as(tuple, arguments)))
+        elif name != "PROTO":
+            _refuse(f"{name} is nothing that states are made of")
 
-def _check_opcodes(document: bytes) -> None:
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(document)):
-        if opcode.name not in _OPCODES:
-            _refuse(f"{opcode.name} is nothing that states are made of")
-        # a table of references grows to the largest number in it
-        if opcode.name == "LONG_BINPUT" and (argument is None or argument > count):
-            _refuse("it refers to more than it has")
+    def _take(self, count: int) -> list[Any]:
+        start = len(self.stack) - count
+        if start < (self.marks[-1] if self.marks else 0):
+            _refuse("it takes more than it has")
+        taken = self.stack[start:]
+        del self.stack[start:]
+        return taken
+
+    def _take_marked(self) -> list[Any]:
+        taken = self._take(len(self.stack) - self.marks[-1])
+        self.marks.pop()
+        return taken
+
+    def _read_storage(self, tag: Any, dtype: Any, key: Any, _place: Any, num_item: Any) -> "_Storage":
+        """All bytes of one or more tensors."""
+        if tag != "storage" or not isinstance(dtype, torch.dtype) or type(key) is not str or type(num_item) is not int:
+            _refuse("it has a tensor of no known type")
+        known = self.storages.get(key)
+        if known is None:
+            content = bytearray(self.archive.read(f"{self.root}/data/{key}"))
+            if len(content) != num_item * dtype.itemsize:
+                _refuse(f"a tensor has {len(content):,} bytes and says {num_item * dtype.itemsize:,}"[:200])
+            # a copy is aligned as torch's own memory is
+            known = torch.frombuffer(content, dtype=dtype).clone() if content else torch.empty(0, dtype=dtype)
+            self.storages[key] = known
+        elif known.dtype != dtype or len(known) != num_item:
+            _refuse("it has the bytes of a tensor twice, as two types")
+        return _Storage(known)
+
+    def _call(self, function: Any, arguments: Sequence[Any]) -> Any:
+        if function is _TENSOR:
+            return self._make_tensor(*arguments)
+        if function is _HOOKS and not arguments:
+            return _NO_HOOKS
+        _refuse("it calls what is nothing to call")
+
+    def _make_tensor(self, storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any) -> Tensor:
+        size, stride = _as(tuple, size), _as(tuple, stride)
+        is_plain = isinstance(storage, _Storage) and hooks is _NO_HOOKS and requires_grad is False
+        if not is_plain or len(size) != len(stride) or len(size) > MAX_DIMENSIONS:
+            _refuse("it has a tensor of no known form")
+        if not all(type(number) is int and 0 <= number <= MAX_NUMBER for number in (offset, *size, *stride)):
+            _refuse("it has a tensor of no known form")
+        num_item = math.prod(size)
+        last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+        if num_item and last >= len(storage.items):
+            _refuse("it has a tensor that goes on after its end")
+        self.num_tensor_byte += num_item * storage.items.itemsize
+        if self.num_tensor_byte > MAX_GROWTH * self.num_byte + _ROOM:
+            _refuse("its tensors would take many times its bytes")
+        return storage.items.as_strided(size, stride, offset) if num_item else storage.items.new_empty(size)
 
 
 class _Storage:
-    """The bytes of one or more tensors, not read."""
+    """A storage that a document refers to, which is no value by itself."""
 
-    def __init__(self, num_item: int, item_bytes: int) -> None:
-        self.num_item = num_item
-        self.item_bytes = item_bytes
-
-
-class _Kind:
-    """A type of storage, by its name."""
-
-    def __init__(self, name: str) -> None:
-        self.item_bytes = _ITEM_BYTES[name]
+    def __init__(self, items: Tensor) -> None:
+        self.items = items
 
 
-class _Reader(pickle.Unpickler):
-    """Reads a document with stand-ins in place of tensors."""
-
-    def __init__(self, document: bytes, sizes: dict[str, int]) -> None:
-        super().__init__(io.BytesIO(document))
-        self.sizes = sizes
-        self.num_byte = 0
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return self._make_tensor
-        if (module, name) == ("collections", "OrderedDict"):
-            return _make_hooks
-        if module == "torch" and name in _ITEM_BYTES:
-            return _Kind(name)
-        _refuse(f"it names {module}.{name}, which no state of the lab has")
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        _, kind, key, _, num_item = pid
-        if not isinstance(kind, _Kind) or type(num_item) is not int or num_item < 0:
-            _refuse("it has a tensor of no known type")
-        if self.sizes[key] != num_item * kind.item_bytes:
-            _refuse(f"tensor {key[:20]} has {self.sizes[key]:,} bytes and says {num_item * kind.item_bytes:,}")
-        return _Storage(num_item, kind.item_bytes)
-
-    def _make_tensor(
-        self, storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, metadata: Any = None
-    ) -> None:
-        numbers = (offset, *size, *stride)
-        is_plain = isinstance(storage, _Storage) and all(type(n) is int and n >= 0 for n in numbers)
-        if not is_plain or len(size) != len(stride) or metadata is not None:
-            _refuse("it has a tensor of no known form")
-        last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-        if math.prod(size) and last >= storage.num_item:
-            _refuse("it has a tensor that goes on after its end")
-        self.num_byte += math.prod(size) * storage.item_bytes
+def _find(name: str) -> Any:
+    """What a document may name, of all there is: `genops` gives module and name with a space between."""
+    if name == "torch._utils _rebuild_tensor_v2":
+        return _TENSOR
+    if name == "collections OrderedDict":
+        return _HOOKS
+    module, _, kind = name.partition(" ")
+    if module == "torch" and kind in _DTYPES:
+        return _DTYPES[kind]
+    shown = "".join(char if char.isprintable() else "?" for char in name.replace(" ", "."))
+    _refuse(f"it names {shown[:100]}, which no state of the lab has")
 
 
-def _make_hooks() -> None:
-    """What torch writes for the hooks of a tensor: always empty."""
+def _as(kind: type[Kind], value: Any) -> Kind:
+    if type(value) is not kind:
+        _refuse(f"it has no {kind.__name__} where one is needed")
+    return value
 
 
 def _measure(node: Any, depth: int, seen: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
     """Nodes and levels of what is read, each as often as it is referred to."""
     if not isinstance(node, (dict, list, tuple)):
+        if node is not None and not isinstance(node, (bool, int, float, str, Tensor)):
+            _refuse("it has a part of a tensor where a value belongs")
         return 1, 0
     if id(node) in seen:
         known = seen[id(node)]
