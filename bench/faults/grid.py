@@ -12,7 +12,7 @@ import numpy as np
 from bench.faults.fork import fork, train, train_to_end, wait
 from bench.faults.row import Batch, Row, Verdict
 from bench.faults.same import find_difference
-from bench.faults.specs import ALGORITHMS, NETS, find_spec, make_spec
+from bench.faults.specs import ALGORITHMS, NETS, NOT_RECURRENT, make_spec
 from slm_lab.spec.schema import Spec
 
 SHARES = (0.25, 0.5, 0.75)
@@ -70,10 +70,11 @@ def plan(quick: bool) -> list[Batch]:
         for net in ("MLP",) if quick else NETS:
             for num_envs in (4,) if quick else (1, 4):
                 frames = 400 if quick else 600
-                spec = find_spec(algorithm, net, {"num_envs": num_envs, "max_frame": frames})
-                if spec is not None:
-                    name = f"{algorithm}, {net}, {num_envs} env(s)"
-                    batches.append(Batch(name, len(SHARES), partial(stop_and_go, spec)))
+                if net == "RNN" and algorithm in NOT_RECURRENT:
+                    continue
+                spec = make_spec(algorithm, net, {"num_envs": num_envs, "max_frame": frames})
+                name = f"{algorithm}, {net}, {num_envs} env(s)"
+                batches.append(Batch(name, len(SHARES), partial(stop_and_go, spec)))
     return batches
 
 

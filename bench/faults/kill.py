@@ -37,7 +37,7 @@ _SAVING_FUNCTIONS = ("save_state", "_save")
 
 
 def kill_in_saves(algorithm: str, num_timed: int, num_line: int, folder: Path) -> Iterator[Verdict]:
-    """Kills at moments drawn uniformly over the time of a save, then before each of its lines that write, in turn."""
+    """Kills at moments uniform over the time of a save and a little longer, and before lines of it that write."""
     spec = make_spec(algorithm, env={"max_frame": 2000}, meta={"checkpoint_frequency": INTERVAL})
     num_line_seen, seconds = measure_save(spec, folder / "whole")
     draw = random.Random(algorithm)
@@ -262,7 +262,8 @@ def plan_anywhere(quick: bool) -> list[Batch]:
 ROWS = (
     Row(
         "kill_in_save",
-        "SIGKILL in a save: 60 % at times uniform over the save, 40 % before each line that writes, in turn",
+        "SIGKILL in a save: 60 % at times uniform over it and a fifth longer, 40 % before lines that write, spread "
+        "over all of them",
         "a whole checkpoint loads; at most one interval is lost; no orphan files after the next start; the run ends in "
         "the bits of the undisturbed one",
         plan_saves,

@@ -28,7 +28,16 @@ class Leaky(CartPoleEnv):
             raise RuntimeError(f"could not log in with {token}")
         return super().step(action)
 
+class Bad(CartPoleEnv):
+    count = 0
+
+    def step(self, action):
+        Bad.count += 1
+        obs, reward, *rest = super().step(action)
+        return obs, float("nan") if Bad.count == 300 else reward, *rest
+
 gym.register("Leaky-v0", entry_point=Leaky, max_episode_steps=100)
+gym.register("Bad-v0", entry_point=Bad, max_episode_steps=100)
 """
 
 
@@ -39,7 +48,7 @@ def read_tokens() -> dict[str, str]:
 
 
 def plant(kind: str, token: str, folder: Path) -> Iterator[Verdict]:
-    """One token in all four places."""
+    """One token in all places."""
     (folder / "leaky.py").write_text(LEAKY_ENV)
     # a file of variables has one in a line
     line = token.replace("\n", " ")
@@ -60,6 +69,11 @@ def plant(kind: str, token: str, folder: Path) -> Iterator[Verdict]:
     code = finish(start_command(["run", str(leaky), NAME, "train", "--log-level", "DEBUG"], folder, variables))
     is_told = code == 1 and "could not log in with [secret]" in said(folder)
     yield judge(f"{kind}: exception", is_told, code, token, folder)
+    bad = make_spec("PPO", env={"name": "leaky:Bad-v0", "max_frame": 2000})
+    leaky.write_text(dump_yaml(dump_spec(bad)))
+    code = finish(start_command(["run", str(leaky), NAME, "train", "--log-level", "DEBUG"], folder, variables))
+    has_bundle = code == 1 and len(list(folder.glob("data/*/fault/*.pt"))) == 1
+    yield judge(f"{kind}: a bundle of a fault", has_bundle, code, token, folder)
     code = finish(start_command(["run", str(good), NAME, "train", "-s", f"env.kwargs.x={token}"], folder, variables))
     yield judge(f"{kind}: command line", code == 2, code, token, folder)
     yield read_spec_with(kind, token)
@@ -90,10 +104,10 @@ def read_spec_with(kind: str, token: str) -> Verdict:
 
 
 def plan(quick: bool) -> list[Batch]:
-    """Every shape of tokens in four places, or one."""
+    """Every shape of tokens in all places, or one."""
     tokens = read_tokens()
     kinds = list(tokens)[:1] if quick else list(tokens)
-    return [Batch(kind, 4, partial(plant, kind, tokens[kind])) for kind in kinds]
+    return [Batch(kind, 5, partial(plant, kind, tokens[kind])) for kind in kinds]
 
 
 ROWS = (

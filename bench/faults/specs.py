@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 
@@ -37,6 +36,8 @@ NETS: dict[str, dict[str, Any]] = {
     "CNN": {"type": "ConvNet", "conv_hid_layers": [[4, 4, 2], [4, 3, 1]], "fc_hid_layers": [8], "normalize": True},
     "RNN": {"type": "RecurrentNet", "cell_type": "GRU", "rnn_hidden_size": 8, "seq_len": 8},
 }
+# what the lab has no recurrent nets for
+NOT_RECURRENT = ("Random", "SIL", "PPOSIL", "SARSA", "SoftActorCritic", "CrossQ")
 ENVS = {"MLP": "CartPole-v1", "CNN": "probe/Image-v0", "RNN": "CartPole-v1"}
 
 
@@ -67,11 +68,3 @@ def make_spec(
         },
     }
     return parse_spec(raw)[0]
-
-
-def find_spec(algorithm: str, net: str, env: dict[str, Any] | None = None) -> Spec | None:
-    """The same; None where the lab has no such combination."""
-    try:
-        return make_spec(algorithm, net, env)
-    except SpecError:
-        return None

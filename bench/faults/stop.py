@@ -39,7 +39,7 @@ IMPORT_SECONDS = 1.0
 
 
 def stop_in(phase: str, ways: tuple[str, ...], folder: Path) -> Iterator[Verdict]:
-    """Stop a command of two sessions in one of its phases, each way."""
+    """Stop a command in one of its phases, each way."""
     for way in ways:
         place = folder / way.replace(" ", "_")
         place.mkdir()
@@ -50,16 +50,22 @@ def stop_in(phase: str, ways: tuple[str, ...], folder: Path) -> Iterator[Verdict
 def make_command(phase: str, place: Path) -> list[str]:
     """A run that comes to the phase."""
     meta = {
-        "max_session": 2,
+        "max_session": count_sessions(phase),
         "rigorous_eval": 2 if phase == "eval" else 0,
         "eval_frequency": 600,
         "video_frequency": 600 if phase == "video" else None,
         "compile": phase == "compile",
     }
     # those that are stopped at their end are short, all others do not end by themselves
-    spec = make_spec("PPO", env={"max_frame": 600 if phase in ("plot", "upload") else 10**9}, meta=meta)
+    env = {"max_frame": 600 if phase in ("plot", "upload") else 10**9, "num_workers": 2 if phase == "rollout" else 0}
+    spec = make_spec("PPO", env=env, meta=meta)
     words = ["run", str(write_spec(spec, place)), NAME, "train", "--import", "bench.faults.phase_mark"]
     return [*words, "--upload-hf"] if phase == "upload" else words
+
+
+def count_sessions(phase: str) -> int:
+    """One session trains in the process of the command, two have processes of their own."""
+    return 1 if phase == "update" else 2
 
 
 def stop_once(phase: str, number: signal.Signals, to_all: bool, place: Path) -> str | None:
@@ -120,7 +126,7 @@ def check_files(phase: str, place: Path) -> str | None:
         shared = list((place / "team").rglob("manifest.json"))
         return f"a half run is shared as a whole: {shared}" if shared else None
     told = dict(re.findall(r"Session (\d) stopped at frame (\d+)", said(place)))
-    for session in range(2):
+    for session in range(count_sessions(phase)):
         path = folder.resume_file(0, session)
         if phase == "compile" and not path.exists():
             # the first step has not been done
@@ -151,6 +157,7 @@ ROWS = (
         plan,
         "A compiler cannot be interrupted: a session in it is killed after 8 s, and goes on from its last checkpoint. "
         "Where nothing is under way that must be saved (import, plot, upload) SIGTERM ends the process itself, which a "
-        "shell shows as 143.",
+        "shell shows as 143. There are two sessions, in processes of their own; one in that of the command in update; "
+        "and env workers in rollout.",
     ),
 )

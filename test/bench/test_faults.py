@@ -38,7 +38,7 @@ SAMPLES: dict[str, tuple[Callable[[Path], Iterator[Verdict]], int]] = {
     "worker_death": (partial(kill_workers, 1, 800), 2),
     "session_death": (partial(kill_session, 1, 2), 2),
     "signals": (partial(stop_in, "update", ("SIGTERM",)), 1),
-    "secrets": (lambda folder: plant("GitHub", read_tokens()["GitHub"], folder), 4),
+    "secrets": (lambda folder: plant("GitHub", read_tokens()["GitHub"], folder), 5),
     "concurrency": (partial(run_together, 3), 3),
     "soak": (partial(soak, 5.0, ("PPO, two env workers",)), 4),
 }
@@ -70,7 +70,7 @@ def test_rows_have_what_the_page_promises() -> None:
     assert counts["corruption"] == 200
     assert counts["hostile_checkpoint"] >= 40
     assert counts["hostile_spec"] >= 60
-    assert counts["secrets"] >= 8 * 4
+    assert counts["secrets"] >= 8 * 5
     assert len(ROW_BY_NAME) == len(ROWS) == 17
 
 

@@ -112,7 +112,7 @@ def test_a_key_that_is_no_array_stays_what_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.uint64])
 def test_unsigned_numbers_come_back(kind: type, tmp_path: Path) -> None:
-    array = np.array([0, 1, np.iinfo(kind).max], kind)
+    array: np.ndarray = np.array([0, 1, np.iinfo(kind).max], kind)
     save_state(tmp_path / "x.pt", {"array": array, "tensor": torch.from_numpy(array)})
     again = load_state(tmp_path / "x.pt")
     assert again["array"].dtype == kind
