@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,7 +30,8 @@ Scores of committed specs, written by `slm-lab bench table` from
 A **score** is `total_reward_ma` as the run's `trial_metrics` has it: the mean return over the last 100 rows of the
 session's table (a row is the mean of the last 100 episodes, played by the exploring policy), averaged over sessions.
 Behind it stands the 95 % interval (Student's t over sessions). **At end** is the mean return of the trained,
-deterministic policy. **Reference** is the score that the published SLM-Lab reports for the same settings.
+deterministic policy. **Reference** is the score that the published SLM-Lab reports for the same settings; a row is
+above or below it if its whole interval is, and else within.
 """
 
 
@@ -46,7 +48,7 @@ def status(score: float, target: float | None, random_return: float | None) -> s
 
 def judge(result: Result, reference: float) -> str:
     """How a score stands to the reference, which is one number without an interval."""
-    if result.score >= reference:
+    if result.low > reference:
         return "above"
     return "within" if result.high >= reference else "**below**"
 
@@ -81,7 +83,7 @@ def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     lines = [
         "## Progress",
         "",
-        "| phase | rows with a result | target reached | at or above the reference |",
+        "| phase | rows with a result | target reached | reference: above, within, below |",
         "|---|--:|--:|--:|",
     ]
     for phase, title in PHASES.items():
@@ -89,10 +91,10 @@ def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
         done = [(row, results[row.key]) for row in chosen if row.key in results]
         reached = sum(row.target is not None and result.score >= row.target for row, result in done)
         asked = sum(row.target is not None for row, _ in done)
-        above = sum(result.score >= row.reference for row, result in done)
+        stands = Counter(judge(result, row.reference) for row, result in done)
         reached_text = f"{reached} of {asked}" if asked else ""
-        above_text = f"{above} of {len(done)}" if done else ""
-        lines.append(f"| {title} | {len(done)} of {len(chosen)} | {reached_text} | {above_text} |")
+        stands_text = ", ".join(str(stands[word]) for word in ("above", "within", "**below**")) if done else ""
+        lines.append(f"| {title} | {len(done)} of {len(chosen)} | {reached_text} | {stands_text} |")
     return "\n".join([*lines, ""])
 
 

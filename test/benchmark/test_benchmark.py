@@ -368,7 +368,8 @@ def test_words_for_scores() -> None:
     assert status(100, 400, 20) == "below"
     assert status(-150, -200, -1200) == "solved"
     assert status(100, None, 20) == ""
-    assert judge(make_result(500), 499) == "above"
+    assert judge(make_result(505), 499) == "above"
+    assert judge(make_result(500), 499) == "within"
     assert judge(make_result(497), 499) == "within"
     assert judge(make_result(400), 499) == "**below**"
 
