@@ -57,7 +57,7 @@ class Comparison:
 
     def compare_tables(self, there: Path, here: Path, first: int, last: int, label: str = "row") -> None:
         """Compare the rows of two session tables up to a frame; those after `first` are counted."""
-        old, new = (_read_rows(path, last) for path in (there, here))
+        old, new = (read_rows(path, last) for path in (there, here))
         columns = [name for name in old.columns if name in new.columns and name not in CLOCK_COLUMNS]
         for name in sorted(set(old.columns) ^ set(new.columns)):
             self.notes.append(f"column {name} of {there.name} is known on one side only")
@@ -172,7 +172,7 @@ class _Table:
     rows: dict[int, dict[str, str]]
 
 
-def _read_rows(path: Path, last: int) -> _Table:
+def read_rows(path: Path, last: int) -> _Table:
     """The rows of a table up to a frame, as text; none where there is no table."""
     if not path.exists():
         return _Table([], {})

@@ -12,7 +12,7 @@ import torch
 
 from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.control import FORMAT, Session
-from slm_lab.experiment.difference import Comparison, compare_sessions
+from slm_lab.experiment.difference import Comparison, compare_sessions, read_rows
 from slm_lab.experiment.folder import RunFolder, find_best_trial, open_run_folder, previous_file
 from slm_lab.experiment.run import describe_machine, prepare
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, WorkerError
@@ -185,6 +185,11 @@ class Verification:
             self._compare(key, target, scratch, verdict)
         except CheckpointError as error:
             verdict.problem = str(error)
+            return verdict
+        if not verdict.comparison.num_row and not verdict.comparison.num_tensor:
+            rows = self._row_frames(key)
+            first = f"the first row is at frame {rows[0]:,}" if rows else "the run has no rows"
+            verdict.problem = f"nothing to compare up to frame {verdict.last:,}; {first}"
         return verdict
 
     def _read_target(self, key: tuple[int, int], verdict: Verdict) -> dict[str, Any] | None:
@@ -212,15 +217,14 @@ class Verification:
         verdict.comparison.notes.append("there is no earlier checkpoint, so the whole session is replayed")
         return None
 
+    def _row_frames(self, key: tuple[int, int]) -> list[int]:
+        return sorted(read_rows(self.folder.table_file(*key, "train"), NEVER).rows)
+
     def _last_row(self, key: tuple[int, int]) -> int:
-        path = self.folder.table_file(*key, "train")
-        if not path.exists():
-            raise RunFolderError(f"{self.folder.path}: session {key[1]} has neither a checkpoint nor a table")
-        rows = path.read_text().splitlines()
-        frames = [row.split(",")[rows[0].split(",").index("frame")] for row in rows[1:] if row.count(",")]
-        if not frames:
-            raise RunFolderError(f"{path} has no rows")
-        return int(frames[-1])
+        rows = self._row_frames(key)
+        if not rows:
+            raise RunFolderError(f"{self.folder.path}: session {key[1]} has neither a checkpoint nor rows in a table")
+        return rows[-1]
 
     def _copy(self, key: tuple[int, int], state: dict[str, Any], scratch: RunFolder) -> None:
         """What the replay goes on from; files of a replay are linked to, since nothing ever writes into them."""

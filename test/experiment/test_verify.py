@@ -115,6 +115,15 @@ def test_a_run_is_the_same_from_its_start(ppo_run: Path) -> None:
     assert (part.last, part.comparison.num_row, part.comparison.num_tensor) == (500, 5, 0)
 
 
+def test_a_part_with_nothing_to_compare_is_not_verified(copied: RunFolder) -> None:
+    verdict = verify(copied.path, segment=50)
+    assert not verdict.is_same
+    line = verdict.describe()[0]
+    assert line == "Session 0: not verified: nothing to compare up to frame 50; the first row is at frame 100"
+    copied.table_file(0, 0, "train").unlink()
+    assert verify(copied.path, segment=50).describe()[0].endswith("up to frame 50; the run has no rows")
+
+
 def test_a_run_without_an_earlier_checkpoint_is_replayed_from_its_start(copied: RunFolder) -> None:
     previous_file(copied.resume_file(0, 0)).unlink()
     verdict = verify(copied.path)
