@@ -37,6 +37,11 @@ _ROOM = 1_000_000
 # what batches are made of, by the names they have in a file
 _TUPLES: dict[str, Any] = {kind.__name__: kind for kind in (Batch, SequenceBatch, Minibatch, Stretches)}
 _TUPLE, _ITEMS = "__tuple__", "__items__"
+# why faults of a kind cannot be done again: they are seen when the step that made them is over
+_OBSTACLES = {
+    "metric": "it was seen in what the training reported, after its gradient steps were taken",
+    "weight": "the step that made it was taken before anyone looked",
+}
 _ROLLOUT = ("obs", "action", "reward", "terminated", "truncated", "extra", "cut_index", "cut_obs", "cut_carry")
 
 
@@ -96,11 +101,11 @@ def describe_fault(
     else:
         finding = find_bad_weight(agent.algorithm.modules)
         bundle["kind"] = "metric" if finding is None else "weight"
+        bundle["obstacle"] = _OBSTACLES[bundle["kind"]]
         if finding is None:
-            bundle["obstacle"] = "it was seen in what the training reported, after its gradient steps were taken"
             bundle["message"] = str(error)
         else:
-            bundle["finding"] = bundle["again"] = asdict(finding)
+            bundle["finding"] = asdict(finding)
             bundle["message"] = f"{finding.describe()} at frame {frame}"
     bundle["facts"] = pack_facts(agent)
     _add_what_fits(bundle, parts)
@@ -326,8 +331,9 @@ def replay_fault(path: Path, is_trusted: bool = False, is_plain: bool = False) -
     """Do again what failed; code of others is imported for it only where that is asked for."""
     bundle = read_bundle(path)
     spec = read_spec(bundle, path)
-    if bundle.get("obstacle") is not None:
-        return Replayed(False, f"cannot be done again: {bundle['obstacle']}")
+    obstacle = bundle.get("obstacle") or _OBSTACLES.get(bundle["kind"])
+    if obstacle:
+        return Replayed(False, f"cannot be done again: {obstacle}")
     try:
         if bundle["kind"] == "env":
             return _replay_env(bundle, is_trusted)
@@ -369,10 +375,6 @@ def _replay_env(bundle: dict[str, Any], is_trusted: bool) -> Replayed:
 
 def _replay_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool) -> Replayed:
     agent, notes = build_agent(bundle, spec, is_plain)
-    if bundle["kind"] == "weight":
-        found = find_bad_weight(agent.algorithm.modules)
-        text = "all weights are finite this time" if found is None else found.describe()
-        return Replayed(found is not None and _same(found, bundle["again"]), text, notes)
     step = agent.context.guard.steps[int(bundle["step"])]
     agent.context.guard.is_deferred = False
     args = unpack(bundle["args"], agent.device)
