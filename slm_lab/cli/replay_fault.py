@@ -33,9 +33,10 @@ def replay(
     with user_errors():
         import_modules(imports or [])
         content = read_bundle(bundle)
-        replayed = replay_fault(bundle, trust, plain)
+        # before the tensors are used
         batch, weights = tabulate(content)
         advice = advise(content)
+        replayed = replay_fault(content, bundle, trust, plain)
     out.write(f"It was: {content['message']}\n")
     if content.get("left_out"):
         out.write(f"Left out to keep it small: {', '.join(map(str, content['left_out']))}\n")

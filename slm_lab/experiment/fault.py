@@ -327,9 +327,8 @@ def read_spec(bundle: dict[str, Any], where: Path) -> Spec:
     return parse_spec({"name": name, **raw}, str(where))[0]
 
 
-def replay_fault(path: Path, is_trusted: bool = False, is_plain: bool = False) -> Replayed:
-    """Do again what failed; code of others is imported for it only where that is asked for."""
-    bundle = read_bundle(path)
+def replay_fault(bundle: dict[str, Any], path: Path, is_trusted: bool = False, is_plain: bool = False) -> Replayed:
+    """Do again what failed, of a bundle and where it was read from; code of others is imported only if asked for."""
     spec = read_spec(bundle, path)
     obstacle = bundle.get("obstacle") or _OBSTACLES.get(bundle["kind"])
     if obstacle:

@@ -24,7 +24,7 @@ from slm_lab.cli.replay_fault import app
 from slm_lab.experiment import fault as fault_module
 from slm_lab.experiment.checkpoint import load_state, save_state
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.fault import MAX_BYTES, read_bundle, replay_fault
+from slm_lab.experiment.fault import MAX_BYTES, Replayed, read_bundle, replay_fault
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.run import Options, start
 from slm_lab.experiment.search_run import start_search
@@ -117,6 +117,10 @@ def make_spec(algorithm: str, net: dict[str, Any] | None = None, **env: Any) -> 
     return parse_spec(raw)[0]
 
 
+def do_again(path: Path, is_trusted: bool = False) -> Replayed:
+    return replay_fault(read_bundle(path), path, is_trusted)
+
+
 class Run:
     """A session that must stop; what it left behind."""
 
@@ -141,7 +145,7 @@ class Run:
         assert saved["frame"] < self.frame
         for module in saved["agent"]["algorithm"]["modules"].values():
             assert all(tensor.isfinite().all() for tensor in module.values())
-        replayed = replay_fault(self.bundle)
+        replayed = do_again(self.bundle)
         assert replayed.is_reproduced == (obstacle is None), replayed
         if obstacle is not None:
             assert replayed.message == f"cannot be done again: {obstacle}"
@@ -190,8 +194,8 @@ def test_envs_in_workers_leave_the_same_bundle(tmp_path: Path, monkeypatch: pyte
     assert np.array_equal(one.content["env"]["action"], two.content["env"]["action"])
     # code that a bundle names is imported only if asked for
     with pytest.raises(LabError, match="add --trust"):
-        replay_fault(two.bundle)
-    assert replay_fault(two.bundle, is_trusted=True).is_reproduced
+        do_again(two.bundle)
+    assert do_again(two.bundle, is_trusted=True).is_reproduced
 
 
 # --- what an update computes
@@ -357,7 +361,7 @@ def test_weights_that_a_step_has_thrown_away_are_not_saved(
     if is_over:
         # nor is a bundle that does not say so taken for a proof
         save_state(run.bundle, {**run.content, "obstacle": None, "again": run.content["finding"]})
-        assert not replay_fault(run.bundle).is_reproduced
+        assert not do_again(run.bundle).is_reproduced
 
 
 @pytest.mark.parametrize("net", [{"batch_norm": True}, DROPOUT])
@@ -410,12 +414,20 @@ def rich_env() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("rich_env")
-def test_the_command_does_it_again(tmp_path: Path) -> None:
+def test_the_command_does_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(make_spec("PPO", name="Rich-v0"), tmp_path)
     run.check("loss")
     assert re.search(r"the largest number before it is \S+, of target", run.message)
+    read: list[Path] = []
+
+    def load_counted(path: Path) -> dict[str, Any]:
+        read.append(path)
+        return load_state(path)
+
+    monkeypatch.setattr(fault_module, "load_state", load_counted)
     result = CliRunner().invoke(app, [str(run.bundle)])
     assert result.exit_code == 0, result.output
+    assert read == [run.bundle]
     assert "reproduced: loss is" in result.output
     assert re.search(r"ret +\(16,\) .*e\+", result.output)
     assert "Try: " in result.output
@@ -469,7 +481,7 @@ def test_what_has_no_room_is_left_out_and_named(tmp_path: Path, monkeypatch: pyt
     assert "rollout" not in small.content
     monkeypatch.setattr(fault_module, "MAX_BYTES", sizes["modules"] - 1 + fault_module._ROOM)
     tiny = Run(make_spec("PPO"), tmp_path / "tiny", plant.watch)
-    replayed = replay_fault(tiny.bundle)
+    replayed = do_again(tiny.bundle)
     assert not replayed.is_reproduced
     assert "cannot be done again: the weights have no room in a bundle of" in replayed.message
     assert CliRunner().invoke(app, [str(tiny.bundle)]).exit_code == 1
@@ -496,9 +508,7 @@ def test_batches_of_types_of_your_own_are_said_to_be_so(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(GradientStep, "__call__", call_otherwise)
     run = Run(make_spec("PPO"), tmp_path, plant.watch)
-    assert (
-        replay_fault(run.bundle).message == "cannot be done again: the loss takes a OwnBatch, which is not plain data"
-    )
+    assert do_again(run.bundle).message == "cannot be done again: the loss takes a OwnBatch, which is not plain data"
 
 
 # --- bundles of others
