@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -299,6 +300,29 @@ class Replayed:
     notes: tuple[str, ...] = ()
 
 
+@contextmanager
+def bundle_errors(path: Path) -> Iterator[None]:
+    """Turn what the contents of a bundle make fail into one line: they may be anyone's."""
+    try:
+        yield
+    except LabError:
+        raise
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(
+            f"{path}: what it holds does not fit together ({type(error).__name__}: {reason})"
+        ) from None
+
+
 def read_bundle(path: Path) -> dict[str, Any]:
     """A bundle as it was written; anything else is refused in one line."""
     try:
@@ -308,8 +332,9 @@ def read_bundle(path: Path) -> dict[str, Any]:
     if size > MAX_BYTES:
         raise CheckpointError(f"{path}: {size / 1e6:.0f} MB are more than a fault bundle has")
     state = load_state(path)
-    known = {"format", "kind", "spec", "session", "frame", "message"}
-    if not known <= set(state) or state["kind"] not in ("gradient", "weight", "metric", "env"):
+    types = {"format": int, "kind": str, "session": int, "frame": int, "message": str}
+    is_known = "spec" in state and all(type(state.get(name)) is kind for name, kind in types.items())
+    if not is_known or state["kind"] not in ("gradient", "weight", "metric", "env"):
         raise CheckpointError(f"{path}: is not a fault bundle; they are in the folder fault/ of a run")
     if state["format"] != FORMAT:
         raise CheckpointError(f"{path}: was written by another version of the lab; replay it with that one")
@@ -329,21 +354,12 @@ def read_spec(bundle: dict[str, Any], where: Path) -> Spec:
 
 def replay_fault(bundle: dict[str, Any], path: Path, is_trusted: bool = False, is_plain: bool = False) -> Replayed:
     """Do again what failed, of a bundle and where it was read from; code of others is imported only if asked for."""
-    spec = read_spec(bundle, path)
-    obstacle = bundle.get("obstacle") or _OBSTACLES.get(bundle["kind"])
-    if obstacle:
-        return Replayed(False, f"cannot be done again: {obstacle}")
-    try:
-        if bundle["kind"] == "env":
-            return _replay_env(bundle, is_trusted)
-        return _replay_agent(bundle, spec, is_plain)
-    except LabError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise CheckpointError(
-            f"{path}: what it holds does not fit together ({type(error).__name__}: {reason})"
-        ) from None
+    with bundle_errors(path):
+        spec = read_spec(bundle, path)
+        obstacle = bundle.get("obstacle") or _OBSTACLES.get(bundle["kind"])
+        if obstacle:
+            return Replayed(False, f"cannot be done again: {obstacle}")
+        return _replay_env(bundle, is_trusted) if bundle["kind"] == "env" else _replay_agent(bundle, spec, is_plain)
 
 
 def _replay_env(bundle: dict[str, Any], is_trusted: bool) -> Replayed:

@@ -561,6 +561,15 @@ def test_bundles_that_are_not_what_they_seem_are_refused_in_one_line(tmp_path: P
         ({"step": 7}, "does not fit together"),
         ({"facts": None}, "does not fit together"),
         ({"again": None}, "does not fit together"),
+        ({"format": torch.ones(2)}, "is not a fault bundle"),
+        ({"kind": np.zeros(2)}, "is not a fault bundle"),
+        ({"message": torch.ones(2)}, "is not a fault bundle"),
+        ({"kind": "metric", "args": {"__tuple__": "", "__items__": 5}}, "does not fit together"),
+        ({"kind": "metric", "args": {"__tuple__": [], "__items__": []}}, "does not fit together"),
+        ({"kind": "metric", "obstacle": torch.ones(2)}, "does not fit together"),
+        ({"finding": {}}, "does not fit together"),
+        ({"left_out": 5}, "does not fit together"),
+        ({"facts": {**content["facts"], "num_envs": 10**13}}, "does not fit together"),
     ]
     for change, match in changes:
         save_state(other, {**content, **change})
