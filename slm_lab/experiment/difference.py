@@ -22,6 +22,7 @@ CLOCK_KEYS = ("wall_t", "phases")
 # where rows of a replay lie depends on when checkpoints were written; what they hold does not
 FILE_KEYS = ("rows",)
 EVAL_KEYS = ("eval_tracker", "is_eval_due")
+MODELS = ("last", "best")
 _CLOCK_INDICES = [CORE_COLUMNS.index(name) for name in CLOCK_COLUMNS]
 _MISSING = "nothing"
 
@@ -230,7 +231,7 @@ def compare_sessions(
         comparison.notes.append("a stop has cut the last evaluation short, so evaluations are not compared")
     comparison.compare_states(*states, skip=skip)
     comparison.compare_replays(there, here, states, key)
-    for which in ("last", "best"):
+    for which in MODELS:
         files = [folder.model_file(*key, which) for folder in (there, here)]
         if not files[0].exists():
             comparison.notes.append(f"{files[0].name} is not there, so it is not compared")

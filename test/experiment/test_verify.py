@@ -139,14 +139,37 @@ def test_a_stopped_run_is_verified_up_to_where_it_is(tmp_path: Path) -> None:
     assert (verdict.first, verdict.last) == (800, 1000)
 
 
-def test_a_flipped_bit_is_caught_by_the_hash(copied: RunFolder) -> None:
-    path = copied.resume_file(0, 0)
+def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    verdict = verify(copied.path)
-    assert not verdict.is_same
-    assert "its hash does not match" in verdict.describe()[0]
+
+
+def test_a_flipped_bit_is_caught_by_the_hash_before_anything_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = train(make_spec(DQN), tmp_path / "run")
+    monkeypatch.setattr(Verification, "_replay", lambda *_: pytest.fail("a replay was begun"))
+    files = sorted((folder.path / "model").glob("*.pt"))
+    # checkpoints, models, and the replay's rows up to each checkpoint
+    assert len(files) == 6
+    for path in files:
+        whole = path.read_bytes()
+        flip(path)
+        verdict = verify(folder.path)
+        assert not verdict.is_same
+        assert verdict.problem == f"{path}: damaged or not a checkpoint of this lab (its hash does not match)"
+        path.write_bytes(whole)
+
+
+def test_what_was_found_is_told_although_another_file_is_damaged(tmp_path: Path) -> None:
+    folder = train(make_spec(rigorous_eval=1, eval_frequency=500), tmp_path / "run")
+    table = folder.table_file(0, 0, "train")
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    folder.table_file(0, 0, "eval").write_text("nothing\nof the kind\n")
+    first, second, *_ = verify(folder.path).describe()
+    assert "is no table of a session" in first
+    assert second == "row at frame 1,200: nothing there, a row here; 1 row differs"
 
 
 def test_a_flipped_bit_in_a_resealed_checkpoint_is_named(copied: RunFolder) -> None:
