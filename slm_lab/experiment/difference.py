@@ -102,7 +102,7 @@ class Comparison:
 
     def compare_replays(self, there: RunFolder, here: RunFolder, states: tuple[Any, Any], key: tuple[int, int]) -> None:
         """Compare the rows of the replays that two checkpoints list, however they are spread over files."""
-        for which in states[0]["rows"]:
+        for which in dict.fromkeys([*states[0]["rows"], *states[1]["rows"]]):
             walks = [
                 _Rows(folder, key, which, state["rows"].get(which, []))
                 for folder, state in zip((there, here), states, strict=True)
@@ -112,9 +112,13 @@ class Comparison:
                 self.values.append(Difference(f"replay {which}, rows", *(f"up to {end:,}" for end in ends)))
             for start, end in _overlaps(*(walk.chunks for walk in walks)):
                 parts = [walk.read(start, end) for walk in walks]
-                for field_name in parts[0].keys() & parts[1].keys():
-                    self.num_tensor += start == max(walk.start for walk in walks)
+                for field_name in dict.fromkeys([*parts[0], *parts[1]]):
                     name = f"replay {which} rows {start:,} to {end:,}, {field_name}"
+                    if not all(field_name in part for part in parts):
+                        texts = [_describe(part[field_name]) if field_name in part else _MISSING for part in parts]
+                        self.values.append(Difference(name, *texts))
+                        continue
+                    self.num_tensor += start == max(walk.start for walk in walks)
                     self._add(compare_tensors(name, parts[0][field_name], parts[1][field_name]))
 
     def _add(self, difference: Difference | None) -> None:
@@ -202,11 +206,15 @@ class _Rows:
         if chunk != self._held:
             self._rows = load_state(self.prefix.with_name(f"{self.prefix.name}_{chunk[0]}-{chunk[1]}.pt"))["rows"]
             self._held = chunk
-        if chunk == (start, end):
-            return self._rows
-        # frames aside are numbered within their file
-        fields = {name: value for name, value in self._rows.items() if not name.startswith("aside_")}
-        return {name: value[start - chunk[0] : end - chunk[0]] for name, value in fields.items()}
+        first, last = start - chunk[0], end - chunk[0]
+        rows = {name: value[first:last] for name, value in self._rows.items() if not name.startswith("aside_")}
+        if {"aside_key", "aside_frame"} <= self._rows.keys():
+            # frames aside have the number of their row within the file, their env and their count
+            key, frame = self._rows["aside_key"], self._rows["aside_frame"]
+            is_inside = (key[:, 0] >= first) & (key[:, 0] < last)
+            rows["aside_key"] = key[is_inside] - torch.tensor([first, 0, 0])
+            rows["aside_frame"] = frame[is_inside.repeat_interleave(key[:, 2])]
+        return rows
 
 
 def _overlaps(one: list[tuple[int, int]], two: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

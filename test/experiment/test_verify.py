@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from slm_lab.agent.memory.batch import Transition
+from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.cli.main import main
 from slm_lab.experiment.checkpoint import load_state, save_state
 from slm_lab.experiment.control import Session
@@ -19,6 +22,7 @@ from slm_lab.experiment.verify import Settings, Verdict, Verification
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import lock_file, write_yaml
 from slm_lab.spec.loading import dump_spec, parse_spec
+from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.schema import Spec
 
 NAME = "checked"
@@ -202,6 +206,74 @@ def test_a_flipped_bit_in_the_rows_of_a_replay_is_named(tmp_path: Path) -> None:
     reseal(prefix.with_name(f"{prefix.name}_{start}-{end}.pt"), "rows", "reward")
     (difference,) = verify(folder.path).comparison.values
     assert difference.name == f"replay memory rows {start:,} to {end:,}, reward[0, 0]"
+
+
+def write_replay(path: Path, replay: Replay, *ends: int) -> tuple[RunFolder, dict[str, Any]]:
+    """The rows of a replay in files that end at these rows, and the checkpoint that lists them."""
+    folder = RunFolder(path, NAME)
+    prefix = folder.replay_prefix(0, 0, "memory")
+    prefix.parent.mkdir(parents=True)
+    chunks = list(pairwise((0, *ends)))
+    for start, end in chunks:
+        save_state(prefix.with_name(f"{prefix.name}_{start}-{end}.pt"), {"rows": replay.rows(start, end)})
+    return folder, {"rows": {"memory": [list(chunk) for chunk in chunks]}}
+
+
+def compare_written(one: tuple[RunFolder, dict[str, Any]], two: tuple[RunFolder, dict[str, Any]]) -> Comparison:
+    comparison = Comparison()
+    comparison.compare_replays(one[0], two[0], (one[1], two[1]), (0, 0))
+    return comparison
+
+
+@pytest.fixture
+def framed() -> Replay:
+    """Ten rows of two envs, each with a stack of frames that is no shift of the one before."""
+    rest = (torch.device("cpu"), torch.Generator().manual_seed(0), 3, 0)
+    setting = Setting(2, (3, 1, 2), torch.uint8, (), torch.int64, 0.9, *rest)
+    replay = Replay(ReplaySpec(batch_size=4, max_size=40), setting)
+    for t in range(10):
+        stack = torch.full((2, 3, 1, 2), 3 * t, dtype=torch.uint8) + torch.arange(3, dtype=torch.uint8).view(3, 1, 1)
+        over = np.zeros(2, bool)
+        replay.add(Transition(stack, torch.zeros(2, dtype=torch.int64), np.zeros(2), over, over, stack + 1, {}))
+    return replay
+
+
+def test_frames_aside_are_compared_however_rows_are_spread_over_files(framed: Replay, tmp_path: Path) -> None:
+    one, two = write_replay(tmp_path / "one", framed, 4, 10), write_replay(tmp_path / "two", framed, 7, 10)
+    comparison = compare_written(one, two)
+    assert comparison.is_same, comparison.describe()
+    assert comparison.num_tensor == len(framed.rows(0, 1))
+    prefix = two[0].replay_prefix(0, 0, "memory")
+    path = prefix.with_name(f"{prefix.name}_0-7.pt")
+    state = load_state(path)
+    # the last frame that is held for row 6 and the last env
+    state["rows"]["aside_frame"][-1, 0, 1] ^= 1
+    save_state(path, state)
+    (difference,) = compare_written(one, two).values
+    assert difference.name.startswith("replay memory rows 4 to 7, aside_frame[")
+    assert difference.extent.endswith("1 bit(s)")
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("name", ["reward", "aside_frame", "aside_key"])
+def test_a_field_of_a_replay_on_one_side_only_is_named(framed: Replay, name: str, side: int, tmp_path: Path) -> None:
+    both = write_replay(tmp_path / "one", framed, 10), write_replay(tmp_path / "two", framed, 10)
+    prefix = both[side][0].replay_prefix(0, 0, "memory")
+    path = prefix.with_name(f"{prefix.name}_0-10.pt")
+    state = load_state(path)
+    del state["rows"][name]
+    save_state(path, state)
+    difference = next(one for one in compare_written(*both).values if one.name.endswith(f" {name}"))
+    assert difference.name == f"replay memory rows 0 to 10, {name}"
+    assert [difference.there, difference.here][side] == "nothing"
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_replay_on_one_side_only_is_named(framed: Replay, side: int, tmp_path: Path) -> None:
+    both = write_replay(tmp_path / "one", framed, 10), write_replay(tmp_path / "two", framed, 10)
+    del both[side][1]["rows"]["memory"]
+    (difference,) = compare_written(*both).values
+    assert [difference.there, difference.here][side] == "up to 0"
 
 
 def test_a_flipped_bit_where_the_replay_begins_spreads(copied: RunFolder) -> None:
