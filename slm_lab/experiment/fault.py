@@ -27,7 +27,10 @@ from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, LabError
+from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
 from slm_lab.spec.loading import dump_spec, parse_spec
+from slm_lab.spec.memory import ReplaySpec
+from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.schema import Spec
 
 FORMAT = 1
@@ -418,6 +421,7 @@ def build_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool = True) -> tu
     device = pick_device("auto" if bundle["device"] == "cuda" else "cpu", 0)
     facts, num_envs = unpack_facts(bundle["facts"]), int(bundle["facts"]["num_envs"])
     key = (spec.meta.seed, int(bundle["session"]))
+    spec = _shrink_replays(spec, facts.frame_stack, num_envs)
     plain = spec.replace(meta={"compile": False})
     agent = Agent(plain, facts, num_envs, key, device)
     notes: tuple[str, ...] = ()
@@ -438,6 +442,23 @@ def build_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool = True) -> tu
     if "agent" in bundle:
         torch.set_rng_state(bundle["agent"]["torch_generator"])
     return agent, notes
+
+
+def _shrink_replays(spec: Spec, frame_stack: int, num_envs: int) -> Spec:
+    """A copy whose agent has next to no room for its past: a bundle holds none, and it may not fit this machine."""
+    agent, net, algorithm = spec.agent, spec.agent.net, spec.agent.algorithm
+    # a stack of frames and a stretch for a recurrent net must find room
+    num_row = 64 + frame_stack + (net.burn_in + net.seq_len if isinstance(net, RecurrentNetSpec) else 0)
+
+    def shrink(replay: ReplaySpec) -> ReplaySpec:
+        return replay.model_copy(update={"max_size": min(replay.max_size, num_row * num_envs)})
+
+    changes: dict[str, Any] = {}
+    if isinstance(agent.memory, ReplaySpec):
+        changes["memory"] = shrink(agent.memory)
+    if isinstance(algorithm, (SILSpec, PPOSILSpec)):
+        changes["algorithm"] = algorithm.model_copy(update={"sil_memory": shrink(algorithm.sil_memory)})
+    return spec.replace(agent=changes)
 
 
 # --- looking

@@ -465,6 +465,32 @@ def _to_lists(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
+RECURRENT = {"type": "RecurrentNet", "rnn_hidden_size": 8, "seq_len": 12, "burn_in": 80}
+
+
+@pytest.mark.usefixtures("rich_env")
+@pytest.mark.parametrize(
+    ("algorithm", "net", "keys"),
+    [
+        ("DQN", None, ("memory",)),
+        ("DoubleDQN", None, ("memory",)),
+        ("DQN", RECURRENT, ("memory",)),
+        ("PPOSIL", None, ("algorithm", "sil_memory")),
+    ],
+)
+def test_a_replay_that_was_larger_than_this_machine_is_not_needed(
+    algorithm: str, net: dict[str, Any] | None, keys: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = Run(make_spec(algorithm, net, name="Rich-v0"), tmp_path)
+    replay = run.content["spec"]["fault"]["agent"]
+    for key in keys:
+        replay = replay.setdefault(key, {})
+    replay["max_size"] = 10**14
+    save_state(run.bundle, run.content)
+    replayed = do_again(run.bundle)
+    assert replayed.is_reproduced, replayed
+
+
 # --- size
 
 
