@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.fault import Row, advise, bundle_errors, read_bundle, replay_fault, tabulate
+from slm_lab.experiment.fault import Row, advise, bundle_errors, read_bundle, replay_fault, show, tabulate
 from slm_lab.lib.runtime import import_modules
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -38,17 +38,18 @@ def replay(
         replayed = replay_fault(content, bundle, trust, plain)
     out.writelines(lines)
     for note in replayed.notes:
-        out.write(f"Note: {note}\n")
-    out.write(f"\n{'reproduced' if replayed.is_reproduced else 'not reproduced'}: {replayed.message}\n")
+        out.write(f"Note: {show(note)}\n")
+    out.write(f"\n{'reproduced' if replayed.is_reproduced else 'not reproduced'}: {show(replayed.message)}\n")
     if not replayed.is_reproduced:
         sys.exit(1)
 
 
 def _describe(content: dict[str, Any]) -> list[str]:
     """What a bundle holds, in numbers, and what to try."""
-    lines = [f"It was: {content['message']}\n"]
+    lines = [f"It was: {show(content['message'])}\n"]
     if content.get("left_out"):
-        lines.append(f"Left out to keep it small: {', '.join(map(str, content['left_out']))}\n")
+        left_out = ", ".join(map(str, content["left_out"]))
+        lines.append(f"Left out to keep it small: {show(left_out)}\n")
     batch, weights = tabulate(content)
     if batch:
         lines.append("\nThe batch:\n" + _format(batch))

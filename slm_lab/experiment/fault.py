@@ -31,6 +31,7 @@ from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
 from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.net import RecurrentNetSpec
+from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
 
 FORMAT = 1
@@ -308,8 +309,9 @@ def bundle_errors(path: Path) -> Iterator[None]:
     """Turn what the contents of a bundle make fail into one line: they may be anyone's."""
     try:
         yield
-    except LabError:
-        raise
+    except LabError as error:
+        # it may quote the bundle
+        raise LabError("\n".join(map(show, str(error).splitlines()))) from None
     except (
         ArithmeticError,
         AssertionError,
@@ -322,8 +324,13 @@ def bundle_errors(path: Path) -> Iterator[None]:
     ) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise CheckpointError(
-            f"{path}: what it holds does not fit together ({type(error).__name__}: {reason})"
+            f"{path}: what it holds does not fit together ({type(error).__name__}: {show(reason)})"
         ) from None
+
+
+def show(text: str) -> str:
+    """Text of a bundle as it may reach a terminal: one line, without codes that do something to it."""
+    return printable(text, limit=1000)
 
 
 def read_bundle(path: Path) -> dict[str, Any]:
@@ -492,7 +499,7 @@ def _walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 def _measure(name: str, tensor: Tensor) -> Row:
     good = tensor[tensor.isfinite()].double()
     low, high, mean = (float(good.min()), float(good.max()), float(good.mean())) if len(good) else (math.nan,) * 3
-    return Row(name, tuple(tensor.shape), low, high, mean, int(tensor.isnan().sum()), int(tensor.isinf().sum()))
+    return Row(show(name), tuple(tensor.shape), low, high, mean, int(tensor.isnan().sum()), int(tensor.isinf().sum()))
 
 
 def advise(bundle: dict[str, Any]) -> str:

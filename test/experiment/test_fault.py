@@ -604,6 +604,31 @@ def test_bundles_that_are_not_what_they_seem_are_refused_in_one_line(tmp_path: P
         read_bundle(tmp_path)
 
 
+CODE = "\x1b]0;x\x07\x1b[2J\x9b\u202e\n"
+
+
+def test_text_of_a_bundle_cannot_move_the_cursor(tmp_path: Path) -> None:
+    run = Run(make_spec("PPO", name="Spoiled-v0", kwargs={"what": "reward"}), tmp_path)
+    env = run.content["env"]
+    texts = {"message": CODE, "left_out": [CODE], "error": CODE, "modules": {CODE: torch.ones(2)}}
+    changes: list[tuple[dict[str, Any], int]] = [
+        # the same fault with another text is another
+        ({}, 1),
+        ({"kind": "metric", "obstacle": CODE}, 1),
+        ({"kind": "gradient", "facts": {"action": {"kind": CODE}}}, 2),
+        ({"env": {**env, "kwargs": {CODE: 1}}}, 2),
+        ({"env": {**env, "name": CODE}}, 2),
+        ({"env": {**env, "name": f"{CODE}:{CODE}"}}, 2),
+    ]
+    for change, code in changes:
+        save_state(run.bundle, {**run.content, **texts, **change})
+        result = CliRunner().invoke(app, [str(run.bundle)])
+        assert result.exit_code == code, result.output
+        assert result.output.replace("\n", "").isprintable(), result.output
+        if code == 1:
+            assert f"It was: {ascii(CODE)[1:-1]}\n" in result.output
+
+
 # --- trials and searches
 
 
