@@ -380,6 +380,26 @@ def test_the_command_says_same_or_what_differs(
     assert "Nothing that the run has written down of its machine is other here" in out
 
 
+def test_text_of_a_run_cannot_move_the_cursor(
+    copied: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin = json.loads(copied.provenance_file.read_text())
+    origin["machine"]["processor"] = "\x1b[2J"
+    copied.provenance_file.write_text(json.dumps(origin))
+    table = copied.table_file(0, 0, "train")
+    head, row, *rest = table.read_text().splitlines()
+    cells = row.split(",")
+    cells[head.split(",").index("total_reward")] = "\x1b[3J"
+    table.write_text("\n".join([f"{head},\x1b[4J", ",".join(cells), *rest, ""]))
+    monkeypatch.setattr("sys.argv", ["slm-lab", "verify", str(copied.path), "--segment", "300"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable(), out
+    assert all(rf"\x1b[{number}J" in out for number in (2, 3, 4))
+
+
 @pytest.mark.parametrize(
     ("one", "two", "is_same"),
     [
