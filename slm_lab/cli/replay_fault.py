@@ -2,12 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.fault import Row, advise, read_bundle, replay_fault, tabulate
+from slm_lab.experiment.fault import Row, advise, bundle_errors, read_bundle, replay_fault, show, tabulate
 from slm_lab.lib.runtime import import_modules
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -33,23 +33,30 @@ def replay(
     with user_errors():
         import_modules(imports or [])
         content = read_bundle(bundle)
-        replayed = replay_fault(bundle, trust, plain)
-        batch, weights = tabulate(content)
-        advice = advise(content)
-    out.write(f"It was: {content['message']}\n")
-    if content.get("left_out"):
-        out.write(f"Left out to keep it small: {', '.join(map(str, content['left_out']))}\n")
-    if batch:
-        out.write("\nThe batch:\n" + _format(batch))
-    if weights:
-        largest = sorted(weights, key=_size, reverse=True)[:MAX_ROWS]
-        out.write(f"\nThe largest of {len(weights)} tensors of the nets:\n" + _format(largest))
-    out.write(f"\nTry: {advice}\n")
+        with bundle_errors(bundle):
+            lines = _describe(content)
+        replayed = replay_fault(content, bundle, trust, plain)
+    out.writelines(lines)
     for note in replayed.notes:
-        out.write(f"Note: {note}\n")
-    out.write(f"\n{'reproduced' if replayed.is_reproduced else 'not reproduced'}: {replayed.message}\n")
+        out.write(f"Note: {show(note)}\n")
+    out.write(f"\n{'reproduced' if replayed.is_reproduced else 'not reproduced'}: {show(replayed.message)}\n")
     if not replayed.is_reproduced:
         sys.exit(1)
+
+
+def _describe(content: dict[str, Any]) -> list[str]:
+    """What a bundle holds, in numbers, and what to try."""
+    lines = [f"It was: {show(content['message'])}\n"]
+    if content.get("left_out"):
+        left_out = ", ".join(map(str, content["left_out"]))
+        lines.append(f"Left out to keep it small: {show(left_out)}\n")
+    batch, weights = tabulate(content)
+    if batch:
+        lines.append("\nThe batch:\n" + _format(batch))
+    if weights:
+        largest = sorted(weights, key=_size, reverse=True)[:MAX_ROWS]
+        lines.append(f"\nThe largest of {len(weights)} tensors of the nets:\n" + _format(largest))
+    return [*lines, f"\nTry: {advise(content)}\n"]
 
 
 def _size(row: Row) -> float:

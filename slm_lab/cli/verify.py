@@ -11,6 +11,7 @@ from slm_lab.cli.options import ImportsOption
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.verify import Settings, Verification
 from slm_lab.lib.log import setup_console
+from slm_lab.spec.reader import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -45,17 +46,22 @@ def verify(
         is_same = True
         for verdict in verification.run():
             first, *rest = verdict.describe()
-            out.write(f"{first}\n")
-            out.writelines(f"  {line}\n" for line in rest)
+            out.write(f"{_show(first)}\n")
+            out.writelines(f"  {_show(line)}\n" for line in rest)
             out.flush()
             is_same &= verdict.is_same
     facts = verification.facts
     if facts:
         out.write("Same, although here is other than where the run was made:\n" if is_same else "What is other here:\n")
-        out.writelines(f"  {fact}\n" for fact in facts)
+        out.writelines(f"  {_show(str(fact))}\n" for fact in facts)
     elif not is_same:
         out.write("Nothing that the run has written down of its machine is other here\n")
     if verification.unknown:
         names = ", ".join(verification.unknown)
         out.write(f"Not known of the run, so not compared: {names}\n")
     sys.exit(0 if is_same else 1)
+
+
+def _show(line: str) -> str:
+    """A line that quotes files of a run, which may be anyone's, as it may reach a terminal."""
+    return printable(line, limit=2000)

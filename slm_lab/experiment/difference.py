@@ -22,6 +22,7 @@ CLOCK_KEYS = ("wall_t", "phases")
 # where rows of a replay lie depends on when checkpoints were written; what they hold does not
 FILE_KEYS = ("rows",)
 EVAL_KEYS = ("eval_tracker", "is_eval_due")
+MODELS = ("last", "best")
 _CLOCK_INDICES = [CORE_COLUMNS.index(name) for name in CLOCK_COLUMNS]
 _MISSING = "nothing"
 
@@ -57,7 +58,7 @@ class Comparison:
 
     def compare_tables(self, there: Path, here: Path, first: int, last: int, label: str = "row") -> None:
         """Compare the rows of two session tables up to a frame; those after `first` are counted."""
-        old, new = (_read_rows(path, last) for path in (there, here))
+        old, new = (read_rows(path, last) for path in (there, here))
         columns = [name for name in old.columns if name in new.columns and name not in CLOCK_COLUMNS]
         for name in sorted(set(old.columns) ^ set(new.columns)):
             self.notes.append(f"column {name} of {there.name} is known on one side only")
@@ -101,7 +102,7 @@ class Comparison:
 
     def compare_replays(self, there: RunFolder, here: RunFolder, states: tuple[Any, Any], key: tuple[int, int]) -> None:
         """Compare the rows of the replays that two checkpoints list, however they are spread over files."""
-        for which in states[0]["rows"]:
+        for which in dict.fromkeys([*states[0]["rows"], *states[1]["rows"]]):
             walks = [
                 _Rows(folder, key, which, state["rows"].get(which, []))
                 for folder, state in zip((there, here), states, strict=True)
@@ -111,9 +112,13 @@ class Comparison:
                 self.values.append(Difference(f"replay {which}, rows", *(f"up to {end:,}" for end in ends)))
             for start, end in _overlaps(*(walk.chunks for walk in walks)):
                 parts = [walk.read(start, end) for walk in walks]
-                for field_name in parts[0].keys() & parts[1].keys():
-                    self.num_tensor += start == max(walk.start for walk in walks)
+                for field_name in dict.fromkeys([*parts[0], *parts[1]]):
                     name = f"replay {which} rows {start:,} to {end:,}, {field_name}"
+                    if not all(field_name in part for part in parts):
+                        texts = [_describe(part[field_name]) if field_name in part else _MISSING for part in parts]
+                        self.values.append(Difference(name, *texts))
+                        continue
+                    self.num_tensor += start == max(walk.start for walk in walks)
                     self._add(compare_tensors(name, parts[0][field_name], parts[1][field_name]))
 
     def _add(self, difference: Difference | None) -> None:
@@ -172,7 +177,7 @@ class _Table:
     rows: dict[int, dict[str, str]]
 
 
-def _read_rows(path: Path, last: int) -> _Table:
+def read_rows(path: Path, last: int) -> _Table:
     """The rows of a table up to a frame, as text; none where there is no table."""
     if not path.exists():
         return _Table([], {})
@@ -201,11 +206,15 @@ class _Rows:
         if chunk != self._held:
             self._rows = load_state(self.prefix.with_name(f"{self.prefix.name}_{chunk[0]}-{chunk[1]}.pt"))["rows"]
             self._held = chunk
-        if chunk == (start, end):
-            return self._rows
-        # frames aside are numbered within their file
-        fields = {name: value for name, value in self._rows.items() if not name.startswith("aside_")}
-        return {name: value[start - chunk[0] : end - chunk[0]] for name, value in fields.items()}
+        first, last = start - chunk[0], end - chunk[0]
+        rows = {name: value[first:last] for name, value in self._rows.items() if not name.startswith("aside_")}
+        if {"aside_key", "aside_frame"} <= self._rows.keys():
+            # frames aside have the number of their row within the file, their env and their count
+            key, frame = self._rows["aside_key"], self._rows["aside_frame"]
+            is_inside = (key[:, 0] >= first) & (key[:, 0] < last)
+            rows["aside_key"] = key[is_inside] - torch.tensor([first, 0, 0])
+            rows["aside_frame"] = frame[is_inside.repeat_interleave(key[:, 2])]
+        return rows
 
 
 def _overlaps(one: list[tuple[int, int]], two: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -230,7 +239,7 @@ def compare_sessions(
         comparison.notes.append("a stop has cut the last evaluation short, so evaluations are not compared")
     comparison.compare_states(*states, skip=skip)
     comparison.compare_replays(there, here, states, key)
-    for which in ("last", "best"):
+    for which in MODELS:
         files = [folder.model_file(*key, which) for folder in (there, here)]
         if not files[0].exists():
             comparison.notes.append(f"{files[0].name} is not there, so it is not compared")

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,11 @@ from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, LabError
+from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
 from slm_lab.spec.loading import dump_spec, parse_spec
+from slm_lab.spec.memory import ReplaySpec
+from slm_lab.spec.net import RecurrentNetSpec
+from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
 
 FORMAT = 1
@@ -37,6 +42,11 @@ _ROOM = 1_000_000
 # what batches are made of, by the names they have in a file
 _TUPLES: dict[str, Any] = {kind.__name__: kind for kind in (Batch, SequenceBatch, Minibatch, Stretches)}
 _TUPLE, _ITEMS = "__tuple__", "__items__"
+# why faults of a kind cannot be done again: they are seen when the step that made them is over
+_OBSTACLES = {
+    "metric": "it was seen in what the training reported, after its gradient steps were taken",
+    "weight": "the step that made it was taken before anyone looked",
+}
 _ROLLOUT = ("obs", "action", "reward", "terminated", "truncated", "extra", "cut_index", "cut_obs", "cut_carry")
 
 
@@ -96,11 +106,11 @@ def describe_fault(
     else:
         finding = find_bad_weight(agent.algorithm.modules)
         bundle["kind"] = "metric" if finding is None else "weight"
+        bundle["obstacle"] = _OBSTACLES[bundle["kind"]]
         if finding is None:
-            bundle["obstacle"] = "it was seen in what the training reported, after its gradient steps were taken"
             bundle["message"] = str(error)
         else:
-            bundle["finding"] = bundle["again"] = asdict(finding)
+            bundle["finding"] = asdict(finding)
             bundle["message"] = f"{finding.describe()} at frame {frame}"
     bundle["facts"] = pack_facts(agent)
     _add_what_fits(bundle, parts)
@@ -294,6 +304,35 @@ class Replayed:
     notes: tuple[str, ...] = ()
 
 
+@contextmanager
+def bundle_errors(path: Path) -> Iterator[None]:
+    """Turn what the contents of a bundle make fail into one line: they may be anyone's."""
+    try:
+        yield
+    except LabError as error:
+        # it may quote the bundle
+        raise LabError("\n".join(map(show, str(error).splitlines()))) from None
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(
+            f"{path}: what it holds does not fit together ({type(error).__name__}: {show(reason)})"
+        ) from None
+
+
+def show(text: str) -> str:
+    """Text of a bundle as it may reach a terminal: one line, without codes that do something to it."""
+    return printable(text, limit=1000)
+
+
 def read_bundle(path: Path) -> dict[str, Any]:
     """A bundle as it was written; anything else is refused in one line."""
     try:
@@ -303,8 +342,9 @@ def read_bundle(path: Path) -> dict[str, Any]:
     if size > MAX_BYTES:
         raise CheckpointError(f"{path}: {size / 1e6:.0f} MB are more than a fault bundle has")
     state = load_state(path)
-    known = {"format", "kind", "spec", "session", "frame", "message"}
-    if not known <= set(state) or state["kind"] not in ("gradient", "weight", "metric", "env"):
+    types = {"format": int, "kind": str, "session": int, "frame": int, "message": str}
+    is_known = "spec" in state and all(type(state.get(name)) is kind for name, kind in types.items())
+    if not is_known or state["kind"] not in ("gradient", "weight", "metric", "env"):
         raise CheckpointError(f"{path}: is not a fault bundle; they are in the folder fault/ of a run")
     if state["format"] != FORMAT:
         raise CheckpointError(f"{path}: was written by another version of the lab; replay it with that one")
@@ -322,23 +362,14 @@ def read_spec(bundle: dict[str, Any], where: Path) -> Spec:
     return parse_spec({"name": name, **raw}, str(where))[0]
 
 
-def replay_fault(path: Path, is_trusted: bool = False, is_plain: bool = False) -> Replayed:
-    """Do again what failed; code of others is imported for it only where that is asked for."""
-    bundle = read_bundle(path)
-    spec = read_spec(bundle, path)
-    if bundle.get("obstacle") is not None:
-        return Replayed(False, f"cannot be done again: {bundle['obstacle']}")
-    try:
-        if bundle["kind"] == "env":
-            return _replay_env(bundle, is_trusted)
-        return _replay_agent(bundle, spec, is_plain)
-    except LabError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise CheckpointError(
-            f"{path}: what it holds does not fit together ({type(error).__name__}: {reason})"
-        ) from None
+def replay_fault(bundle: dict[str, Any], path: Path, is_trusted: bool = False, is_plain: bool = False) -> Replayed:
+    """Do again what failed, of a bundle and where it was read from; code of others is imported only if asked for."""
+    with bundle_errors(path):
+        spec = read_spec(bundle, path)
+        obstacle = bundle.get("obstacle") or _OBSTACLES.get(bundle["kind"])
+        if obstacle:
+            return Replayed(False, f"cannot be done again: {obstacle}")
+        return _replay_env(bundle, is_trusted) if bundle["kind"] == "env" else _replay_agent(bundle, spec, is_plain)
 
 
 def _replay_env(bundle: dict[str, Any], is_trusted: bool) -> Replayed:
@@ -369,10 +400,6 @@ def _replay_env(bundle: dict[str, Any], is_trusted: bool) -> Replayed:
 
 def _replay_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool) -> Replayed:
     agent, notes = build_agent(bundle, spec, is_plain)
-    if bundle["kind"] == "weight":
-        found = find_bad_weight(agent.algorithm.modules)
-        text = "all weights are finite this time" if found is None else found.describe()
-        return Replayed(found is not None and _same(found, bundle["again"]), text, notes)
     step = agent.context.guard.steps[int(bundle["step"])]
     agent.context.guard.is_deferred = False
     args = unpack(bundle["args"], agent.device)
@@ -401,6 +428,7 @@ def build_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool = True) -> tu
     device = pick_device("auto" if bundle["device"] == "cuda" else "cpu", 0)
     facts, num_envs = unpack_facts(bundle["facts"]), int(bundle["facts"]["num_envs"])
     key = (spec.meta.seed, int(bundle["session"]))
+    spec = _shrink_replays(spec, facts.frame_stack, num_envs)
     plain = spec.replace(meta={"compile": False})
     agent = Agent(plain, facts, num_envs, key, device)
     notes: tuple[str, ...] = ()
@@ -421,6 +449,23 @@ def build_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool = True) -> tu
     if "agent" in bundle:
         torch.set_rng_state(bundle["agent"]["torch_generator"])
     return agent, notes
+
+
+def _shrink_replays(spec: Spec, frame_stack: int, num_envs: int) -> Spec:
+    """A copy whose agent has next to no room for its past: a bundle holds none, and it may not fit this machine."""
+    agent, net, algorithm = spec.agent, spec.agent.net, spec.agent.algorithm
+    # a stack of frames and a stretch for a recurrent net must find room
+    num_row = 64 + frame_stack + (net.burn_in + net.seq_len if isinstance(net, RecurrentNetSpec) else 0)
+
+    def shrink(replay: ReplaySpec) -> ReplaySpec:
+        return replay.model_copy(update={"max_size": min(replay.max_size, num_row * num_envs)})
+
+    changes: dict[str, Any] = {}
+    if isinstance(agent.memory, ReplaySpec):
+        changes["memory"] = shrink(agent.memory)
+    if isinstance(algorithm, (SILSpec, PPOSILSpec)):
+        changes["algorithm"] = algorithm.model_copy(update={"sil_memory": shrink(algorithm.sil_memory)})
+    return spec.replace(agent=changes)
 
 
 # --- looking
@@ -454,7 +499,7 @@ def _walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 def _measure(name: str, tensor: Tensor) -> Row:
     good = tensor[tensor.isfinite()].double()
     low, high, mean = (float(good.min()), float(good.max()), float(good.mean())) if len(good) else (math.nan,) * 3
-    return Row(name, tuple(tensor.shape), low, high, mean, int(tensor.isnan().sum()), int(tensor.isinf().sum()))
+    return Row(show(name), tuple(tensor.shape), low, high, mean, int(tensor.isnan().sum()), int(tensor.isinf().sum()))
 
 
 def advise(bundle: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.control import FORMAT, Session
-from slm_lab.experiment.difference import Comparison, compare_sessions
+from slm_lab.experiment.difference import MODELS, Comparison, compare_sessions, read_rows
 from slm_lab.experiment.folder import RunFolder, find_best_trial, open_run_folder, previous_file
 from slm_lab.experiment.run import describe_machine, prepare
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, WorkerError
@@ -62,7 +62,7 @@ class Verdict:
         title = f"Session {self.session}"
         notes = [f"Note: {note}" for note in self.comparison.notes]
         if self.problem is not None:
-            return [f"{title}: not verified: {self.problem}", *notes]
+            return [f"{title}: not verified: {self.problem}", *self.comparison.describe(), *notes]
         part = f"frame {self.first:,} to {self.last:,}"
         counts = f"{self.comparison.num_row:,} rows, {self.comparison.num_tensor:,} tensors"
         if self.comparison.is_same:
@@ -160,6 +160,8 @@ class Verification:
         try:
             target = self._read_target(key, verdict)
             start = self._find_start(key, target, verdict)
+            if target is not None:
+                self._check_files(key, target, start or target)
         except CheckpointError as error:
             verdict.problem = str(error)
             return verdict
@@ -185,6 +187,11 @@ class Verification:
             self._compare(key, target, scratch, verdict)
         except CheckpointError as error:
             verdict.problem = str(error)
+            return verdict
+        if not verdict.comparison.num_row and not verdict.comparison.num_tensor:
+            rows = self._row_frames(key)
+            first = f"the first row is at frame {rows[0]:,}" if rows else "the run has no rows"
+            verdict.problem = f"nothing to compare up to frame {verdict.last:,}; {first}"
         return verdict
 
     def _read_target(self, key: tuple[int, int], verdict: Verdict) -> dict[str, Any] | None:
@@ -212,15 +219,21 @@ class Verification:
         verdict.comparison.notes.append("there is no earlier checkpoint, so the whole session is replayed")
         return None
 
+    def _check_files(self, key: tuple[int, int], *states: dict[str, Any]) -> None:
+        """Read all that belongs to checkpoints once: what is damaged is named before a replay is waited for."""
+        models = [path for which in MODELS if (path := self.folder.model_file(*key, which)).exists()]
+        rows = [path for state in states for path in list_replay_files(self.folder, key, state)]
+        for path in dict.fromkeys([*models, *rows]):
+            load_state(path)
+
+    def _row_frames(self, key: tuple[int, int]) -> list[int]:
+        return sorted(read_rows(self.folder.table_file(*key, "train"), NEVER).rows)
+
     def _last_row(self, key: tuple[int, int]) -> int:
-        path = self.folder.table_file(*key, "train")
-        if not path.exists():
-            raise RunFolderError(f"{self.folder.path}: session {key[1]} has neither a checkpoint nor a table")
-        rows = path.read_text().splitlines()
-        frames = [row.split(",")[rows[0].split(",").index("frame")] for row in rows[1:] if row.count(",")]
-        if not frames:
-            raise RunFolderError(f"{path} has no rows")
-        return int(frames[-1])
+        rows = self._row_frames(key)
+        if not rows:
+            raise RunFolderError(f"{self.folder.path}: session {key[1]} has neither a checkpoint nor rows in a table")
+        return rows[-1]
 
     def _copy(self, key: tuple[int, int], state: dict[str, Any], scratch: RunFolder) -> None:
         """What the replay goes on from; files of a replay are linked to, since nothing ever writes into them."""
@@ -228,11 +241,9 @@ class Verification:
         with storage_errors(target):
             target.parent.mkdir(parents=True)
             shutil.copyfile(previous_file(self.folder.resume_file(*key)), target)
-            for which, chunks in state["rows"].items():
-                prefix, new = (folder.replay_prefix(*key, which) for folder in (self.folder, scratch))
-                for start, end in chunks:
-                    name = f"_{int(start)}-{int(end)}.pt"
-                    os.symlink(prefix.with_name(prefix.name + name).resolve(), new.with_name(new.name + name))
+            old, new = (list_replay_files(folder, key, state) for folder in (self.folder, scratch))
+            for source, link in zip(old, new, strict=True):
+                os.symlink(source.resolve(), link)
 
     def _replay(self, key: tuple[int, int], last: int, scratch: RunFolder) -> Session:
         # initial weights are drawn from torch's global generator, which belongs to the caller
@@ -262,6 +273,15 @@ class Verification:
         if target is None or verdict.last < target["frame"]:
             return
         compare_sessions(comparison, self.folder, scratch, key, (target, load_state(scratch.resume_file(*key))))
+
+
+def list_replay_files(folder: RunFolder, key: tuple[int, int], state: dict[str, Any]) -> list[Path]:
+    """The files with the rows of the replays that a checkpoint needs."""
+    files = []
+    for which, chunks in state["rows"].items():
+        prefix = folder.replay_prefix(*key, which)
+        files += [prefix.with_name(f"{prefix.name}_{int(start)}-{int(end)}.pt") for start, end in chunks]
+    return files
 
 
 def flatten(data: dict[str, Any]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from slm_lab.cli.replay_fault import app
 from slm_lab.experiment import fault as fault_module
 from slm_lab.experiment.checkpoint import load_state, save_state
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.fault import MAX_BYTES, read_bundle, replay_fault
+from slm_lab.experiment.fault import MAX_BYTES, Replayed, read_bundle, replay_fault
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.run import Options, start
 from slm_lab.experiment.search_run import start_search
@@ -117,6 +117,10 @@ def make_spec(algorithm: str, net: dict[str, Any] | None = None, **env: Any) -> 
     return parse_spec(raw)[0]
 
 
+def do_again(path: Path, is_trusted: bool = False) -> Replayed:
+    return replay_fault(read_bundle(path), path, is_trusted)
+
+
 class Run:
     """A session that must stop; what it left behind."""
 
@@ -131,7 +135,7 @@ class Run:
         self.content = read_bundle(self.bundle)
         self.frame = self.content["frame"]
 
-    def check(self, tensor: str) -> None:
+    def check(self, tensor: str, obstacle: str | None = None) -> None:
         """The message is one line with all there is to know, the checkpoint is good, the bundle small and exact."""
         assert "\n" not in self.message
         assert re.search(rf"^{tensor}\b.*\bat frame {self.frame}\b", self.message), self.message
@@ -141,8 +145,10 @@ class Run:
         assert saved["frame"] < self.frame
         for module in saved["agent"]["algorithm"]["modules"].values():
             assert all(tensor.isfinite().all() for tensor in module.values())
-        replayed = replay_fault(self.bundle)
-        assert replayed.is_reproduced, replayed
+        replayed = do_again(self.bundle)
+        assert replayed.is_reproduced == (obstacle is None), replayed
+        if obstacle is not None:
+            assert replayed.message == f"cannot be done again: {obstacle}"
 
 
 # --- what an env gives
@@ -188,8 +194,8 @@ def test_envs_in_workers_leave_the_same_bundle(tmp_path: Path, monkeypatch: pyte
     assert np.array_equal(one.content["env"]["action"], two.content["env"]["action"])
     # code that a bundle names is imported only if asked for
     with pytest.raises(LabError, match="add --trust"):
-        replay_fault(two.bundle)
-    assert replay_fault(two.bundle, is_trusted=True).is_reproduced
+        do_again(two.bundle)
+    assert do_again(two.bundle, is_trusted=True).is_reproduced
 
 
 # --- what an update computes
@@ -346,8 +352,16 @@ def test_weights_that_a_step_has_thrown_away_are_not_saved(
         session.agent.update = thrown  # type: ignore[method-assign]
 
     run = Run(make_spec("PPO").replace(meta={"checkpoint_frequency": save_frequency}), tmp_path, prepare)
-    run.check("weight of net.actor")
+    # a training does its bad step again; what a save has seen was made by one that is over
+    is_over = kind == "weight"
+    run.check("weight of net.actor", "the step that made it was taken before anyone looked" if is_over else None)
     assert (run.content["kind"], run.frame) == (kind, frame)
+    result = CliRunner().invoke(app, [str(run.bundle)])
+    assert result.exit_code == is_over
+    if is_over:
+        # nor is a bundle that does not say so taken for a proof
+        save_state(run.bundle, {**run.content, "obstacle": None, "again": run.content["finding"]})
+        assert not do_again(run.bundle).is_reproduced
 
 
 @pytest.mark.parametrize("net", [{"batch_norm": True}, DROPOUT])
@@ -400,12 +414,20 @@ def rich_env() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("rich_env")
-def test_the_command_does_it_again(tmp_path: Path) -> None:
+def test_the_command_does_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(make_spec("PPO", name="Rich-v0"), tmp_path)
     run.check("loss")
     assert re.search(r"the largest number before it is \S+, of target", run.message)
+    read: list[Path] = []
+
+    def load_counted(path: Path) -> dict[str, Any]:
+        read.append(path)
+        return load_state(path)
+
+    monkeypatch.setattr(fault_module, "load_state", load_counted)
     result = CliRunner().invoke(app, [str(run.bundle)])
     assert result.exit_code == 0, result.output
+    assert read == [run.bundle]
     assert "reproduced: loss is" in result.output
     assert re.search(r"ret +\(16,\) .*e\+", result.output)
     assert "Try: " in result.output
@@ -443,6 +465,32 @@ def _to_lists(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
+RECURRENT = {"type": "RecurrentNet", "rnn_hidden_size": 8, "seq_len": 12, "burn_in": 80}
+
+
+@pytest.mark.usefixtures("rich_env")
+@pytest.mark.parametrize(
+    ("algorithm", "net", "keys"),
+    [
+        ("DQN", None, ("memory",)),
+        ("DoubleDQN", None, ("memory",)),
+        ("DQN", RECURRENT, ("memory",)),
+        ("PPOSIL", None, ("algorithm", "sil_memory")),
+    ],
+)
+def test_a_replay_that_was_larger_than_this_machine_is_not_needed(
+    algorithm: str, net: dict[str, Any] | None, keys: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = Run(make_spec(algorithm, net, name="Rich-v0"), tmp_path)
+    replay = run.content["spec"]["fault"]["agent"]
+    for key in keys:
+        replay = replay.setdefault(key, {})
+    replay["max_size"] = 10**14
+    save_state(run.bundle, run.content)
+    replayed = do_again(run.bundle)
+    assert replayed.is_reproduced, replayed
+
+
 # --- size
 
 
@@ -459,7 +507,7 @@ def test_what_has_no_room_is_left_out_and_named(tmp_path: Path, monkeypatch: pyt
     assert "rollout" not in small.content
     monkeypatch.setattr(fault_module, "MAX_BYTES", sizes["modules"] - 1 + fault_module._ROOM)
     tiny = Run(make_spec("PPO"), tmp_path / "tiny", plant.watch)
-    replayed = replay_fault(tiny.bundle)
+    replayed = do_again(tiny.bundle)
     assert not replayed.is_reproduced
     assert "cannot be done again: the weights have no room in a bundle of" in replayed.message
     assert CliRunner().invoke(app, [str(tiny.bundle)]).exit_code == 1
@@ -486,9 +534,7 @@ def test_batches_of_types_of_your_own_are_said_to_be_so(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(GradientStep, "__call__", call_otherwise)
     run = Run(make_spec("PPO"), tmp_path, plant.watch)
-    assert (
-        replay_fault(run.bundle).message == "cannot be done again: the loss takes a OwnBatch, which is not plain data"
-    )
+    assert do_again(run.bundle).message == "cannot be done again: the loss takes a OwnBatch, which is not plain data"
 
 
 # --- bundles of others
@@ -541,12 +587,46 @@ def test_bundles_that_are_not_what_they_seem_are_refused_in_one_line(tmp_path: P
         ({"step": 7}, "does not fit together"),
         ({"facts": None}, "does not fit together"),
         ({"again": None}, "does not fit together"),
+        ({"format": torch.ones(2)}, "is not a fault bundle"),
+        ({"kind": np.zeros(2)}, "is not a fault bundle"),
+        ({"message": torch.ones(2)}, "is not a fault bundle"),
+        ({"kind": "metric", "args": {"__tuple__": "", "__items__": 5}}, "does not fit together"),
+        ({"kind": "metric", "args": {"__tuple__": [], "__items__": []}}, "does not fit together"),
+        ({"kind": "metric", "obstacle": torch.ones(2)}, "does not fit together"),
+        ({"finding": {}}, "does not fit together"),
+        ({"left_out": 5}, "does not fit together"),
+        ({"facts": {**content["facts"], "num_envs": 10**13}}, "does not fit together"),
     ]
     for change, match in changes:
         save_state(other, {**content, **change})
         refuse(match)
     with pytest.raises(CheckpointError):
         read_bundle(tmp_path)
+
+
+CODE = "\x1b]0;x\x07\x1b[2J\x9b\u202e\n"
+
+
+def test_text_of_a_bundle_cannot_move_the_cursor(tmp_path: Path) -> None:
+    run = Run(make_spec("PPO", name="Spoiled-v0", kwargs={"what": "reward"}), tmp_path)
+    env = run.content["env"]
+    texts = {"message": CODE, "left_out": [CODE], "error": CODE, "modules": {CODE: torch.ones(2)}}
+    changes: list[tuple[dict[str, Any], int]] = [
+        # the same fault with another text is another
+        ({}, 1),
+        ({"kind": "metric", "obstacle": CODE}, 1),
+        ({"kind": "gradient", "facts": {"action": {"kind": CODE}}}, 2),
+        ({"env": {**env, "kwargs": {CODE: 1}}}, 2),
+        ({"env": {**env, "name": CODE}}, 2),
+        ({"env": {**env, "name": f"{CODE}:{CODE}"}}, 2),
+    ]
+    for change, code in changes:
+        save_state(run.bundle, {**run.content, **texts, **change})
+        result = CliRunner().invoke(app, [str(run.bundle)])
+        assert result.exit_code == code, result.output
+        assert result.output.replace("\n", "").isprintable(), result.output
+        if code == 1:
+            assert f"It was: {ascii(CODE)[1:-1]}\n" in result.output
 
 
 # --- trials and searches

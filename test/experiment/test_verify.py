@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from slm_lab.agent.memory.batch import Transition
+from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.cli.main import main
 from slm_lab.experiment.checkpoint import load_state, save_state
 from slm_lab.experiment.control import Session
@@ -19,6 +22,7 @@ from slm_lab.experiment.verify import Settings, Verdict, Verification
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import lock_file, write_yaml
 from slm_lab.spec.loading import dump_spec, parse_spec
+from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.schema import Spec
 
 NAME = "checked"
@@ -115,6 +119,15 @@ def test_a_run_is_the_same_from_its_start(ppo_run: Path) -> None:
     assert (part.last, part.comparison.num_row, part.comparison.num_tensor) == (500, 5, 0)
 
 
+def test_a_part_with_nothing_to_compare_is_not_verified(copied: RunFolder) -> None:
+    verdict = verify(copied.path, segment=50)
+    assert not verdict.is_same
+    line = verdict.describe()[0]
+    assert line == "Session 0: not verified: nothing to compare up to frame 50; the first row is at frame 100"
+    copied.table_file(0, 0, "train").unlink()
+    assert verify(copied.path, segment=50).describe()[0].endswith("up to frame 50; the run has no rows")
+
+
 def test_a_run_without_an_earlier_checkpoint_is_replayed_from_its_start(copied: RunFolder) -> None:
     previous_file(copied.resume_file(0, 0)).unlink()
     verdict = verify(copied.path)
@@ -130,14 +143,37 @@ def test_a_stopped_run_is_verified_up_to_where_it_is(tmp_path: Path) -> None:
     assert (verdict.first, verdict.last) == (800, 1000)
 
 
-def test_a_flipped_bit_is_caught_by_the_hash(copied: RunFolder) -> None:
-    path = copied.resume_file(0, 0)
+def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    verdict = verify(copied.path)
-    assert not verdict.is_same
-    assert "its hash does not match" in verdict.describe()[0]
+
+
+def test_a_flipped_bit_is_caught_by_the_hash_before_anything_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = train(make_spec(DQN), tmp_path / "run")
+    monkeypatch.setattr(Verification, "_replay", lambda *_: pytest.fail("a replay was begun"))
+    files = sorted((folder.path / "model").glob("*.pt"))
+    # checkpoints, models, and the replay's rows up to each checkpoint
+    assert len(files) == 6
+    for path in files:
+        whole = path.read_bytes()
+        flip(path)
+        verdict = verify(folder.path)
+        assert not verdict.is_same
+        assert verdict.problem == f"{path}: damaged or not a checkpoint of this lab (its hash does not match)"
+        path.write_bytes(whole)
+
+
+def test_what_was_found_is_told_although_another_file_is_damaged(tmp_path: Path) -> None:
+    folder = train(make_spec(rigorous_eval=1, eval_frequency=500), tmp_path / "run")
+    table = folder.table_file(0, 0, "train")
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    folder.table_file(0, 0, "eval").write_text("nothing\nof the kind\n")
+    first, second, *_ = verify(folder.path).describe()
+    assert "is no table of a session" in first
+    assert second == "row at frame 1,200: nothing there, a row here; 1 row differs"
 
 
 def test_a_flipped_bit_in_a_resealed_checkpoint_is_named(copied: RunFolder) -> None:
@@ -170,6 +206,74 @@ def test_a_flipped_bit_in_the_rows_of_a_replay_is_named(tmp_path: Path) -> None:
     reseal(prefix.with_name(f"{prefix.name}_{start}-{end}.pt"), "rows", "reward")
     (difference,) = verify(folder.path).comparison.values
     assert difference.name == f"replay memory rows {start:,} to {end:,}, reward[0, 0]"
+
+
+def write_replay(path: Path, replay: Replay, *ends: int) -> tuple[RunFolder, dict[str, Any]]:
+    """The rows of a replay in files that end at these rows, and the checkpoint that lists them."""
+    folder = RunFolder(path, NAME)
+    prefix = folder.replay_prefix(0, 0, "memory")
+    prefix.parent.mkdir(parents=True)
+    chunks = list(pairwise((0, *ends)))
+    for start, end in chunks:
+        save_state(prefix.with_name(f"{prefix.name}_{start}-{end}.pt"), {"rows": replay.rows(start, end)})
+    return folder, {"rows": {"memory": [list(chunk) for chunk in chunks]}}
+
+
+def compare_written(one: tuple[RunFolder, dict[str, Any]], two: tuple[RunFolder, dict[str, Any]]) -> Comparison:
+    comparison = Comparison()
+    comparison.compare_replays(one[0], two[0], (one[1], two[1]), (0, 0))
+    return comparison
+
+
+@pytest.fixture
+def framed() -> Replay:
+    """Ten rows of two envs, each with a stack of frames that is no shift of the one before."""
+    rest = (torch.device("cpu"), torch.Generator().manual_seed(0), 3, 0)
+    setting = Setting(2, (3, 1, 2), torch.uint8, (), torch.int64, 0.9, *rest)
+    replay = Replay(ReplaySpec(batch_size=4, max_size=40), setting)
+    for t in range(10):
+        stack = torch.full((2, 3, 1, 2), 3 * t, dtype=torch.uint8) + torch.arange(3, dtype=torch.uint8).view(3, 1, 1)
+        over = np.zeros(2, bool)
+        replay.add(Transition(stack, torch.zeros(2, dtype=torch.int64), np.zeros(2), over, over, stack + 1, {}))
+    return replay
+
+
+def test_frames_aside_are_compared_however_rows_are_spread_over_files(framed: Replay, tmp_path: Path) -> None:
+    one, two = write_replay(tmp_path / "one", framed, 4, 10), write_replay(tmp_path / "two", framed, 7, 10)
+    comparison = compare_written(one, two)
+    assert comparison.is_same, comparison.describe()
+    assert comparison.num_tensor == len(framed.rows(0, 1))
+    prefix = two[0].replay_prefix(0, 0, "memory")
+    path = prefix.with_name(f"{prefix.name}_0-7.pt")
+    state = load_state(path)
+    # the last frame that is held for row 6 and the last env
+    state["rows"]["aside_frame"][-1, 0, 1] ^= 1
+    save_state(path, state)
+    (difference,) = compare_written(one, two).values
+    assert difference.name.startswith("replay memory rows 4 to 7, aside_frame[")
+    assert difference.extent.endswith("1 bit(s)")
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("name", ["reward", "aside_frame", "aside_key"])
+def test_a_field_of_a_replay_on_one_side_only_is_named(framed: Replay, name: str, side: int, tmp_path: Path) -> None:
+    both = write_replay(tmp_path / "one", framed, 10), write_replay(tmp_path / "two", framed, 10)
+    prefix = both[side][0].replay_prefix(0, 0, "memory")
+    path = prefix.with_name(f"{prefix.name}_0-10.pt")
+    state = load_state(path)
+    del state["rows"][name]
+    save_state(path, state)
+    difference = next(one for one in compare_written(*both).values if one.name.endswith(f" {name}"))
+    assert difference.name == f"replay memory rows 0 to 10, {name}"
+    assert [difference.there, difference.here][side] == "nothing"
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_replay_on_one_side_only_is_named(framed: Replay, side: int, tmp_path: Path) -> None:
+    both = write_replay(tmp_path / "one", framed, 10), write_replay(tmp_path / "two", framed, 10)
+    del both[side][1]["rows"]["memory"]
+    (difference,) = compare_written(*both).values
+    assert [difference.there, difference.here][side] == "up to 0"
 
 
 def test_a_flipped_bit_where_the_replay_begins_spreads(copied: RunFolder) -> None:
@@ -274,6 +378,26 @@ def test_the_command_says_same_or_what_differs(
     assert code == 1
     assert f"agent.algorithm.modules.{module}.{name}[0, 0]" in out
     assert "Nothing that the run has written down of its machine is other here" in out
+
+
+def test_text_of_a_run_cannot_move_the_cursor(
+    copied: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin = json.loads(copied.provenance_file.read_text())
+    origin["machine"]["processor"] = "\x1b[2J"
+    copied.provenance_file.write_text(json.dumps(origin))
+    table = copied.table_file(0, 0, "train")
+    head, row, *rest = table.read_text().splitlines()
+    cells = row.split(",")
+    cells[head.split(",").index("total_reward")] = "\x1b[3J"
+    table.write_text("\n".join([f"{head},\x1b[4J", ",".join(cells), *rest, ""]))
+    monkeypatch.setattr("sys.argv", ["slm-lab", "verify", str(copied.path), "--segment", "300"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable(), out
+    assert all(rf"\x1b[{number}J" in out for number in (2, 3, 4))
 
 
 @pytest.mark.parametrize(
