@@ -106,7 +106,7 @@ class AppendFile:
         self.path = path
         with storage_errors(path):
             # unbuffered, so that closing has nothing left to write
-            self._file = path.open("ab", buffering=0)
+            self._file = os.fdopen(_open_plain(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
 
     def write(self, text: str) -> None:
         """Append text, all or nothing."""
@@ -124,6 +124,20 @@ class AppendFile:
         """Close the file."""
         with suppress(OSError):
             self._file.close()
+
+
+def _open_plain(path: Path, flags: int) -> int:
+    """Open or make a file in place; a run may come from anyone, so no link is followed and no pipe waited for."""
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError:
+        if path.is_symlink():
+            raise RunFolderError(f"{path} is a link: what is written to it would land elsewhere; delete it") from None
+        raise
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise RunFolderError(f"{path} is a pipe or device, not a file; delete it")
 
 
 def append(file: RawIOBase, data: bytes) -> None:
@@ -260,12 +274,17 @@ def _is_alive(process: int) -> bool:
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock; the file is only looked at."""
     try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False  # it ended in this moment, or the file is none of ours
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False  # it ended in this moment
+        return False
+    finally:
+        os.close(descriptor)
     return False
 
 
@@ -274,7 +293,8 @@ def lock_file(path: Path, wait: float) -> Iterator[None]:
     """Hold a lock that the system frees when the process ends, however it ends."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("w")
+        # as it is: only the lock is ours, not what the file may hold
+        opened = os.fdopen(_open_plain(path, os.O_RDWR), "r+b", buffering=0)
     with opened as file:
         deadline = time.monotonic() + wait
         while True:

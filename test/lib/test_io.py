@@ -20,10 +20,12 @@ import pytest
 import yaml
 
 from slm_lab.lib import io
-from slm_lab.lib.errors import RunFolderError
+from slm_lab.lib.errors import RunFolderError, StorageError
 from slm_lab.lib.io import (
+    AppendFile,
     create_run_folder,
     dump_yaml,
+    is_locked,
     lock_file,
     read_sealed,
     remove_orphans,
@@ -356,3 +358,42 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         holder.wait()
     with lock_file(path, wait=5):
         pass
+
+
+def test_a_lock_leaves_what_its_file_holds(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("years of work")
+    with lock_file(path, wait=0):
+        assert is_locked(path)
+    assert not is_locked(path)
+    assert path.read_text() == "years of work"
+
+
+# --- files that lead elsewhere
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_nothing_is_written_through_a_link(tmp_path: Path, exists: bool) -> None:
+    outside = tmp_path / "thesis.txt"
+    if exists:
+        outside.write_text("years of work")
+    link = tmp_path / "run" / "link"
+    link.parent.mkdir()
+    link.symlink_to(outside)
+    with pytest.raises(RunFolderError, match=r"run/link is a link: .*; delete it"), lock_file(link, wait=0):
+        pass
+    with pytest.raises(RunFolderError, match=r"run/link is a link: .*; delete it"):
+        AppendFile(link)
+    assert outside.exists() == exists
+    assert not exists or outside.read_text() == "years of work"
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert not is_locked(pipe)
+    with pytest.raises(RunFolderError, match="pipe is a pipe or device"), lock_file(pipe, wait=0):
+        pass
+    with pytest.raises(StorageError, match="pipe: cannot be written"):
+        AppendFile(pipe)
