@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO, Protocol
 
@@ -153,6 +154,7 @@ class _Running:
     pipe: BinaryIO
     outcome: Outcome
     rest: bytes = field(default=b"")
+    # when it was asked to stop, or had told all there is to tell
     stopping_since: float | None = None
 
 
@@ -184,11 +186,14 @@ class LocalExecutor:
             return events
         for key, _ in self.selector.select(0 if events else timeout):
             one: _Running = key.data
-            is_open = _read(one, events)
-            if not is_open:
+            if not _read(one, events):
                 self.selector.unregister(one.pipe)
-                del self.running[one.task.key]
-                events.append(Event(one.task.key, outcome=_end(one)))
+                one.pipe.close()
+                # not waited for here: a thread may keep it from ending, and the others are not to stand still
+                one.stopping_since = one.stopping_since or time.monotonic()
+        for one in [one for one in self.running.values() if one.pipe.closed and one.process.poll() is not None]:
+            del self.running[one.task.key]
+            events.append(Event(one.task.key, outcome=_end(one)))
         self._fill()
         return events
 
@@ -205,7 +210,7 @@ class LocalExecutor:
     def close(self) -> None:
         """Kill what still runs."""
         for one in self.running.values():
-            one.process.kill()
+            _kill(one.process)
             one.process.wait()
             one.pipe.close()
         self.running.clear()
@@ -223,7 +228,15 @@ class LocalExecutor:
     def _kill_late(self) -> None:
         for one in self.running.values():
             if one.stopping_since is not None and time.monotonic() - one.stopping_since > STOP_SECONDS:
-                one.process.kill()
+                _kill(one.process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a session and what it has started, such as compilers; it leads a group of its own."""
+    if process.poll() is None:
+        # it may end in this moment
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _start(task: SessionTask) -> _Running:
@@ -268,7 +281,6 @@ def _read(one: _Running, events: list[Event]) -> bool:
 
 
 def _end(one: _Running) -> Outcome:
-    one.pipe.close()
     code = one.process.wait()
     if one.outcome.result is None and one.outcome.error is None:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
