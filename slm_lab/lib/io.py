@@ -29,6 +29,8 @@ EXPONENT_FLOAT = re.compile(r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]
 CACHE_VARIABLE = "SLM_LAB_CACHE"
 # the process that writes a temporary file
 _WRITER = re.compile(r"\.(\d+)-[0-9a-f]+\.tmp$")
+# what has not grown for so long is no longer written
+ORPHAN_SECONDS = 3600.0
 
 
 def cache_folder() -> Path:
@@ -254,17 +256,23 @@ def create_run_folder(data_dir: Path, name: str) -> Path:
 
 
 def remove_orphans(folder: Path) -> None:
-    """Delete temporary files that a killed write left behind, not those of a process that lives."""
+    """Delete temporary files that a killed write left behind, not what a living process may be writing."""
     for path in folder.rglob(".*.tmp"):
         writer = _WRITER.search(path.name)
-        if writer is None or not _is_alive(int(writer[1])):
-            path.unlink(missing_ok=True)
+        # one that cannot be looked at or deleted does no harm
+        with suppress(OSError):
+            status = path.lstat()
+            if writer is None or not stat.S_ISREG(status.st_mode):
+                continue
+            # the number of its writer may be another process's by now, in a container soon
+            if time.time() - status.st_mtime > ORPHAN_SECONDS or not _is_alive(int(writer[1])):
+                path.unlink()
 
 
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (OverflowError, ProcessLookupError):
         return False
     except PermissionError:
         return True

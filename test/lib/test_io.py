@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -171,6 +172,29 @@ def test_what_a_living_process_writes_is_no_orphan(tmp_path: Path) -> None:
     writing.touch()
     remove_orphans(tmp_path)
     assert writing.exists()
+
+
+def test_an_orphan_whose_number_another_process_has_is_cleaned_up(tmp_path: Path) -> None:
+    orphan = tmp_path / f".a.{os.getppid()}-00.tmp"
+    orphan.touch()
+    old = time.time() - io.ORPHAN_SECONDS - 60
+    os.utime(orphan, (old, old))
+    remove_orphans(tmp_path)
+    assert not orphan.exists()
+
+
+def test_odd_names_do_not_stop_the_clean_up(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / ".a.99999999999999999999-ab.tmp").touch()
+    (tmp_path / f".z.{gone.pid}-ab.tmp").touch()
+    # what no write of ours leaves behind
+    kept = [tmp_path / name for name in (".b.tmp", f".c.{gone.pid}-ab.tmp", f".d.{gone.pid}-ab.tmp")]
+    kept[0].touch()
+    kept[1].mkdir()
+    kept[2].symlink_to(kept[0])
+    remove_orphans(tmp_path)
+    assert sorted(tmp_path.iterdir()) == kept
 
 
 def test_text_json_and_yaml_files_are_readable(tmp_path: Path) -> None:
