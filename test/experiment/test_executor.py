@@ -24,6 +24,10 @@ ENDS = """
 import os, sys
 os.write(int(sys.argv[1]), b'["progress", {"frame": 2}]\\n["result", {"frame": 2}]\\n')
 """
+# as a session that still loads, one that does not save in time, and one that crashes
+LOADS = "import os, sys, time; os.write(int(sys.argv[1]), b'\\n'); time.sleep(600)"
+IS_LATE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + LOADS
+CRASHES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 pytestmark = [
     pytest.mark.timeout(30),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are looked up in /proc"),
@@ -82,3 +86,35 @@ def test_a_session_that_does_not_end_holds_up_no_other(monkeypatch: pytest.Monke
     assert process.returncode == -9
     while any(one.is_alive() for one in family):
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("program", "number"), [(LOADS, 15), (IS_LATE, 9)])
+def test_a_session_killed_by_a_stop_is_stopped(monkeypatch: pytest.MonkeyPatch, program: str, number: int) -> None:
+    monkeypatch.setattr(executor, "STOP_SECONDS", 0.5)
+    local = start_programs(monkeypatch, program)
+    try:
+        # it has begun
+        local.running[0, 0].pipe.read(1)
+        local.stop((0, 0))
+        events: list[Event] = []
+        while local.running:
+            events += local.poll(0.05)
+    finally:
+        local.close()
+    (event,) = events
+    assert event.outcome is not None
+    assert event.outcome.is_stopped
+    assert event.outcome.error == f"the process of session 0 was killed by signal {number}"
+
+
+def test_a_session_that_crashes_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = start_programs(monkeypatch, CRASHES)
+    try:
+        events: list[Event] = []
+        while local.running:
+            events += local.poll(0.05)
+    finally:
+        local.close()
+    (event,) = events
+    assert event.outcome == Outcome(0, error="the process of session 0 was killed by signal 11")
+    assert not event.outcome.is_stopped
