@@ -214,8 +214,8 @@ def read_sealed(path: Path) -> bytes | None:
 
     A file that is none of ours is told apart by its end, whatever its size, and a pipe or device is not read at all.
     """
-    # a pipe that no one writes to would else be waited for
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    # a pipe that no one writes to would else be waited for; the opener's descriptor is closed even if it is a folder's
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         cut = status.st_size - _DIGEST_SIZE - len(_SEAL)
         if not stat.S_ISREG(status.st_mode) or cut < 0:

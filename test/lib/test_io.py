@@ -285,6 +285,17 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
             read_sealed(tmp_path / missing)
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+def test_what_cannot_be_read_leaves_no_descriptor(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        assert read_sealed(tmp_path / "pipe") is None
+        with pytest.raises(IsADirectoryError):
+            read_sealed(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) < before + 20
+
+
 def test_a_large_file_without_a_seal_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:
