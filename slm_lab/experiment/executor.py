@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO, Protocol
 
@@ -19,6 +20,8 @@ from slm_lab.lib.runtime import num_cores
 # a session that has not saved by then is killed: whoever stops the command, such as Docker, gives it ten seconds in all
 STOP_SECONDS = 8.0
 POLL_SECONDS = 0.2
+# the error of a session that was stopped before
+NOT_STARTED = "not started"
 
 # trial and session
 Key = tuple[int, int]
@@ -60,6 +63,13 @@ class Outcome:
     result: dict[str, Any] | None = None
     error: str | None = None
     is_user_error: bool = False
+    # by SIGTERM, or for being late after it
+    is_killed: bool = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a wish to stop, if there was one, is why there is no result."""
+        return self.is_killed or self.error == NOT_STARTED
 
 
 @dataclass(frozen=True)
@@ -123,6 +133,7 @@ def run_tasks(
     on_progress: Callable[[dict[str, Any]], None],
     should_stop: Callable[[], bool],
     on_idle: Callable[[], None],
+    on_end: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
     """Run every task to its end; when asked to stop, the running ones save and end, the others never start."""
     outcomes: dict[Key, Outcome] = {}
@@ -140,6 +151,7 @@ def run_tasks(
                     on_progress(event.progress)
                 if event.outcome is not None:
                     outcomes[event.key] = event.outcome
+                    on_end(event.outcome)
             on_idle()
     finally:
         executor.close()
@@ -153,7 +165,9 @@ class _Running:
     pipe: BinaryIO
     outcome: Outcome
     rest: bytes = field(default=b"")
+    # when it was asked to stop, and when it had told all there is to tell
     stopping_since: float | None = None
+    closed_since: float | None = None
 
 
 class LocalExecutor:
@@ -184,11 +198,14 @@ class LocalExecutor:
             return events
         for key, _ in self.selector.select(0 if events else timeout):
             one: _Running = key.data
-            is_open = _read(one, events)
-            if not is_open:
+            if not _read(one, events):
                 self.selector.unregister(one.pipe)
-                del self.running[one.task.key]
-                events.append(Event(one.task.key, outcome=_end(one)))
+                one.pipe.close()
+                # not waited for here: a thread may keep it from ending, and the others are not to stand still
+                one.closed_since = time.monotonic()
+        for one in [one for one in self.running.values() if one.pipe.closed and one.process.poll() is not None]:
+            del self.running[one.task.key]
+            events.append(Event(one.task.key, outcome=_end(one)))
         self._fill()
         return events
 
@@ -196,7 +213,7 @@ class LocalExecutor:
         """Ask a session to save and end; it is killed when it takes too long."""
         for task in [task for task in self.waiting if task.key == key]:
             self.waiting.remove(task)
-            self.ended.append(Event(key, outcome=Outcome(task.session, error="not started")))
+            self.ended.append(Event(key, outcome=Outcome(task.session, error=NOT_STARTED)))
         one = self.running.get(key)
         if one is not None and one.stopping_since is None:
             one.stopping_since = time.monotonic()
@@ -205,7 +222,7 @@ class LocalExecutor:
     def close(self) -> None:
         """Kill what still runs."""
         for one in self.running.values():
-            one.process.kill()
+            _kill(one.process)
             one.process.wait()
             one.pipe.close()
         self.running.clear()
@@ -222,8 +239,17 @@ class LocalExecutor:
 
     def _kill_late(self) -> None:
         for one in self.running.values():
-            if one.stopping_since is not None and time.monotonic() - one.stopping_since > STOP_SECONDS:
-                one.process.kill()
+            since = one.stopping_since or one.closed_since
+            if since is not None and time.monotonic() - since > STOP_SECONDS:
+                _kill(one.process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a session and what it has started, such as compilers; it leads a group of its own."""
+    if process.poll() is None:
+        # it may end in this moment
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _start(task: SessionTask) -> _Running:
@@ -268,9 +294,10 @@ def _read(one: _Running, events: list[Event]) -> bool:
 
 
 def _end(one: _Running) -> Outcome:
-    one.pipe.close()
     code = one.process.wait()
     if one.outcome.result is None and one.outcome.error is None:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         one.outcome.error = f"the process of session {one.task.session} {how}"
+        # one that still loads dies of SIGTERM, which a batch system may have sent it before we do
+        one.outcome.is_killed = code == -signal.SIGTERM or (code == -signal.SIGKILL and one.stopping_since is not None)
     return one.outcome

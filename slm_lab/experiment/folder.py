@@ -138,6 +138,18 @@ def open_run_folder(where: str, data_dir: Path) -> tuple[RunFolder, Spec]:
 
 
 def find_run_path(where: str, data_dir: Path) -> Path:
+    """The folder meant by its name, a file in it, a glob, or `latest`; refused if what is written would leave it."""
+    path = _find_path(where, data_dir)
+    # other files are replaced, and not written to through a link
+    for item in (*path.glob("*/"), *path.glob("*/*/"), *path.glob("info/*_study.log")):
+        if item.is_symlink():
+            raise RunFolderError(
+                f"{item} is a link: what is written to it would land elsewhere; put what it leads to in its place"
+            )
+    return path
+
+
+def _find_path(where: str, data_dir: Path) -> Path:
     if where == "latest":
         runs = [folder for folder in data_dir.glob("*") if any(folder.glob(f"*{SPEC_SUFFIX}"))]
         if not runs:

@@ -119,9 +119,8 @@ class Trial:
                 results.append(SessionResult(**outcome.result))
             elif outcome.is_user_error:
                 raise LabError(f"session {outcome.session}: {outcome.error}")
-            elif not stop():
+            elif is_failure(outcome, stop):
                 failures[outcome.session] = str(outcome.error)
-                logger.error(f"Session {outcome.session} failed: {outcome.error}")
         return self._conclude(results, failures, stop.exit_code)
 
     def _show(self, num_session: int) -> ProgressView:
@@ -135,12 +134,17 @@ class Trial:
         try:
             session = Session(self.spec, self.folder, self.trial, 0, on_progress, stop, self.render, self.imports)
             return [Outcome(0, asdict(session.run()))]
-        except (DivergenceError, StorageError, WorkerError) as error:
-            return [Outcome(0, error=redact(str(error)))]
+        except WorkerError as error:
+            # who stops a run may have told its env workers too; the session has saved itself
+            outcome = Outcome(0, error=redact(str(error)), is_killed=True)
+        except (DivergenceError, StorageError) as error:
+            outcome = Outcome(0, error=redact(str(error)))
         except LabError:
             raise
         except Exception:
-            return [Outcome(0, error=redact(traceback.format_exc()))]
+            outcome = Outcome(0, error=redact(traceback.format_exc()))
+        tell_failure(outcome, stop)
+        return [outcome]
 
     def _run_processes(self, view: ProgressView, stop: StopSignal) -> list[Outcome]:
         tasks = [
@@ -158,7 +162,15 @@ class Trial:
             )
             for session in range(self.spec.meta.max_session)
         ]
-        return run_tasks(self._make_executor(), tasks, view.update, stop, self._plot_now_and_then)
+        return run_tasks(
+            self._make_executor(),
+            tasks,
+            view.update,
+            stop,
+            self._plot_now_and_then,
+            # when it happens, not when all others have ended
+            lambda outcome: tell_failure(outcome, stop),
+        )
 
     def _make_executor(self) -> Executor:
         if self.connect is None:
@@ -240,6 +252,17 @@ class Trial:
             logger.warning(f"No report: {type(error).__name__}: {error}")
             return None
         return path
+
+
+def is_failure(outcome: Outcome, stop: StopSignal) -> bool:
+    """Whether a session has no result for another reason than the wish to stop."""
+    return outcome.result is None and not (stop() and outcome.is_stopped)
+
+
+def tell_failure(outcome: Outcome, stop: StopSignal) -> None:
+    """Log why a session failed; a mistake in the input is raised, and so told anyway."""
+    if is_failure(outcome, stop) and not outcome.is_user_error:
+        logger.error(f"Session {outcome.session} failed: {outcome.error}")
 
 
 def find_random_return(spec: Spec, may_measure: bool) -> float:

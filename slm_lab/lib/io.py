@@ -29,6 +29,8 @@ EXPONENT_FLOAT = re.compile(r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]
 CACHE_VARIABLE = "SLM_LAB_CACHE"
 # the process that writes a temporary file
 _WRITER = re.compile(r"\.(\d+)-[0-9a-f]+\.tmp$")
+# what has not grown for so long is no longer written
+ORPHAN_SECONDS = 3600.0
 
 
 def cache_folder() -> Path:
@@ -106,7 +108,7 @@ class AppendFile:
         self.path = path
         with storage_errors(path):
             # unbuffered, so that closing has nothing left to write
-            self._file = path.open("ab", buffering=0)
+            self._file = os.fdopen(_open_plain(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
 
     def write(self, text: str) -> None:
         """Append text, all or nothing."""
@@ -124,6 +126,20 @@ class AppendFile:
         """Close the file."""
         with suppress(OSError):
             self._file.close()
+
+
+def _open_plain(path: Path, flags: int) -> int:
+    """Open or make a file in place; a run may come from anyone, so no link is followed and no pipe waited for."""
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError:
+        if path.is_symlink():
+            raise RunFolderError(f"{path} is a link: what is written to it would land elsewhere; delete it") from None
+        raise
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise RunFolderError(f"{path} is a pipe or device, not a file; delete it")
 
 
 def append(file: RawIOBase, data: bytes) -> None:
@@ -198,8 +214,8 @@ def read_sealed(path: Path) -> bytes | None:
 
     A file that is none of ours is told apart by its end, whatever its size, and a pipe or device is not read at all.
     """
-    # a pipe that no one writes to would else be waited for
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    # a pipe that no one writes to would else be waited for; the opener's descriptor is closed even if it is a folder's
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         cut = status.st_size - _DIGEST_SIZE - len(_SEAL)
         if not stat.S_ISREG(status.st_mode) or cut < 0:
@@ -240,17 +256,23 @@ def create_run_folder(data_dir: Path, name: str) -> Path:
 
 
 def remove_orphans(folder: Path) -> None:
-    """Delete temporary files that a killed write left behind, not those of a process that lives."""
+    """Delete temporary files that a killed write left behind, not what a living process may be writing."""
     for path in folder.rglob(".*.tmp"):
         writer = _WRITER.search(path.name)
-        if writer is None or not _is_alive(int(writer[1])):
-            path.unlink(missing_ok=True)
+        # one that cannot be looked at or deleted does no harm
+        with suppress(OSError):
+            status = path.lstat()
+            if writer is None or not stat.S_ISREG(status.st_mode):
+                continue
+            # the number of its writer may be another process's by now, in a container soon
+            if time.time() - status.st_mtime > ORPHAN_SECONDS or not _is_alive(int(writer[1])):
+                path.unlink()
 
 
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (OverflowError, ProcessLookupError):
         return False
     except PermissionError:
         return True
@@ -260,12 +282,17 @@ def _is_alive(process: int) -> bool:
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock; the file is only looked at."""
     try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False  # it ended in this moment, or the file is none of ours
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False  # it ended in this moment
+        return False
+    finally:
+        os.close(descriptor)
     return False
 
 
@@ -274,7 +301,8 @@ def lock_file(path: Path, wait: float) -> Iterator[None]:
     """Hold a lock that the system frees when the process ends, however it ends."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("w")
+        # as it is: only the lock is ours, not what the file may hold
+        opened = os.fdopen(_open_plain(path, os.O_RDWR), "r+b", buffering=0)
     with opened as file:
         deadline = time.monotonic() + wait
         while True:

@@ -15,7 +15,15 @@ MASK = "[secret]"
 # shorter values would turn up in ordinary text
 MIN_LENGTH = 8
 MAX_ENV_BYTES = 1_000_000
-_SECRET_NAME = re.compile(r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD)$", re.I)
+# Parts of a name, between underscores, that make it a secret's. What also ends other words (COMPASS, MONKEY) has to
+# stand alone, or after a word that leaves no doubt.
+_SECRET_PART = re.compile(
+    r"(?:\w*(?:TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)"
+    r"|(?:ACCESS|ACCOUNT|API|AUTH|ENCRYPTION|LICENSE|MASTER|PRIVATE|SIGNING|SSH)?KEY|PASS|PAT)\d*",
+    re.I,
+)
+# last parts of names that tell where a secret is, or what it is called
+_PLACES = frozenset({"DIR", "ENDPOINT", "FILE", "NAME", "PATH", "URI", "URL"})
 _VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", re.S)
 
 
@@ -37,6 +45,8 @@ SHAPES = {
     "PyPI": _token("pypi-", r"[\w-]{20,}"),
     "JSON web token": _token("eyJ", r"[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"),
     "authorization header": _token("[Bb]", r"(?i:earer\s+)[A-Za-z0-9._~+/=-]{12,}"),
+    # up to the @; what a template leaves to be filled in, such as {password}, is none
+    "password in a URL": r"://[^\s\0/:@\"'<>{}]*:[^\s\0/@\"'<>{}]+@",
     "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
 }
 _SHAPE = re.compile("|".join(f"(?:{shape})" for shape in SHAPES.values()))
@@ -111,8 +121,14 @@ def known_secrets() -> dict[str, str]:
         f"{name} of {place}": value
         for place, variables in ((".env", in_file), ("the environment", os.environ))
         for name, value in variables.items()
-        if len(value) >= MIN_LENGTH and _SECRET_NAME.search(name) and not _is_path(value)
+        if len(value) >= MIN_LENGTH and _is_secret_name(name) and not _is_path(value)
     }
+
+
+@lru_cache(maxsize=1024)
+def _is_secret_name(name: str) -> bool:
+    *_, last = parts = name.split("_")
+    return last.upper() not in _PLACES and any(_SECRET_PART.fullmatch(part) for part in parts)
 
 
 def _is_path(value: str) -> bool:

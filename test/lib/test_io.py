@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,12 @@ import pytest
 import yaml
 
 from slm_lab.lib import io
-from slm_lab.lib.errors import RunFolderError
+from slm_lab.lib.errors import RunFolderError, StorageError
 from slm_lab.lib.io import (
+    AppendFile,
     create_run_folder,
     dump_yaml,
+    is_locked,
     lock_file,
     read_sealed,
     remove_orphans,
@@ -171,6 +174,29 @@ def test_what_a_living_process_writes_is_no_orphan(tmp_path: Path) -> None:
     assert writing.exists()
 
 
+def test_an_orphan_whose_number_another_process_has_is_cleaned_up(tmp_path: Path) -> None:
+    orphan = tmp_path / f".a.{os.getppid()}-00.tmp"
+    orphan.touch()
+    old = time.time() - io.ORPHAN_SECONDS - 60
+    os.utime(orphan, (old, old))
+    remove_orphans(tmp_path)
+    assert not orphan.exists()
+
+
+def test_odd_names_do_not_stop_the_clean_up(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / ".a.99999999999999999999-ab.tmp").touch()
+    (tmp_path / f".z.{gone.pid}-ab.tmp").touch()
+    # what no write of ours leaves behind
+    kept = [tmp_path / name for name in (".b.tmp", f".c.{gone.pid}-ab.tmp", f".d.{gone.pid}-ab.tmp")]
+    kept[0].touch()
+    kept[1].mkdir()
+    kept[2].symlink_to(kept[0])
+    remove_orphans(tmp_path)
+    assert sorted(tmp_path.iterdir()) == kept
+
+
 def test_text_json_and_yaml_files_are_readable(tmp_path: Path) -> None:
     write_text(tmp_path / "a.txt", "é")
     assert (tmp_path / "a.txt").read_bytes() == "é".encode()
@@ -257,6 +283,17 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     for missing in ("nothing", "."):
         with pytest.raises(OSError, match=r"No such file|Is a directory"):
             read_sealed(tmp_path / missing)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+def test_what_cannot_be_read_leaves_no_descriptor(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        assert read_sealed(tmp_path / "pipe") is None
+        with pytest.raises(IsADirectoryError):
+            read_sealed(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) < before + 20
 
 
 def test_a_large_file_without_a_seal_is_not_read(tmp_path: Path) -> None:
@@ -356,3 +393,42 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         holder.wait()
     with lock_file(path, wait=5):
         pass
+
+
+def test_a_lock_leaves_what_its_file_holds(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("years of work")
+    with lock_file(path, wait=0):
+        assert is_locked(path)
+    assert not is_locked(path)
+    assert path.read_text() == "years of work"
+
+
+# --- files that lead elsewhere
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_nothing_is_written_through_a_link(tmp_path: Path, exists: bool) -> None:
+    outside = tmp_path / "thesis.txt"
+    if exists:
+        outside.write_text("years of work")
+    link = tmp_path / "run" / "link"
+    link.parent.mkdir()
+    link.symlink_to(outside)
+    with pytest.raises(RunFolderError, match=r"run/link is a link: .*; delete it"), lock_file(link, wait=0):
+        pass
+    with pytest.raises(RunFolderError, match=r"run/link is a link: .*; delete it"):
+        AppendFile(link)
+    assert outside.exists() == exists
+    assert not exists or outside.read_text() == "years of work"
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert not is_locked(pipe)
+    with pytest.raises(RunFolderError, match="pipe is a pipe or device"), lock_file(pipe, wait=0):
+        pass
+    with pytest.raises(StorageError, match="pipe: cannot be written"):
+        AppendFile(pipe)

@@ -24,6 +24,7 @@ TOKENS = {
     "PyPI": "pypi-" + "aB3" * 12,
     "JSON web token": ".".join(("eyJ" + "aB3" * 4, "eyK" + "aB3" * 4, "aB3" * 6)),
     "authorization header": "Bearer " + "aB3." * 6,
+    "password in a URL": "://" + "me:correct-horse@",
     "private key": "-----BEGIN " + "RSA PRIVATE KEY-----\nabc\n-----END " + "RSA PRIVATE KEY-----",
 }
 
@@ -59,6 +60,54 @@ def test_values_of_secret_variables_are_known(monkeypatch: pytest.MonkeyPatch) -
     Path(".env").write_text("DB_SECRET='battery staple'\n")
     assert redact("correct horse, battery staple, qwertyuiop, abc") == f"{MASK}, {MASK}, qwertyuiop, abc"
     assert "MY_PASSWORD of the environment" in known_secrets()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "HF_TOKEN_WRITE", "GITHUB_PAT", "DB_PASS", "API_KEY_2"),
+        *("api_key2", "SMTP_PASSPHRASE", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "SERVICE_CREDENTIALS"),
+        *("OPENAI_APIKEY", "accessToken", "SECRET_KEY_BASE", "PASSWORD"),
+    ],
+)
+def test_a_secret_is_known_by_a_part_of_its_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "correct horse")
+    assert redact("a correct horse") == f"a {MASK}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PATH", "PYTHONPATH", "MY_PATTERN", "KEYBOARD", "MONKEY"),
+        *("COMPASS", "SSH_AUTH_SOCK", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "GIT_ASKPASS"),
+        *("DISPATCH", "BYPASS_CACHE", "WEB_TOKEN_FILE", "HF_TOKEN_PATH", "OAUTH_TOKEN_URL"),
+    ],
+)
+def test_an_ordinary_name_holds_no_secret(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "correct horse")
+    assert redact("a correct horse") == "a correct horse"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("to postgres://me:correct@db.example:5432/x", f"to postgres{MASK}db.example:5432/x"),
+        ("redis://:correct@db", f"redis{MASK}db"),
+        *[
+            (text, text)
+            for text in (
+                "http://localhost:8080/a@b",
+                "ssh://git@host.example:22/x",
+                "https://{user}:{password}@host",
+                '["http://a","b:c@d"]',
+                "see http://host: mail me@host",
+            )
+        ],
+    ],
+)
+def test_a_password_in_a_url_is_known(text: str, shown: str) -> None:
+    assert redact(text) == shown
+    assert (find_secret([text]) is None) == (text == shown)
 
 
 def test_a_secret_inside_another_leaves_nothing_of_the_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +213,7 @@ def test_a_large_spec_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_texts_side_by_side_make_no_secret() -> None:
     assert find_secret({"a": ["Bearer ", TOKENS["GitHub"][4:]]}) is None
+    assert find_secret(["http://host:8", "me@host"]) is None
 
 
 def test_a_token_within_a_word_is_none() -> None:

@@ -1,0 +1,120 @@
+"""Sessions as processes: one that does not end holds up no other, and leaves nothing behind."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slm_lab.experiment import executor
+from slm_lab.experiment.chaos import find_descendants
+from slm_lab.experiment.executor import Event, LocalExecutor, Outcome, SessionTask
+
+# tells its result as a session does, then closes its end of the pipe and goes on, with a child
+LINGERS = """
+import os, subprocess, sys, time
+subprocess.Popen(["sleep", "600"])
+os.write(int(sys.argv[1]), b'["result", {"frame": 1}]\\n')
+os.close(int(sys.argv[1]))
+time.sleep(600)
+"""
+ENDS = """
+import os, sys
+os.write(int(sys.argv[1]), b'["progress", {"frame": 2}]\\n["result", {"frame": 2}]\\n')
+"""
+# as a session that still loads, one that does not save in time, and one that crashes
+LOADS = "import os, sys, time; os.write(int(sys.argv[1]), b'\\n'); time.sleep(600)"
+IS_LATE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + LOADS
+CRASHES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+pytestmark = [
+    pytest.mark.timeout(30),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are looked up in /proc"),
+]
+
+
+def start_programs(monkeypatch: pytest.MonkeyPatch, *programs: str) -> LocalExecutor:
+    """An executor whose sessions, by number, are these programs."""
+
+    def start(task: SessionTask) -> executor._Running:
+        read_end, write_end = os.pipe()
+        command = [sys.executable, "-c", programs[task.session], str(write_end)]
+        process = subprocess.Popen(command, pass_fds=[write_end], start_new_session=True)
+        os.close(write_end)
+        return executor._Running(task, process, os.fdopen(read_end, "rb", buffering=0), Outcome(task.session))
+
+    monkeypatch.setattr(executor, "_start", start)
+    local = LocalExecutor(len(programs))
+    for session in range(len(programs)):
+        local.submit(SessionTask("folder", "name", 0, session))
+    return local
+
+
+def test_a_session_that_has_told_all_and_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "STOP_SECONDS", 0.5)
+    local = start_programs(monkeypatch, LINGERS)
+    try:
+        process = local.running[0, 0].process
+        while not (family := find_descendants(process.pid)):
+            time.sleep(0.01)
+        events: list[Event] = []
+        while local.running:
+            events += local.poll(0.05)
+        (event,) = events
+        assert event.outcome == Outcome(0, {"frame": 1})
+        assert process.returncode == -9
+        while any(one.is_alive() for one in family):
+            time.sleep(0.01)
+    finally:
+        local.close()
+
+
+def test_a_session_that_does_not_end_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "STOP_SECONDS", 3600.0)
+    local = start_programs(monkeypatch, LINGERS, ENDS)
+    try:
+        process = local.running[0, 0].process
+        events: list[Event] = []
+        while not local.running[0, 0].pipe.closed or (0, 1) in local.running:
+            events += local.poll(0.05)
+        assert [event.outcome for event in events if event.outcome is not None] == [Outcome(1, {"frame": 2})]
+        assert process.poll() is None
+        family = find_descendants(process.pid)
+    finally:
+        local.close()
+    assert process.returncode == -9
+    while any(one.is_alive() for one in family):
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("program", "number"), [(LOADS, 15), (IS_LATE, 9)])
+def test_a_session_killed_by_a_stop_is_stopped(monkeypatch: pytest.MonkeyPatch, program: str, number: int) -> None:
+    monkeypatch.setattr(executor, "STOP_SECONDS", 0.5)
+    local = start_programs(monkeypatch, program)
+    try:
+        # it has begun
+        local.running[0, 0].pipe.read(1)
+        local.stop((0, 0))
+        events: list[Event] = []
+        while local.running:
+            events += local.poll(0.05)
+    finally:
+        local.close()
+    (event,) = events
+    assert event.outcome is not None
+    assert event.outcome.is_stopped
+    assert event.outcome.error == f"the process of session 0 was killed by signal {number}"
+
+
+def test_a_session_that_crashes_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = start_programs(monkeypatch, CRASHES)
+    try:
+        events: list[Event] = []
+        while local.running:
+            events += local.poll(0.05)
+    finally:
+        local.close()
+    (event,) = events
+    assert event.outcome == Outcome(0, error="the process of session 0 was killed by signal 11")
+    assert not event.outcome.is_stopped

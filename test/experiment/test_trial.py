@@ -1,0 +1,118 @@
+"""A failure is told when it happens, and counts, whatever happens later."""
+
+import signal
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loguru import logger
+
+from slm_lab.experiment import trial
+from slm_lab.experiment.control import Session
+from slm_lab.experiment.executor import NOT_STARTED, Event, Key, Outcome, SessionTask
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.signals import StopSignal
+from slm_lab.experiment.trial import Trial
+from slm_lab.lib.errors import DivergenceError, WorkerError
+from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.schema import Spec
+
+
+def make_spec(max_session: int) -> Spec:
+    raw = {
+        "name": "tried",
+        "agent": {
+            "algorithm": {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 1},
+            "memory": {"name": "OnPolicyBatchReplay"},
+            "net": {"type": "MLPNet", "hid_layers": [16]},
+        },
+        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 600},
+        "meta": {"log_frequency": 200, "compile": False, "final_eval": 0, "max_session": max_session},
+    }
+    return parse_spec(raw)[0]
+
+
+class Script:
+    """An executor whose session 1 fails, and whose others end once they are asked to stop."""
+
+    num_slot = 5
+
+    def __init__(self, stop: StopSignal, result: dict[str, Any], lines: list[str]) -> None:
+        self.stop_signal = stop
+        self.result = result
+        self.lines = lines
+        self.lines_at_stop: list[str] = []
+        self.num_poll = 0
+
+    def submit(self, task: SessionTask) -> None:
+        pass
+
+    def poll(self, timeout: float) -> list[Event]:
+        self.num_poll += 1
+        if self.num_poll == 1:
+            return [Event((0, 1), outcome=Outcome(1, error="loss is not finite"))]
+        if self.num_poll == 2:
+            self.lines_at_stop = list(self.lines)
+            self.stop_signal.number = signal.SIGTERM
+            return []
+        outcomes = [
+            Outcome(0, self.result),
+            Outcome(2, error=NOT_STARTED),
+            Outcome(3, error="killed by signal 9", is_killed=True),
+            Outcome(4, error="no space left"),
+        ]
+        return [Event((0, outcome.session), outcome=outcome) for outcome in outcomes]
+
+    def stop(self, key: Key) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> StopSignal:
+    wish = StopSignal()
+    monkeypatch.setattr(trial, "StopSignal", lambda: wish)
+    return wish
+
+
+def test_only_sessions_that_the_stop_ended_are_no_failures(tmp_path: Path, stop: StopSignal) -> None:
+    spec = make_spec(5)
+    folder = RunFolder(tmp_path, spec.name)
+    result = Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
+    lines: list[str] = []
+    script = Script(stop, asdict(result), lines)
+    handle = logger.add(lambda message: lines.append(str(message)), level="ERROR", format="{message}")
+    try:
+        ended = Trial(spec, folder, 0, (), "INFO", False, connect=lambda _: script).run()
+    finally:
+        logger.remove(handle)
+    assert ended.failures == {1: "loss is not finite", 4: "no space left"}
+    assert ended.metrics is not None
+    assert ended.metrics["failed"] == [1, 4]
+    assert ended.exit_code == 143
+    # at once, and once
+    assert script.lines_at_stop == ["Session 1 failed: loss is not finite\n"]
+    assert [line for line in lines if "Session" in line] == [
+        "Session 1 failed: loss is not finite\n",
+        "Session 4 failed: no space left\n",
+    ]
+
+
+@pytest.mark.parametrize("is_stopping", [True, False])
+@pytest.mark.parametrize("error", [DivergenceError("not finite"), WorkerError("a worker was killed")])
+def test_a_session_of_this_process_that_fails_is_told(
+    tmp_path: Path, stop: StopSignal, monkeypatch: pytest.MonkeyPatch, error: Exception, is_stopping: bool
+) -> None:
+    def fail(_: Session) -> None:
+        stop.number = signal.SIGTERM if is_stopping else None
+        raise error
+
+    monkeypatch.setattr(Session, "run", fail)
+    spec = make_spec(1)
+    ended = Trial(spec, RunFolder(tmp_path, spec.name), 0, (), "INFO", False).run()
+    # who ends a run may end its env workers too
+    is_failure = not (is_stopping and isinstance(error, WorkerError))
+    assert ended.failures == ({0: str(error)} if is_failure else {})
