@@ -1,19 +1,19 @@
 """From a finished run to a row of the page: checked, shared, drawn, written down."""
 
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loguru import logger
 
+from slm_lab.benchmark.curves import Curves, curves_file, load_curves, save_curves, thin
 from slm_lab.benchmark.matrix import Row, load_matrix
 from slm_lab.benchmark.result import Result, build_result, load_results, results_file, save_results
 from slm_lab.benchmark.state import RowState, Standing
 from slm_lab.benchmark.table import PAGE, plot_file, write_table
 from slm_lab.experiment.plot import DrawnRun, draw_runs
-from slm_lab.experiment.results import Run, load_run
-from slm_lab.lib.errors import LabError, RunFolderError
+from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import write_bytes
 from slm_lab.spec.loading import find_file
 
@@ -48,12 +48,15 @@ def take_in(
         try:
             url = None if share is None else share(run.path)
             result = build_result(run, url)
-            draw_env(row.env, {**results, row.key: result}, docs, data_dir)
+            curves = {**load_curves(docs, row.env), result.run: thin(run)}
+            draw_env(row.env, {**results, row.key: result}, curves, docs)
         except LabError as error:
             # this row is left as it was; others may do
             refused[run.path.name] = (str(error),)
             continue
         results[row.key] = result
+        kept = {known.run for known in results.values()}
+        save_curves(docs, row.env, {name: sessions for name, sessions in curves.items() if name in kept})
         save_results(docs, results)
         taken.append(row)
         logger.info(f"Taken in: {row.key} {result.score:.2f} from {result.run}")
@@ -92,35 +95,26 @@ def _find_uncommitted(row: Row) -> Iterator[str]:
         yield f"{row.spec_file} has changes that are not committed; commit them first"
 
 
-def draw_env(env: str, results: dict[str, Result], docs: Path, data_dir: Path) -> None:
+def draw_env(env: str, results: Mapping[str, Result], curves: Curves, docs: Path) -> None:
     """Draw the learning curves of all results of an env."""
-    runs = []
-    for row in load_matrix():
-        if row.env == env and row.key in results:
-            runs.append(DrawnRun(row.algorithm, row.algorithm, _tables(results[row.key], row, data_dir)))
+    runs = [
+        DrawnRun(row.algorithm, row.algorithm, list(curves.get(results[row.key].run, {}).values()))
+        for row in load_matrix()
+        if row.env == env and row.key in results
+    ]
     picture = draw_runs(runs, env)
     if picture is None:
         raise LabError(f"{env}: none of its runs has a finished episode to draw")
     write_bytes(docs / plot_file(env), picture)
 
 
-def _tables(result: Result, row: Row, data_dir: Path) -> list[dict]:
-    try:
-        run: Run = load_run(result.run, data_dir)
-    except RunFolderError:
-        raise LabError(
-            f"the figure of {row.env} also shows {row.algorithm}, whose run is not in {data_dir}; "
-            f"get it with: slm-lab pull {result.run}"
-        ) from None
-    return [dict(table) for table in run.counted_tables.values()]
-
-
 def commit(docs: Path) -> bool:
-    """One commit with the page, its figures and the results, if they have changed: nothing else goes in, no push."""
+    """One commit with the page, its figures, curves and results, if they changed: nothing else goes in, no push."""
     results = load_results(docs)
     rows = [row for row in load_matrix() if row.key in results]
-    figures = [docs / plot_file(env) for env in dict.fromkeys(row.env for row in rows)]
-    paths = [str(path) for path in (docs / PAGE, results_file(docs), *figures) if path.exists()]
+    envs = dict.fromkeys(row.env for row in rows)
+    drawn = [path for env in envs for path in (docs / plot_file(env), curves_file(docs, env))]
+    paths = [str(path) for path in (docs / PAGE, results_file(docs), *drawn) if path.exists()]
     _git("add", "--", *paths)
     changed = _run_git("diff", "--cached", "--quiet", "HEAD", "--", *paths)
     if changed is not None and not changed.returncode:

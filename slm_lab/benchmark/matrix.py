@@ -4,6 +4,7 @@ The reference scores are those that the published SLM-Lab reports for the same s
 """
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -62,6 +63,11 @@ class Row:
     def load_spec(self) -> Spec:
         """The spec as it is to be run."""
         return load_spec(self.spec_file, self.spec_name, self.changes).spec
+
+
+def slug(env: str) -> str:
+    """An env's name as that of a file."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", env)
 
 
 @cache

@@ -1,12 +1,11 @@
 """The page of results, docs/BENCHMARKS.md: written from the matrix and the results, never by hand."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slm_lab.benchmark.matrix import Row, load_matrix
+from slm_lab.benchmark.matrix import Row, load_matrix, slug
 from slm_lab.benchmark.result import Result, is_stale, load_notes, load_results
 from slm_lab.experiment.results import find_shipped_random_return
 from slm_lab.lib.io import write_text
@@ -55,7 +54,7 @@ def judge(result: Result, reference: float) -> str:
 
 def plot_file(env: str) -> Path:
     """The figure of an env, inside the docs."""
-    return PLOTS / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', env)}.png"
+    return PLOTS / f"{slug(env)}.png"
 
 
 def write_table(docs: Path, active: Sequence[str] = ()) -> Path:

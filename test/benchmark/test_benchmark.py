@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from slm_lab.benchmark.curves import curves_file, load_curves, thin
 from slm_lab.benchmark.intake import take_in
 from slm_lab.benchmark.local import run_rows
 from slm_lab.benchmark.match import find_obstacles, find_row
@@ -338,16 +340,48 @@ def test_a_note_on_no_row_is_told(tmp_path) -> None:
         build_page(tmp_path, load_matrix(), {}, [])
 
 
-def test_a_figure_needs_all_runs_of_its_env(tmp_path) -> None:
+def test_a_figure_shows_runs_that_are_no_longer_here(tmp_path) -> None:
     data, docs = tmp_path / "data", tmp_path / "docs"
     old = make_run(data, A2C)
     take_in(find_states([A2C], {}, data), docs, data, None)
-    old.rename(tmp_path / "elsewhere")
-    make_run(data, PPO)
-    done = take_in(find_states([PPO], load_results(docs), data), docs, data, None)
-    ((reason,),) = done.refused.values()
-    assert f"slm-lab pull {old.name}" in reason
-    assert list(load_results(docs)) == ["CartPole-v1 A2C"]
+    kept = load_curves(docs, A2C.env)
+    assert list(kept) == [old.name]
+    table = read_table(next(old.glob("info/*s3_session_df_train.csv")))
+    for column in ("frame", "total_reward_ma"):
+        np.testing.assert_allclose(kept[old.name][3][column], table[column], rtol=1e-5)
+    shutil.rmtree(old)
+    alone = (docs / plot_file(PPO.env)).read_bytes()
+    new = make_run(data, PPO)
+    assert not take_in(find_states([PPO], load_results(docs), data), docs, data, None).refused
+    assert list(load_curves(docs, PPO.env)) == [old.name, new.name]
+    assert (docs / plot_file(PPO.env)).read_bytes() != alone
+    # a row that is trained anew leaves nothing of the old curve
+    newer = make_run(data, PPO, stamp="2026_01_02_000000")
+    take_in(find_states([PPO], load_results(docs), data), docs, data, None)
+    assert list(load_curves(docs, PPO.env)) == [old.name, newer.name]
+
+
+def test_kept_curves_are_short_and_skip_what_is_not_known(tmp_path) -> None:
+    path = make_run(tmp_path, PPO)
+    for session in range(4):
+        file = path / "info" / f"{PPO.spec_name}_t0_s{session}_session_df_train.csv"
+        rows = [f"{'' if i < 50 else i},{'' if i < 50 else i},1.0,{i * 10},{i}" for i in range(1, 1001)]
+        file.write_text("\n".join(["total_reward,total_reward_ma,fps,frame,opt_step", *rows, ""]))
+    curves = thin(load_run(str(path), tmp_path))
+    assert list(curves) == [0, 1, 2, 3]
+    frame, value = curves[0]["frame"], curves[0]["total_reward_ma"]
+    assert 90 <= len(frame) <= 100
+    assert np.array_equal(frame, value * 10)
+    assert (frame[0] >= 500, frame[-1]) == (True, 10_000)
+
+
+def test_damaged_curves_are_told(tmp_path) -> None:
+    file = curves_file(tmp_path, "ALE/Pong-v5")
+    assert file.name == "ALE_Pong-v5.csv"
+    file.parent.mkdir(parents=True)
+    file.write_text("run,session,frame,total_reward_ma\na,0,x,1\n")
+    with pytest.raises(LabError, match="damaged"):
+        load_curves(tmp_path, "ALE/Pong-v5")
 
 
 def test_page_names_rows_below_the_reference_and_changed_specs(tmp_path) -> None:
