@@ -58,7 +58,7 @@ def kill_in_saves(algorithm: str, num_timed: int, num_line: int, folder: Path) -
             if frame is None:
                 break
             kills.pop()
-            what = f"{moment * 1000:.2f} ms into" if kind == "timed" else f"before line {moment} of"
+            what = f"{moment * 1000:.2f} ms into" if kind == "timed" else f"before line {moment}, or at the end, of"
             problem = check_after_kill(spec, path, frame)
             yield Verdict(f"{what} the save at frame {frame}", problem is None, problem or "")
         train_to_end(spec, path)
@@ -190,14 +190,14 @@ def kill_at_time(spec: Spec, path: Path, number: int, moment: float) -> int | No
 
 
 def kill_at_line(spec: Spec, path: Path, number: int, line: int) -> int | None:
-    """The same before a line of a save."""
+    """The same before a line of a save, or at the end of one that has fewer, as the first of a run may have."""
     place = path.with_suffix(".frame")
 
     def begin(session: Session) -> None:
         place.write_text(str(session.frame))
         sys.settrace(SaveTrace(line))
 
-    prepare = watch_saves(number, begin, lambda: sys.settrace(None))
+    prepare = watch_saves(number, begin, lambda: os.kill(os.getpid(), signal.SIGKILL))
     code = wait(fork(lambda: train(spec, path, prepare=prepare), path.with_suffix(".out")))
     if code == -signal.SIGKILL:
         return int(place.read_text())
