@@ -51,8 +51,8 @@ class RunningStats:
         return _to_numpy(self.mean), _to_numpy(self.var)
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean, variance and count."""
-        return {"mean": _to_numpy(self.mean).copy(), "var": _to_numpy(self.var).copy(), "count": self.count}
+        """Mean, variance and count: arrays whatever came before, for numpy makes scalars of sums of single numbers."""
+        return {"mean": np.array(_to_numpy(self.mean)), "var": np.array(_to_numpy(self.var)), "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from saved statistics."""

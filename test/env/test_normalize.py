@@ -135,6 +135,16 @@ def test_stats_round_trip_goes_on_identically() -> None:
 # --- observations
 
 
+def test_statistics_of_single_numbers_are_saved_alike_before_and_after_updates() -> None:
+    stats, continued = RunningStats(()), RunningStats(())
+    stats.update(np.array([1.0, 4.0]))
+    stats.update(np.array([2.0, 9.0]))
+    continued.load_state_dict(stats.state_dict())
+    for state in (stats.state_dict(), continued.state_dict()):
+        assert [type(state[name]) for name in ("mean", "var")] == [np.ndarray, np.ndarray]
+        assert (float(state["mean"]), state["var"].shape) == (4.0, ())
+
+
 def test_normalised_observations_have_mean_0_and_std_1() -> None:
     rng = np.random.default_rng(0)
     obs = rng.normal((5, -300), (0.1, 40), (1000, 2)).astype(np.float32)
