@@ -190,6 +190,11 @@ def _open_share() -> Iterator[Share]:
     settings = read_settings()
     with open_store(settings) as store:
         store.check_write()
+        if not store.is_public():
+            logger.warning(
+                f"{store.root_url} is private, so that others cannot open the links of the page; once they may, "
+                "slm-lab graduate copies the runs to a public repo"
+            )
 
         def share(path: Path) -> str | None:
             url = push_run(path, store)

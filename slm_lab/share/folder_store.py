@@ -53,6 +53,10 @@ class FolderStore:
         if not os.access(self.root, os.W_OK | os.X_OK):
             raise ShareError(f"HF_REPO: you may not write into the folder {self.root}; ask its owner")
 
+    def is_public(self) -> bool:
+        """Whoever has the disk has its files."""
+        return True
+
     def list_folders(self, folder: str) -> Iterator[str]:
         """Folders that are no links."""
         self._check_there()

@@ -95,6 +95,21 @@ class HubStore:
             )
             logger.info(f"Made the {'private' if self.is_private else 'public'} dataset repo {self.repo}")
 
+    def is_public(self) -> bool:
+        """Whether the repo can be read without a token."""
+        stranger = HfApi(endpoint=self.endpoint, token=False, library_name="slm-lab")
+
+        def look() -> bool:
+            try:
+                stranger.repo_info(self.repo, repo_type=_TYPE)
+            except HfHubHTTPError as error:
+                if error.response.status_code not in (401, 403, 404):
+                    raise
+                return False
+            return True
+
+        return self._call("look at the repo", look)
+
     def list_folders(self, folder: str) -> Iterator[str]:
         """Folders in a folder."""
         for item in self._list(folder, is_recursive=False):

@@ -60,6 +60,9 @@ class Store(Protocol):
     def check_write(self) -> None:
         """Raise unless files can be put here; make the place if it is missing."""
 
+    def is_public(self) -> bool:
+        """Whether whoever has its address can read it."""
+
     def list_folders(self, folder: str) -> Iterator[str]:
         """Names of the folders in a folder; none where there is no such folder."""
 

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from loguru import logger
 
+from slm_lab.cli import bench
 from slm_lab.lib.errors import ShareError
 from slm_lab.share.hub_store import HubStore
 from slm_lab.share.manifest import MANIFEST, has_run
@@ -194,7 +196,21 @@ def test_a_push_makes_the_repo(hub: LocalHub, make_run, is_private: bool) -> Non
     with HubStore("me/new", WRITER, hub.url, QUICK, is_private) as store:
         push_run(make_run(), store)
         assert has_run(store, NAME)
+        assert store.is_public() is not is_private
     assert ("me/new" in hub.private) is is_private
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_links_that_others_cannot_open_are_told(hub: LocalHub, monkeypatch, is_private: bool) -> None:
+    if is_private:
+        hub.private.add(REPO)
+    for name, value in (("HF_REPO", REPO), ("HF_TOKEN", WRITER), ("HF_ENDPOINT", hub.url)):
+        monkeypatch.setenv(name, value)
+    lines: list[str] = []
+    handle = logger.add(lambda message: lines.append(str(message)), level="WARNING")
+    with bench._open_share():
+        logger.remove(handle)
+    assert any("is private" in line for line in lines) is is_private
 
 
 def test_no_server_at_all(make_run) -> None:
