@@ -14,7 +14,7 @@ import numpy as np
 from slm_lab.env.local import Slots
 from slm_lab.env.make import EnvSettings
 from slm_lab.env.vec_env import Array, Step, VecEnv
-from slm_lab.lib.errors import EnvError, EnvFaultError, LabError, WorkerError
+from slm_lab.lib.errors import EnvError, EnvFaultError, LabError, WorkerDeathError, WorkerError
 from slm_lab.lib.runtime import import_modules
 
 
@@ -96,13 +96,13 @@ class Worker:
             raise WorkerError(f"an env worker failed:\n{value}")
         return value
 
-    def _death(self) -> WorkerError:
+    def _death(self) -> WorkerDeathError:
         try:
             code = self.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            return WorkerError(f"env worker {self.process.pid} does not answer")
+            return WorkerDeathError(f"env worker {self.process.pid} does not answer")
         cause = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return WorkerError(f"env worker {self.process.pid} {cause}")
+        return WorkerDeathError(f"env worker {self.process.pid} {cause}")
 
     def close(self) -> None:
         """Let the process end; it does so when its socket closes."""

@@ -13,12 +13,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO, Protocol
 
+from loguru import logger
+
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import LogFormat
 from slm_lab.lib.runtime import num_cores
 
 # a session that has not saved by then is killed: whoever stops the command, such as Docker, gives it ten seconds in all
 STOP_SECONDS = 8.0
+# one that has told its result may still have to end what an env or a service has begun
+END_SECONDS = 60.0
 POLL_SECONDS = 0.2
 # the error of a session that was stopped before
 NOT_STARTED = "not started"
@@ -63,8 +67,10 @@ class Outcome:
     result: dict[str, Any] | None = None
     error: str | None = None
     is_user_error: bool = False
-    # by SIGTERM, or for being late after it
+    # it or its env workers: by SIGTERM, or for being late after it
     is_killed: bool = False
+    # by the clock of the process that runs all sessions
+    ended: float = field(default=0.0, compare=False)
 
     @property
     def is_stopped(self) -> bool:
@@ -150,6 +156,7 @@ def run_tasks(
                 if event.progress is not None:
                     on_progress(event.progress)
                 if event.outcome is not None:
+                    event.outcome.ended = time.monotonic()
                     outcomes[event.key] = event.outcome
                     on_end(event.outcome)
             on_idle()
@@ -199,10 +206,13 @@ class LocalExecutor:
         for key, _ in self.selector.select(0 if events else timeout):
             one: _Running = key.data
             if not _read(one, events):
-                self.selector.unregister(one.pipe)
-                one.pipe.close()
-                # not waited for here: a thread may keep it from ending, and the others are not to stand still
-                one.closed_since = time.monotonic()
+                # its end is not waited for here: a thread may keep it, and the others are not to stand still
+                self._close(one)
+        # a child that a crashed session has forked keeps the pipe open
+        for one in [one for one in self.running.values() if not one.pipe.closed and one.process.poll() is not None]:
+            while _read(one, events, may_wait=False):
+                pass
+            self._close(one)
         for one in [one for one in self.running.values() if one.pipe.closed and one.process.poll() is not None]:
             del self.running[one.task.key]
             events.append(Event(one.task.key, outcome=_end(one)))
@@ -237,10 +247,18 @@ class LocalExecutor:
             self.running[task.key] = one
             self.selector.register(one.pipe, selectors.EVENT_READ, one)
 
+    def _close(self, one: _Running) -> None:
+        self.selector.unregister(one.pipe)
+        one.pipe.close()
+        one.closed_since = time.monotonic()
+
     def _kill_late(self) -> None:
+        now = time.monotonic()
         for one in self.running.values():
-            since = one.stopping_since or one.closed_since
-            if since is not None and time.monotonic() - since > STOP_SECONDS:
+            if one.stopping_since is not None and now - one.stopping_since > STOP_SECONDS:
+                _kill(one.process)
+            elif one.closed_since is not None and now - one.closed_since > END_SECONDS and one.process.poll() is None:
+                logger.warning(f"Session {one.task.session} is done, does not end, and is killed")
                 _kill(one.process)
 
 
@@ -275,8 +293,10 @@ def _start(task: SessionTask) -> _Running:
     return _Running(task, process, os.fdopen(read_end, "rb", buffering=0), Outcome(task.session))
 
 
-def _read(one: _Running, events: list[Event]) -> bool:
-    """Take what the process has told; False when it has closed its end."""
+def _read(one: _Running, events: list[Event], may_wait: bool = True) -> bool:
+    """Take what the process has told; False when there is no more."""
+    if not may_wait:
+        os.set_blocking(one.pipe.fileno(), False)
     data = one.pipe.read(65536)
     if not data:
         return False
@@ -290,6 +310,7 @@ def _read(one: _Running, events: list[Event]) -> bool:
         else:
             one.outcome.error = content
             one.outcome.is_user_error = kind == "user_error"
+            one.outcome.is_killed = kind == "killed"
     return True
 
 

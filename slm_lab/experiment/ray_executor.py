@@ -31,7 +31,16 @@ from ray.exceptions import (
 )
 
 import slm_lab
-from slm_lab.experiment.executor import STOP_SECONDS, Event, Key, LocalExecutor, Outcome, Resources, SessionTask
+from slm_lab.experiment.executor import (
+    NOT_STARTED,
+    STOP_SECONDS,
+    Event,
+    Key,
+    LocalExecutor,
+    Outcome,
+    Resources,
+    SessionTask,
+)
 from slm_lab.experiment.folder import RunFolder, previous_file
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.io import lock_file, move_into_place, temporary_name
@@ -367,7 +376,7 @@ class RayExecutor:
             # calls of an actor are done in order: this one comes after the one under way
             one.actor.stop.remote()
         else:
-            self._end(one, Outcome(one.task.session, error="not started"))
+            self._end(one, Outcome(one.task.session, error=NOT_STARTED))
 
     def close(self) -> None:
         """Kill what still runs; a cluster that was there before stays."""
@@ -394,7 +403,8 @@ class RayExecutor:
                     one.has_begun = False
                     reason = _first_line(error)
                     if one.is_stopping:
-                        return Outcome(task.session, error=f"its node was lost while it ended: {reason}")
+                        lost = f"its node was lost while it ended: {reason}"
+                        return Outcome(task.session, error=lost, is_killed=True)
                     if restart < MAX_RESTART:
                         logger.warning(
                             f"Session {task.session} of trial {task.trial} has lost its node and starts again from its "
@@ -476,7 +486,8 @@ class RayExecutor:
         """The far end kills a session that does not stop; this is for a far end that does not answer."""
         for one in list(self.running.values()):
             if one.is_stopping and time.monotonic() - one.heard > STOP_SECONDS:
-                self._end(one, Outcome(one.task.session, error=f"its node was silent for {STOP_SECONDS:.0f} seconds"))
+                silent = f"its node was silent for {STOP_SECONDS:.0f} seconds"
+                self._end(one, Outcome(one.task.session, error=silent, is_killed=True))
 
     def _cpu(self, task: SessionTask) -> float:
         cpu = task.num_threads if self.resources.cpu is None else self.resources.cpu

@@ -1,7 +1,9 @@
 """SIGTERM and Ctrl-C become a wish to stop; a second one ends the process at once."""
 
+import math
 import signal
 import threading
+import time
 from types import FrameType
 
 
@@ -12,6 +14,8 @@ class StopSignal:
         # whether further signals change nothing: a batch system tells a session and its parent, who passes it on
         self.is_patient = is_patient
         self.number: int | None = None
+        # when it came, by the monotonic clock
+        self.since = math.inf
         self._old: dict[int, signal.Handlers] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -28,7 +32,8 @@ class StopSignal:
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.number is not None and not self.is_patient:
             raise KeyboardInterrupt
-        self.number = self.number or number
+        if self.number is None:
+            self.number, self.since = number, time.monotonic()
 
     def __call__(self) -> bool:
         return self.number is not None

@@ -29,7 +29,7 @@ from slm_lab.experiment.report import write_report
 from slm_lab.experiment.results import read_run
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import DivergenceError, LabError, StorageError, WorkerError
+from slm_lab.lib.errors import DivergenceError, LabError, StorageError, WorkerDeathError, WorkerError
 from slm_lab.lib.io import write_json
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.secret import redact
@@ -38,6 +38,8 @@ from slm_lab.spec.schema import Spec
 PLOT_SECONDS = 60.0
 # a baseline that is not shipped is measured within so many steps
 MAX_BASELINE_STEP = 100_000
+# who stops a run may have told its sessions a moment before
+STOP_GRACE_SECONDS = 2.0
 # A batch system says SIGTERM and gives a few seconds: graphs and the report are left to the run that goes on.
 TERMINATED = 128 + signal.SIGTERM
 
@@ -134,15 +136,16 @@ class Trial:
         try:
             session = Session(self.spec, self.folder, self.trial, 0, on_progress, stop, self.render, self.imports)
             return [Outcome(0, asdict(session.run()))]
-        except WorkerError as error:
-            # who stops a run may have told its env workers too; the session has saved itself
+        except WorkerDeathError as error:
+            # the session has saved itself
             outcome = Outcome(0, error=redact(str(error)), is_killed=True)
-        except (DivergenceError, StorageError) as error:
+        except (DivergenceError, StorageError, WorkerError) as error:
             outcome = Outcome(0, error=redact(str(error)))
         except LabError:
             raise
         except Exception:
             outcome = Outcome(0, error=redact(traceback.format_exc()))
+        outcome.ended = time.monotonic()
         tell_failure(outcome, stop)
         return [outcome]
 
@@ -255,8 +258,8 @@ class Trial:
 
 
 def is_failure(outcome: Outcome, stop: StopSignal) -> bool:
-    """Whether a session has no result for another reason than the wish to stop."""
-    return outcome.result is None and not (stop() and outcome.is_stopped)
+    """Whether a session has no result for another reason than the wish to stop, which may come a moment after."""
+    return outcome.result is None and not (outcome.is_stopped and stop.since < outcome.ended + STOP_GRACE_SECONDS)
 
 
 def tell_failure(outcome: Outcome, stop: StopSignal) -> None:

@@ -13,7 +13,7 @@ from slm_lab.experiment.control import Progress, Session
 from slm_lab.experiment.executor import SessionTask
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.signals import StopSignal
-from slm_lab.lib.errors import DivergenceError, LabError, StorageError, WorkerError
+from slm_lab.lib.errors import DivergenceError, LabError, StorageError, WorkerDeathError, WorkerError
 from slm_lab.lib.log import log_to, setup_console
 from slm_lab.lib.runtime import import_modules
 from slm_lab.lib.secret import redact
@@ -44,6 +44,9 @@ def main(task: SessionTask, descriptor: int, parent: int) -> int:
                 result = Session(
                     spec, folder, task.trial, task.session, on_progress, should_stop, imports=task.imports
                 ).run()
+        except WorkerDeathError as error:
+            tell("killed", redact(str(error)))
+            return 1
         except (DivergenceError, StorageError, WorkerError) as error:
             tell("error", redact(str(error)))
             return 1

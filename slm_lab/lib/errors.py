@@ -66,6 +66,10 @@ class WorkerError(Exception):
     """A worker process failed; the message carries the worker's own traceback."""
 
 
+class WorkerDeathError(WorkerError):
+    """A worker process is gone; who stops a run may have told it too."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """A hint `; did you mean 'x'?`, or nothing when no choice is near."""
     options = list(choices)

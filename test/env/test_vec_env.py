@@ -17,7 +17,7 @@ from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, make_env
 from slm_lab.env.vec_env import Step, VecEnv
 from slm_lab.env.worker import WorkerVecEnv
-from slm_lab.lib.errors import EnvError, WorkerError
+from slm_lab.lib.errors import EnvError, WorkerDeathError, WorkerError
 
 Array = np.ndarray[Any, Any]
 
@@ -184,7 +184,7 @@ def test_a_dead_worker_is_named() -> None:
     try:
         env.reset()
         os.kill(env.workers[0].process.pid, signal.SIGKILL)
-        with pytest.raises(WorkerError, match="killed by signal 9"):
+        with pytest.raises(WorkerDeathError, match="killed by signal 9"):
             env.step(np.zeros(2, int))
     finally:
         env.close()

@@ -1,16 +1,20 @@
 """Sessions as processes: one that does not end holds up no other, and leaves nothing behind."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from slm_lab.experiment import executor
+from slm_lab.experiment import executor, worker
 from slm_lab.experiment.chaos import find_descendants
 from slm_lab.experiment.executor import Event, LocalExecutor, Outcome, SessionTask
+from slm_lab.lib.errors import DivergenceError, LabError, WorkerDeathError, WorkerError
 
 # tells its result as a session does, then closes its end of the pipe and goes on, with a child
 LINGERS = """
@@ -28,6 +32,17 @@ os.write(int(sys.argv[1]), b'["progress", {"frame": 2}]\\n["result", {"frame": 2
 LOADS = "import os, sys, time; os.write(int(sys.argv[1]), b'\\n'); time.sleep(600)"
 IS_LATE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + LOADS
 CRASHES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+# has forked a child, which has the pipe too
+FORKS = """
+import os, signal, sys, time
+if not os.fork():
+    time.sleep(600)
+os.write(int(sys.argv[1]), b'["progress", {"frame": 3}]\\n')
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+LOSES_ITS_ENVS = (
+    'import os, sys; os.write(int(sys.argv[1]), b\'["killed", "env worker 7 was killed by signal 15"]\\n\')'
+)
 pytestmark = [
     pytest.mark.timeout(30),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are looked up in /proc"),
@@ -52,7 +67,7 @@ def start_programs(monkeypatch: pytest.MonkeyPatch, *programs: str) -> LocalExec
 
 
 def test_a_session_that_has_told_all_and_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(executor, "END_SECONDS", 0.5)
     local = start_programs(monkeypatch, LINGERS)
     try:
         process = local.running[0, 0].process
@@ -71,7 +86,7 @@ def test_a_session_that_has_told_all_and_does_not_end_is_killed(monkeypatch: pyt
 
 
 def test_a_session_that_does_not_end_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "STOP_SECONDS", 3600.0)
+    monkeypatch.setattr(executor, "END_SECONDS", 3600.0)
     local = start_programs(monkeypatch, LINGERS, ENDS)
     try:
         process = local.running[0, 0].process
@@ -107,14 +122,62 @@ def test_a_session_killed_by_a_stop_is_stopped(monkeypatch: pytest.MonkeyPatch, 
     assert event.outcome.error == f"the process of session 0 was killed by signal {number}"
 
 
-def test_a_session_that_crashes_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    local = start_programs(monkeypatch, CRASHES)
+def run_to_the_end(monkeypatch: pytest.MonkeyPatch, program: str) -> list[Event]:
+    """All that the session of a program tells."""
+    local = start_programs(monkeypatch, program)
+    group = local.running[0, 0].process.pid
+    events: list[Event] = []
     try:
-        events: list[Event] = []
         while local.running:
             events += local.poll(0.05)
     finally:
         local.close()
-    (event,) = events
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    return events
+
+
+def test_a_session_that_crashes_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    (event,) = run_to_the_end(monkeypatch, CRASHES)
     assert event.outcome == Outcome(0, error="the process of session 0 was killed by signal 11")
     assert not event.outcome.is_stopped
+
+
+def test_a_child_that_outlives_a_crashed_session_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress, end = run_to_the_end(monkeypatch, FORKS)
+    assert progress.progress == {"frame": 3}
+    assert end.outcome == Outcome(0, error="the process of session 0 was killed by signal 11")
+
+
+def test_a_session_whose_env_workers_were_killed_may_have_been_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    (event,) = run_to_the_end(monkeypatch, LOSES_ITS_ENVS)
+    assert event.outcome == Outcome(0, error="env worker 7 was killed by signal 15", is_killed=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (WorkerDeathError("gone"), "killed"),
+        (WorkerError("gone"), "error"),
+        (DivergenceError("gone"), "error"),
+        (LabError("gone"), "user_error"),
+    ],
+)
+def test_a_session_tells_how_it_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, kind: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(worker, "import_modules", fail)
+    # it sets up a console of its own
+    monkeypatch.setattr(worker, "setup_console", lambda *_: None)
+    read_end, write_end = os.pipe()
+    assert worker.main(SessionTask(str(tmp_path), "name", 0, 0), write_end, os.getppid()) in (1, 2)
+    with os.fdopen(read_end) as told:
+        assert json.loads(told.read()) == [kind, "gone"]
+
+
+def test_whoever_stops_a_command_gives_it_more_time_than_a_session_has() -> None:
+    # Docker waits for ten seconds; what is left is for the command itself
+    assert executor.STOP_SECONDS <= 8.0

@@ -13,8 +13,8 @@ from slm_lab.experiment.control import Session
 from slm_lab.experiment.executor import NOT_STARTED, Event, Key, Outcome, SessionTask
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.signals import StopSignal
-from slm_lab.experiment.trial import Trial
-from slm_lab.lib.errors import DivergenceError, WorkerError
+from slm_lab.experiment.trial import STOP_GRACE_SECONDS, Trial, is_failure
+from slm_lab.lib.errors import DivergenceError, WorkerDeathError, WorkerError
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 
@@ -54,7 +54,7 @@ class Script:
             return [Event((0, 1), outcome=Outcome(1, error="loss is not finite"))]
         if self.num_poll == 2:
             self.lines_at_stop = list(self.lines)
-            self.stop_signal.number = signal.SIGTERM
+            self.stop_signal._handle(signal.SIGTERM, None)
             return []
         outcomes = [
             Outcome(0, self.result),
@@ -102,17 +102,30 @@ def test_only_sessions_that_the_stop_ended_are_no_failures(tmp_path: Path, stop:
 
 
 @pytest.mark.parametrize("is_stopping", [True, False])
-@pytest.mark.parametrize("error", [DivergenceError("not finite"), WorkerError("a worker was killed")])
+@pytest.mark.parametrize(
+    "error", [DivergenceError("not finite"), WorkerError("an env failed"), WorkerDeathError("a worker was killed")]
+)
 def test_a_session_of_this_process_that_fails_is_told(
     tmp_path: Path, stop: StopSignal, monkeypatch: pytest.MonkeyPatch, error: Exception, is_stopping: bool
 ) -> None:
     def fail(_: Session) -> None:
-        stop.number = signal.SIGTERM if is_stopping else None
+        if is_stopping:
+            stop._handle(signal.SIGTERM, None)
         raise error
 
     monkeypatch.setattr(Session, "run", fail)
     spec = make_spec(1)
     ended = Trial(spec, RunFolder(tmp_path, spec.name), 0, (), "INFO", False).run()
     # who ends a run may end its env workers too
-    is_failure = not (is_stopping and isinstance(error, WorkerError))
+    is_failure = not (is_stopping and isinstance(error, WorkerDeathError))
     assert ended.failures == ({0: str(error)} if is_failure else {})
+
+
+@pytest.mark.parametrize(("seconds", "counts"), [(0.1, False), (STOP_GRACE_SECONDS + 0.1, True)])
+def test_a_session_that_was_killed_long_before_a_stop_has_failed(seconds: float, counts: bool) -> None:
+    stop = StopSignal()
+    outcome = Outcome(0, error="was killed by signal 15", is_killed=True, ended=100.0)
+    assert is_failure(outcome, stop)
+    # a batch system tells the sessions and the command one after the other
+    stop.number, stop.since = signal.SIGTERM, 100.0 + seconds
+    assert is_failure(outcome, stop) is counts
