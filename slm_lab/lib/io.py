@@ -11,9 +11,9 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
-from io import RawIOBase
+from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +31,7 @@ CACHE_VARIABLE = "SLM_LAB_CACHE"
 _WRITER = re.compile(r"\.(\d+)-[0-9a-f]+\.tmp$")
 # what has not grown for so long is no longer written
 ORPHAN_SECONDS = 3600.0
+LOCK_TRIES = 100
 
 
 def cache_folder() -> Path:
@@ -298,21 +299,47 @@ def is_locked(path: Path) -> bool:
 
 @contextmanager
 def lock_file(path: Path, wait: float) -> Iterator[None]:
-    """Hold a lock that the system frees when the process ends, however it ends."""
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # as it is: only the lock is ours, not what the file may hold
-        opened = os.fdopen(_open_plain(path, os.O_RDWR), "r+b", buffering=0)
-    with opened as file:
-        deadline = time.monotonic() + wait
+    """Hold a lock that the system frees when the process ends, however it ends; its holder may remove the file."""
+    deadline = time.monotonic() + wait
+    with ExitStack() as stack:
         while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with storage_errors(path):
+                file = stack.enter_context(_open_lock(path))
+            _wait_for_lock(file, path, deadline)
+            if _is_at(file, path):
                 break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RunFolderError(
-                        f"another process is using {path.parent.parent}; wait for it or stop it"
-                    ) from None
-                time.sleep(0.05)
+            # whoever held it has removed it, so that another can have a lock on a new file
+            stack.close()
         yield
+
+
+def _open_lock(path: Path) -> FileIO:
+    tries = 0
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # as it is: only the lock is ours, not what the file may hold
+            return FileIO(_open_plain(path, os.O_RDWR), "r+b")
+        except (FileExistsError, FileNotFoundError):
+            # its folder may have been removed in this moment
+            tries += 1
+            if tries == LOCK_TRIES:
+                raise
+
+
+def _wait_for_lock(file: FileIO, path: Path, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise RunFolderError(f"another process is using {path.parent.parent}; wait for it or stop it") from None
+            time.sleep(0.05)
+
+
+def _is_at(file: FileIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -103,13 +104,18 @@ def pull_run(manifest: Manifest, store: Store, data_dir: Path) -> Pulled:
     partial = data_dir / PARTIAL / manifest.name
     lock = partial.with_name(f"{manifest.name}.lock")
     _refuse_links(data_dir, [target, partial.parent, partial, lock])
+    wanted, kept = _compare(manifest, target)
+    if not wanted and not partial.exists():
+        # nothing to write, as in a folder that may only be read
+        return Pulled(target, 0, 0, tuple(kept))
     # two who fetch into the same files would take each other's for wrong
     with lock_file(lock, wait=0):
         wanted, kept = _compare(manifest, target)
         fetched = _fetch(wanted, manifest.name, store, data_dir)
         _move(wanted, partial, target, data_dir)
         lock.unlink(missing_ok=True)
-        if not any(partial.parent.iterdir()):
+        # others may still fetch into it, or remove it just now
+        with suppress(OSError):
             partial.parent.rmdir()
     return Pulled(target, len(wanted), fetched, tuple(kept))
 

@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -393,6 +394,24 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         holder.wait()
     with lock_file(path, wait=5):
         pass
+
+
+def test_a_lock_whose_holder_removes_it_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "pull" / "run.lock"
+    inside: list[int] = []
+
+    def enter(number: int) -> None:
+        for _ in range(30):
+            with lock_file(path, wait=20):
+                inside.append(number)
+                assert inside == [number]
+                inside.remove(number)
+                path.unlink()
+                with suppress(OSError):
+                    path.parent.rmdir()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(enter, range(4)))
 
 
 def test_a_lock_leaves_what_its_file_holds(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,23 @@ def test_a_run_is_fetched_once_at_a_time(team: FolderStore, make_run, tmp_path: 
     assert not (data / NAME).exists()
     pull_runs(NAME, team, data)
     assert [path.name for path in data.iterdir()] == [NAME]
+    # nothing is to be fetched, so nobody is in the way
+    with lock_file(data / ".pull" / f"{NAME}.lock", wait=0):
+        (again,) = pull_runs(NAME, team, data)
+    assert again.num_fetched == 0
+
+
+def test_runs_that_are_fetched_at_the_same_time_leave_each_other_alone(
+    team: FolderStore, make_run, tmp_path: Path
+) -> None:
+    names = [f"{NAME}_{index}" for index in range(1, 5)]
+    for name in names:
+        push_run(make_run(name), team)
+    with ThreadPoolExecutor(len(names)) as pool:
+        for number in range(20):
+            data = tmp_path / str(number)
+            list(pool.map(lambda name, data=data: pull_runs(name, team, data), names))
+            assert sorted(path.name for path in data.iterdir() if path.name != ".pull") == names
 
 
 def test_links_in_a_shared_folder_are_not_followed(team: FolderStore, make_run, tmp_path: Path) -> None:
