@@ -12,8 +12,10 @@ from slm_lab.benchmark.matrix import Row, load_matrix
 from slm_lab.benchmark.result import Result, build_result, load_results, results_file, save_results
 from slm_lab.benchmark.state import RowState, Standing
 from slm_lab.benchmark.table import PAGE, plot_file, write_table
+from slm_lab.experiment.analysis import Table
 from slm_lab.experiment.plot import DrawnRun, draw_runs
-from slm_lab.lib.errors import LabError
+from slm_lab.experiment.results import load_run
+from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import write_bytes
 from slm_lab.spec.loading import find_file
 
@@ -48,16 +50,18 @@ def take_in(
         try:
             url = None if share is None else share(run.path)
             result = build_result(run, url)
-            curves = {**load_curves(docs, row.env), result.run: thin(run)}
-            draw_env(row.env, {**results, row.key: result}, curves, docs)
+            mine = {**_of_env(row.env, results), row.algorithm: result}
+            kept = load_curves(docs, row.env)
+            curves = {one.run: kept.get(one.run) or _thin_run(one, row.env, data_dir) for one in mine.values()}
+            draw_env(row.env, mine, curves, docs)
         except LabError as error:
             # this row is left as it was; others may do
             refused[run.path.name] = (str(error),)
             continue
         results[row.key] = result
-        kept = {known.run for known in results.values()}
-        save_curves(docs, row.env, {name: sessions for name, sessions in curves.items() if name in kept})
+        # in this order: a curve that is missing can be had from its run
         save_results(docs, results)
+        save_curves(docs, row.env, curves)
         taken.append(row)
         logger.info(f"Taken in: {row.key} {result.score:.2f} from {result.run}")
     if share is not None:
@@ -95,13 +99,24 @@ def _find_uncommitted(row: Row) -> Iterator[str]:
         yield f"{row.spec_file} has changes that are not committed; commit them first"
 
 
+def _of_env(env: str, results: Mapping[str, Result]) -> dict[str, Result]:
+    """The results of an env, by algorithm."""
+    return {row.algorithm: results[row.key] for row in load_matrix() if row.env == env and row.key in results}
+
+
+def _thin_run(result: Result, env: str, data_dir: Path) -> dict[int, Table]:
+    try:
+        return thin(load_run(result.run, data_dir))
+    except RunFolderError:
+        raise LabError(
+            f"the figure of {env} also shows {result.run}, whose curve is not kept, and which is not in {data_dir}; "
+            f"get it with: slm-lab pull {result.run}"
+        ) from None
+
+
 def draw_env(env: str, results: Mapping[str, Result], curves: Curves, docs: Path) -> None:
-    """Draw the learning curves of all results of an env."""
-    runs = [
-        DrawnRun(row.algorithm, row.algorithm, list(curves.get(results[row.key].run, {}).values()))
-        for row in load_matrix()
-        if row.env == env and row.key in results
-    ]
+    """Draw the learning curves of all results of an env, by algorithm."""
+    runs = [DrawnRun(name, name, list(curves[result.run].values())) for name, result in results.items()]
     picture = draw_runs(runs, env)
     if picture is None:
         raise LabError(f"{env}: none of its runs has a finished episode to draw")

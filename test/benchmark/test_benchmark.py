@@ -361,6 +361,24 @@ def test_a_figure_shows_runs_that_are_no_longer_here(tmp_path) -> None:
     assert list(load_curves(docs, PPO.env)) == [old.name, newer.name]
 
 
+def test_a_curve_that_is_not_kept_is_taken_from_its_run_or_asked_for(tmp_path) -> None:
+    data, docs = tmp_path / "data", tmp_path / "docs"
+    old = make_run(data, A2C)
+    take_in(find_states([A2C], {}, data), docs, data, None)
+    curves_file(docs, A2C.env).unlink()
+    figure = (docs / plot_file(PPO.env)).read_bytes()
+    new = make_run(data, PPO)
+    old.rename(tmp_path / "elsewhere")
+    done = take_in(find_states([PPO], load_results(docs), data), docs, data, None)
+    ((reason,),) = done.refused.values()
+    assert f"slm-lab pull {old.name}" in reason
+    assert list(load_results(docs)) == [A2C.key]
+    assert (docs / plot_file(PPO.env)).read_bytes() == figure
+    (tmp_path / "elsewhere").rename(old)
+    assert not take_in(find_states([PPO], load_results(docs), data), docs, data, None).refused
+    assert sorted(load_curves(docs, PPO.env)) == sorted([old.name, new.name])
+
+
 def test_kept_curves_are_short_and_skip_what_is_not_known(tmp_path) -> None:
     path = make_run(tmp_path, PPO)
     for session in range(4):
