@@ -13,9 +13,9 @@ from slm_lab.experiment.results import Run
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import write_text
 
-COLUMNS = ("run", "session", "frame", "total_reward_ma")
 # a moving average over as many rows hides nothing between them
 NUM_POINT = 100
+_COLUMNS = ("frame", "total_reward_ma")
 
 # by the name of the run and the number of the session
 Curves = Mapping[str, Mapping[int, Table]]
@@ -34,10 +34,10 @@ def thin(run: Run) -> dict[int, Table]:
 def _thin(table: Table) -> Table:
     size = len(table["frame"])
     picked = np.unique(np.linspace(0, size - 1, NUM_POINT).round().astype(int)) if size else np.arange(0)
-    frame, value = (np.asarray(table[name], dtype=float)[picked] for name in ("frame", "total_reward_ma"))
+    frame, value = (np.asarray(table[name], dtype=float)[picked] for name in _COLUMNS)
     # before the first episode has ended
     is_known = np.isfinite(value)
-    return {"frame": frame[is_known], "total_reward_ma": value[is_known]}
+    return dict(zip(_COLUMNS, (frame[is_known], value[is_known]), strict=True))
 
 
 def load_curves(docs: Path, env: str) -> dict[str, dict[int, Table]]:
@@ -47,26 +47,31 @@ def load_curves(docs: Path, env: str) -> dict[str, dict[int, Table]]:
     try:
         with path.open(newline="") as file:
             for line in csv.DictReader(file):
-                sessions = points.setdefault(line["run"], {})
-                point = float(line["frame"]), float(line["total_reward_ma"])
-                sessions.setdefault(int(line["session"]), []).append(point)
+                run, frame = line.pop("run"), float(line.pop("frame"))
+                for session, value in line.items():
+                    if value:
+                        points.setdefault(run, {}).setdefault(int(session), []).append((frame, float(value)))
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError, KeyError) as error:
+    except (AttributeError, ValueError, TypeError, KeyError) as error:
         raise LabError(f"{path} is damaged ({error}); take it back from git") from None
     return {
-        run: {session: dict(zip(COLUMNS[2:], np.array(rows).T, strict=True)) for session, rows in sessions.items()}
+        run: {session: dict(zip(_COLUMNS, np.array(rows).T, strict=True)) for session, rows in sessions.items()}
         for run, sessions in points.items()
     }
 
 
 def save_curves(docs: Path, env: str, curves: Curves) -> None:
-    """Write the curves of an env."""
+    """Write the curves of an env: a line per run and frame, a column per session."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for run, sessions in curves.items():
-        for session, table in sessions.items():
-            for frame, value in zip(table["frame"], table["total_reward_ma"], strict=True):
-                writer.writerow([run, session, f"{frame:.0f}", f"{value:.6g}"])
+    sessions = sorted({session for tables in curves.values() for session in tables})
+    writer = csv.DictWriter(text, ["run", "frame", *sessions], restval="", lineterminator="\n")
+    writer.writeheader()
+    for run, tables in curves.items():
+        lines: dict[float, dict[object, str]] = {}
+        for session, table in tables.items():
+            for frame, value in zip(*(table[name] for name in _COLUMNS), strict=True):
+                line = lines.setdefault(frame, {"run": run, "frame": f"{frame:.0f}"})
+                line[session] = f"{value:.6g}"
+        writer.writerows(lines[frame] for frame in sorted(lines))
     write_text(curves_file(docs, env), text.getvalue())

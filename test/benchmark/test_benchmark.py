@@ -397,7 +397,7 @@ def test_damaged_curves_are_told(tmp_path) -> None:
     file = curves_file(tmp_path, "ALE/Pong-v5")
     assert file.name == "ALE_Pong-v5.csv"
     file.parent.mkdir(parents=True)
-    file.write_text("run,session,frame,total_reward_ma\na,0,x,1\n")
+    file.write_text("run,frame,0\na,x,1\n")
     with pytest.raises(LabError, match="damaged"):
         load_curves(tmp_path, "ALE/Pong-v5")
 
