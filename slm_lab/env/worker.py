@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -116,6 +117,9 @@ class Worker:
 
 def serve(descriptor: int) -> None:
     """The worker's side: answer requests until the other end closes."""
+    # Who stops a run may tell all its processes. The session saves first, with envs that still answer, then closes
+    # the socket. A handler rather than to ignore it: programs that an env starts would ignore it too.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     connection = Connection(descriptor)
     slots: Slots | None = None
     while True:

@@ -123,6 +123,8 @@ class Trial:
                 raise LabError(f"session {outcome.session}: {outcome.error}")
             elif is_failure(outcome, stop):
                 failures[outcome.session] = str(outcome.error)
+            else:
+                logger.info(f"Session {outcome.session} stopped: {outcome.error}")
         return self._conclude(results, failures, stop.exit_code)
 
     def _show(self, num_session: int) -> ProgressView:

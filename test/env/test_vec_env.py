@@ -190,6 +190,17 @@ def test_a_dead_worker_is_named() -> None:
         env.close()
 
 
+def test_workers_outlive_a_wish_to_stop_until_their_session_has_saved() -> None:
+    env = WorkerVecEnv(settings("CartPole-v1"), 1)
+    try:
+        env.reset()
+        os.kill(env.workers[0].process.pid, signal.SIGTERM)
+        env.step(np.zeros(2, int))
+    finally:
+        env.close()
+    assert env.workers[0].process.returncode == 0
+
+
 def test_workers_end_with_the_env() -> None:
     env = WorkerVecEnv(settings("CartPole-v1"), 2)
     env.reset()
