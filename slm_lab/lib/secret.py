@@ -15,15 +15,24 @@ MASK = "[secret]"
 # shorter values would turn up in ordinary text
 MIN_LENGTH = 8
 MAX_ENV_BYTES = 1_000_000
-# Parts of a name, between underscores, that make it a secret's. What also ends other words (COMPASS, MONKEY) has to
-# stand alone, or after a word that leaves no doubt.
-_SECRET_PART = re.compile(
-    r"(?:\w*(?:TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)"
-    r"|(?:ACCESS|ACCOUNT|API|AUTH|ENCRYPTION|LICENSE|MASTER|PRIVATE|SIGNING|SSH)?KEY|PASS|PAT)\d*",
-    re.I,
+# How parts of a name end that make it a secret's, but for digits. KEY comes after all kinds of words (OPENAIKEY), so
+# the ordinary ones are listed instead. What ends too many other words (COMPASS) has to be a part of its own.
+_SECRET_ENDS = (
+    *("CREDENTIAL", "CREDENTIALS", "KEY", "PASSPHRASE", "PASSWD"),
+    *("PASSWORD", "SECRET", "SECRETS", "TOKEN"),
 )
-# last parts of names that tell where a secret is, or what it is called
-_PLACES = frozenset({"DIR", "ENDPOINT", "FILE", "NAME", "PATH", "URI", "URL"})
+_SECRET_PARTS = frozenset({"PASS", "PAT"})
+_ORDINARY = frozenset(
+    {
+        *("DONKEY", "HICKEY", "HOCKEY", "HOTKEY", "JOCKEY", "LACKEY", "LATCHKEY", "LOWKEY"),
+        *("MICKEY", "MONKEY", "SMOKEY", "TURKEY", "TURNKEY", "WHISKEY"),
+    }
+)
+# last parts of names that tell where a secret is, or what it is called, or that are about a keyboard
+_PLACES = frozenset({"BINDING", "BINDINGS", "DIR", "ENDPOINT", "FILE", "NAME", "PATH", "URI", "URL"})
+_SEPARATOR = re.compile(r"[\W_]+")
+# where a word begins in a part such as secretKey or APIKeyId
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
 _VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", re.S)
 
 
@@ -127,8 +136,21 @@ def known_secrets() -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def _is_secret_name(name: str) -> bool:
-    *_, last = parts = name.split("_")
-    return last.upper() not in _PLACES and any(_SECRET_PART.fullmatch(part) for part in parts)
+    parts = _SEPARATOR.split(name)
+    if _HUMP.split(parts[-1])[-1].upper() in _PLACES:
+        return False
+    # each part as a whole too: passWd is a password, and hotKey is no key
+    return any(
+        word in _SECRET_PARTS or word.endswith(_SECRET_ENDS)
+        for part in parts
+        if _bare(part) not in _ORDINARY
+        for word in map(_bare, (part, *_HUMP.split(part)))
+        if word not in _ORDINARY
+    )
+
+
+def _bare(word: str) -> str:
+    return word.upper().rstrip("0123456789")
 
 
 def _is_path(value: str) -> bool:

@@ -68,6 +68,9 @@ def test_values_of_secret_variables_are_known(monkeypatch: pytest.MonkeyPatch) -
         *("HF_TOKEN", "HF_TOKEN_WRITE", "GITHUB_PAT", "DB_PASS", "API_KEY_2"),
         *("api_key2", "SMTP_PASSPHRASE", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "SERVICE_CREDENTIALS"),
         *("OPENAI_APIKEY", "accessToken", "SECRET_KEY_BASE", "PASSWORD"),
+        *("SECRETKEY", "AWS_SECRETKEY", "secretKey", "awsSecretAccessKey", "S3_SECRETACCESSKEY"),
+        *("OPENAIKEY", "WANDBKEY", "APPKEY", "DEPLOYKEY", "SNAPSHOTKEY", "deployKey2", "APIKeyId"),
+        *("secretKeyBase", "hfTokenWrite", "githubPat", "dbPass", "passWd", "my-api-key", "service.token.write"),
     ],
 )
 def test_a_secret_is_known_by_a_part_of_its_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -81,6 +84,8 @@ def test_a_secret_is_known_by_a_part_of_its_name(monkeypatch: pytest.MonkeyPatch
         *("PATH", "PYTHONPATH", "MY_PATTERN", "KEYBOARD", "MONKEY"),
         *("COMPASS", "SSH_AUTH_SOCK", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "GIT_ASKPASS"),
         *("DISPATCH", "BYPASS_CACHE", "WEB_TOKEN_FILE", "HF_TOKEN_PATH", "OAUTH_TOKEN_URL"),
+        *("TURKEY", "DONKEY_2", "HOCKEY", "JOCKEY", "WHISKEY", "HOTKEY", "hotKey", "KEY_BINDINGS", "keyBindings"),
+        *("monkeyCount", "CompassHeading", "maxTokens", "tokenFile", "secretKeyPath", "FFMPEG_2PASS"),
     ],
 )
 def test_an_ordinary_name_holds_no_secret(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
