@@ -41,6 +41,18 @@ def _token(start: str, rest: str) -> str:
     return rf"{start}(?<!\w{start}){rest}"
 
 
+# Characters of a password in a URL, which may stand there as they are, up to the next @. Not those where a text in
+# quotes ends, as in JSON, nor where the next URL begins, so that each character is looked at by one URL alone. Groups
+# are not possessive: Python before 3.11.5 matches such groups wrongly.
+_UP_TO_AT = r"[^\s\0:@\"']*+(?:(?!://|[\"'][,:;)\]}>])[:\"'][^\s\0:@\"']*+)*@++"
+_URL_PASSWORD = (
+    # no drive and no address in brackets, whose colon is not that of a password
+    r"://(?![A-Za-z]:/|\[[0-9A-Fa-f:.]*+\])[^\s\0/:@\"'<>{}]*+:"
+    # no port, nor what a template leaves to be filled in, such as {password}
+    r"(?!\d{1,5}\\?[/\"'<>{}]|\$?\{++[^\s\0{}]*+\}++[@/]|<[^\s\0<>]*+>[@/])"
+    # up to the last @ before white space, since there may be one in the password, which is not empty
+    rf"@*+(?=[^\s\0@])(?:{_UP_TO_AT})+"
+)
 # how tokens of well-known services look
 SHAPES = {
     "Hugging Face": _token("hf_", "[A-Za-z0-9]{16,}"),
@@ -54,8 +66,7 @@ SHAPES = {
     "PyPI": _token("pypi-", r"[\w-]{20,}"),
     "JSON web token": _token("eyJ", r"[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"),
     "authorization header": _token("[Bb]", r"(?i:earer\s+)[A-Za-z0-9._~+/=-]{12,}"),
-    # up to the @; what a template leaves to be filled in, such as {password}, is none
-    "password in a URL": r"://[^\s\0/:@\"'<>{}]*:[^\s\0/@\"'<>{}]+@",
+    "password in a URL": _URL_PASSWORD,
     "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
 }
 _SHAPE = re.compile("|".join(f"(?:{shape})" for shape in SHAPES.values()))

@@ -99,8 +99,31 @@ def test_an_ordinary_name_holds_no_secret(monkeypatch: pytest.MonkeyPatch, name:
         ("to postgres://me:correct@db.example:5432/x", f"to postgres{MASK}db.example:5432/x"),
         ("redis://:correct@db", f"redis{MASK}db"),
         *[
+            (f"to postgres://me:{password}@db/x now", f"to postgres{MASK}db/x now")
+            for password in (
+                *("p@ssw0rd-long", "p@ss/w@rd", "@t-the-start", "at-the-end@", "with:colon"),
+                *("sl/ash", "/slash", 'quo"te', "quo'te", "bra{ce", "bra}ce", "ang<le", "ang>le"),
+                *("{braced", "{braced}-and-more", "80-and-more", "808080/x"),
+            )
+        ],
+        ("a://me:correct@b,c://me:p@ssword@d e@f", f"a{MASK}b,c{MASK}d e@f"),
+        ("http://proxy:3128/http://me:correct@b", f"http://proxy:3128/http{MASK}b"),
+        ('{"a":"b://me:correct@c","d":"e@f"}', f'{{"a":"b{MASK}c","d":"e@f"}}'),
+        *[
             (text, text)
             for text in (
+                "http://host:8080/path user@example.com",
+                "http://host:8080/path?mail=user@example.com",
+                "postgres://user:{password}@host",
+                "postgres://user:{{password}}@host",
+                "postgres://user:${PASSWORD}@host",
+                "postgres://user:<password>@host",
+                "http://localhost:{port}/a@b",
+                "http://[::1]:8080/a@b",
+                "file://C:/a@b",
+                "redis://user:@a,redis://user:@b",
+                '{"a":"http://host:8080","b":"c@d"}',
+                "{'http://a:b':'c@d'}",
                 "http://localhost:8080/a@b",
                 "ssh://git@host.example:22/x",
                 "https://{user}:{password}@host",
