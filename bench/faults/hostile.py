@@ -244,7 +244,8 @@ ROWS = (
     ),
     Row(
         "hostile_spec",
-        "spec files with tags of Python, code as values, paths that leave, NUL, megabyte keys, nesting, billion laughs",
+        "spec files with tags of Python, code as values, paths that leave, NUL, megabyte keys, nesting, billion laughs "
+        "and texts that begin like a secret over and over",
         "nothing runs; each is refused in under 100 ms of processor time with a printable line",
         plan_specs,
         "Time is the least of three tries, in processor time, so that work of others does not count.",

@@ -53,7 +53,8 @@ _URL_PASSWORD = (
     # up to the last @ before white space, since there may be one in the password, which is not empty
     rf"@*+(?=[^\s\0@])(?:{_UP_TO_AT})+"
 )
-# how tokens of well-known services look
+# How tokens of well-known services look. Text comes from anyone, so the time of each is linear in it: none that may
+# still fail looks beyond where the next one could begin.
 SHAPES = {
     "Hugging Face": _token("hf_", "[A-Za-z0-9]{16,}"),
     "GitHub": _token("gh", "[pousr]_[A-Za-z0-9]{20,}"),
@@ -64,7 +65,7 @@ SHAPES = {
     "Slack": _token("xox", r"[abeprs]-[\w-]{10,}"),
     "Google": _token("AIza", r"[\w-]{30,}"),
     "PyPI": _token("pypi-", r"[\w-]{20,}"),
-    "JSON web token": _token("eyJ", r"[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"),
+    "JSON web token": _token("eyJ", r"(?=[\w-]{8})\w*+(?:-(?!eyJ[\w-]{8})\w*+)*\.[\w-]{8,}+\.[\w-]{8,}"),
     "authorization header": _token("[Bb]", r"(?i:earer\s+)[A-Za-z0-9._~+/=-]{12,}"),
     "password in a URL": _URL_PASSWORD,
     "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",

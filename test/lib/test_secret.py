@@ -244,5 +244,14 @@ def test_texts_side_by_side_make_no_secret() -> None:
     assert find_secret(["http://host:8", "me@host"]) is None
 
 
+def test_a_json_web_token_is_looked_for_only_up_to_where_the_next_may_begin() -> None:
+    # else a text made of beginnings would be read to its end from each of them
+    token = TOKENS["JSON web token"]
+    start = "eyJ" + "a" * 20
+    assert redact(f"x-{start}-{start}-{token}") == f"x-{start}-{start}-{MASK}"
+    # what is too short to begin another is part of it
+    assert redact(f"{start}-eyJ.{token.partition('.')[2]}") == MASK
+
+
 def test_a_token_within_a_word_is_none() -> None:
     assert find_secret(["shf_" + "a" * 30, "xgithub_pat_" + "a" * 30, "forbearer " + "a" * 30]) is None

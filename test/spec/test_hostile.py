@@ -33,7 +33,32 @@ def laughs(first: str, step: Callable[[str], str], levels: int = 12) -> str:
     return "\n".join([*lines, f"demo: *a{levels - 1}"])
 
 
+def texts(part: str) -> str:
+    """A list of texts that are as long as texts may be and consist of one part, as many as fit into a file."""
+    return json.dumps([part * (MAX_TEXT // len(part))] * (FULL // MAX_TEXT - 1))
+
+
 CODE = "__import__('os').system('touch canary')"
+# where a search for secrets begins to look, though there is none
+SECRET_STARTS = {
+    "Hugging Face": "-hf_",
+    "GitHub": "-ghp_",
+    "GitHub, fine-grained": "-github_pat_",
+    "GitLab": ".glpat-",
+    "OpenAI": ".sk-",
+    "AWS": "-AKIA",
+    "Slack": ".xoxb-",
+    "Google": ".AIza",
+    "PyPI": ".pypi-",
+    "JSON web token": "-eyJ",
+    "longer JSON web token": "-eyJ" + "a" * 60,
+    "authorization header": "Bearer ",
+    "URL": "://",
+    "URL with a colon": "://a:",
+    "URL with a bracket": "://a:{",
+    "URL with a quote": '://a:b"c',
+    "private key": "-----BEGIN ",
+}
 PYTHON = {
     "python object": "demo: !!python/object:subprocess.Popen {args: touch canary}",
     "python apply": "demo: !!python/object/apply:os.system ['touch canary']",
@@ -122,6 +147,7 @@ JSON = {
     "text of backslashes": '{"demo": "' + "\\" * FULL,
     "placeholders without end": '{"demo": ' + "${" * (FULL // 2),
     "placeholders without end in text": spec(env='"kwargs": [' + ", ".join(['"' + "${" * 9_900 + '"'] * 14) + "]"),
+    **{f"starts of secrets, {label}": spec(env=f'"kwargs": {texts(part)}') for label, part in SECRET_STARTS.items()},
     "long key": spec(env=f'"{"k" * (MAX_TEXT + 1)}": 1'),
     "long key that is still read": spec(env=f'"{"num_env" * (MAX_TEXT // 7)}": 1'),
     "long text": spec(env=f'"kwargs": {{"x": "{"v" * (MAX_TEXT + 1)}"}}'),
