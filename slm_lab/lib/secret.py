@@ -15,6 +15,8 @@ MASK = "[secret]"
 # shorter values would turn up in ordinary text
 MIN_LENGTH = 8
 MAX_ENV_BYTES = 1_000_000
+# of a path that is shown
+MAX_PATH = 200
 # How parts of a name end that make it a secret's, but for digits. KEY comes after all kinds of words (OPENAIKEY), so
 # the ordinary ones are listed instead. What ends too many other words (COMPASS) has to be a part of its own.
 _SECRET_ENDS = (
@@ -191,24 +193,42 @@ def name_secret(text: str) -> str | None:
 
 
 def find_secret(data: Any) -> tuple[str, str] | None:
-    """The path of the first secret in plain data, and what kind it is."""
-    # one look at all of it, since there is hardly ever one; the character between texts is part of no secret
-    if name_secret("\0".join(text for _, text in _walk(data, ""))) is None:
+    """The path of the first secret in plain data, as it may be shown, and what kind it is."""
+    # one look at all of it, however many texts there are; the character between them is part of no secret
+    whole = "\0".join(_walk(data, []))
+    starts = [start for value in known_secrets().values() if (start := whole.find(value)) >= 0]
+    if (match := _SHAPE.search(whole)) is not None:
+        starts.append(match.start())
+    if not starts:
         return None
-    for path, text in _walk(data, ""):
-        if (kind := name_secret(text)) is not None:
-            return redact(path), kind
+    first, end = min(starts), 0
+    trail: list[str] = []
+    for text in _walk(data, trail):
+        end += len(text) + 1
+        if end > first and (kind := name_secret(text)) is not None:
+            return _show_path(trail), kind
     return None
 
 
-def _walk(node: Any, path: str) -> Iterator[tuple[str, str]]:
+def _show_path(trail: list[str]) -> str:
+    """A path in one line: its keys may be anyone's, of any length and with codes that do something to a terminal."""
+    path = redact("".join(trail).removeprefix("."))
+    shown = path if len(path) <= MAX_PATH else f"...{path[3 - MAX_PATH :]}"
+    return shown if shown.isprintable() else ascii(shown)[1:-1]
+
+
+def _walk(node: Any, trail: list[str]) -> Iterator[str]:
+    """All texts of plain data, keys among them; `trail` holds the steps to the one at hand."""
     if isinstance(node, Mapping):
         for key, value in node.items():
-            inner = f"{path}.{key}" if path else str(key)
-            yield inner, str(key)
-            yield from _walk(value, inner)
+            trail.append(f".{key}")
+            yield str(key)
+            yield from _walk(value, trail)
+            trail.pop()
     elif isinstance(node, (list, tuple)):
         for index, value in enumerate(node):
-            yield from _walk(value, f"{path}[{index}]")
+            trail.append(f"[{index}]")
+            yield from _walk(value, trail)
+            trail.pop()
     elif isinstance(node, str):
-        yield path, node
+        yield node

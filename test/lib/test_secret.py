@@ -8,7 +8,7 @@ from loguru import logger
 
 from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.lib.log import log_to, setup_console
-from slm_lab.lib.secret import MASK, SHAPES, find_secret, get_setting, known_secrets, read_env_file, redact
+from slm_lab.lib.secret import MASK, MAX_PATH, SHAPES, find_secret, get_setting, known_secrets, read_env_file, redact
 from slm_lab.spec.loading import load_spec
 
 # put together here, so that no scanner takes this file for a leak
@@ -235,8 +235,31 @@ def test_a_large_spec_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None
         return {}
 
     monkeypatch.setattr("slm_lab.lib.secret.known_secrets", count)
-    assert find_secret({f"k{index}": "text" for index in range(1000)}) is None
+    data = {f"k{index}": "text" for index in range(1000)}
+    assert find_secret(data) is None
     assert len(calls) == 1
+    # a few times where there is a secret, even at its end
+    assert find_secret(data | {"last": TOKENS["GitHub"]}) is not None
+    assert len(calls) < 10
+
+
+def test_the_path_of_a_secret_fits_a_line() -> None:
+    token = TOKENS["GitHub"]
+    found = find_secret({"a\x1b[2J\n": [{"b": token}]})
+    assert found is not None
+    assert found[0] == "a\\x1b[2J\\n[0].b"
+    found = find_secret({"k" * 20_000: {token: "x"}})
+    assert found is not None
+    assert len(found[0]) == MAX_PATH
+    assert found[0].startswith("...k")
+    assert found[0].endswith(f"k.{MASK}")
+
+
+def test_the_first_secret_of_several_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "plain-looking")
+    one, other = {"a": "b\0c", "d": ["x", "is plain-looking"]}, {"e": TOKENS["GitHub"]}
+    assert find_secret(one | other) == ("d[1]", "the value of MY_TOKEN of the environment")
+    assert find_secret(other | one) == ("e", "what looks like a secret (GitHub)")
 
 
 def test_texts_side_by_side_make_no_secret() -> None:

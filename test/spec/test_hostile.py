@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,12 +34,24 @@ def laughs(first: str, step: Callable[[str], str], levels: int = 12) -> str:
     return "\n".join([*lines, f"demo: *a{levels - 1}"])
 
 
-def texts(part: str) -> str:
-    """A list of texts that are as long as texts may be and consist of one part, as many as fit into a file."""
-    return json.dumps([part * (MAX_TEXT // len(part))] * (FULL // MAX_TEXT - 1))
+def options(value: Any) -> str:
+    """A JSON file with options of the env."""
+    return spec(env=f'"kwargs": {json.dumps(value)}')
+
+
+def texts(part: str) -> list[str]:
+    """Texts that are as long as texts may be and consist of one part, as many as fit into a file."""
+    return [part * (MAX_TEXT // len(part))] * (FULL // MAX_TEXT - 1)
+
+
+def below(keys: list[str], value: Any) -> Any:
+    """A value below keys, each in the one before it."""
+    return {keys[0]: below(keys[1:], value)} if keys else value
 
 
 CODE = "__import__('os').system('touch canary')"
+# put together here, so that no scanner takes this file for a leak
+SECRET = "gh" + "p_" + "aB3" * 12
 # where a search for secrets begins to look, though there is none
 SECRET_STARTS = {
     "Hugging Face": "-hf_",
@@ -147,7 +160,11 @@ JSON = {
     "text of backslashes": '{"demo": "' + "\\" * FULL,
     "placeholders without end": '{"demo": ' + "${" * (FULL // 2),
     "placeholders without end in text": spec(env='"kwargs": [' + ", ".join(['"' + "${" * 9_900 + '"'] * 14) + "]"),
-    **{f"starts of secrets, {label}": spec(env=f'"kwargs": {texts(part)}') for label, part in SECRET_STARTS.items()},
+    **{f"starts of secrets, {label}": options(texts(part)) for label, part in SECRET_STARTS.items()},
+    "secret after many texts": options(["x"] * 9_000 + [SECRET]),
+    "secret after many keys": options({f"k{i}": "x" for i in range(9_000)} | {SECRET: 1}),
+    "secret below long keys": options(below(["k" * 19_000] * 12, {f"k{i}": 1 for i in range(5_000)} | {SECRET: 1})),
+    "secret below escape codes": options({"\x1b[2J\n": SECRET}),
     "long key": spec(env=f'"{"k" * (MAX_TEXT + 1)}": 1'),
     "long key that is still read": spec(env=f'"{"num_env" * (MAX_TEXT // 7)}": 1'),
     "long text": spec(env=f'"kwargs": {{"x": "{"v" * (MAX_TEXT + 1)}"}}'),
