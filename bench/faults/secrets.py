@@ -12,11 +12,14 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.lib.io import dump_yaml
 from slm_lab.spec.loading import dump_spec, load_spec
 
-# raises with a token in the message, and has one in a variable of the frame that raises
+# One raises with a token in its message, and has it in a variable of the frame that raises. The other ends in a fault;
+# it reads the token from a variable that an option names, as specs are told to, keeps it, logs it and puts it into its
+# infos.
 LEAKY_ENV = """
 import os
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
+from loguru import logger
 
 class Leaky(CartPoleEnv):
     count = 0
@@ -31,10 +34,18 @@ class Leaky(CartPoleEnv):
 class Bad(CartPoleEnv):
     count = 0
 
+    def __init__(self, variable, **kwargs):
+        super().__init__(**kwargs)
+        self.token = os.environ[variable]
+
     def step(self, action):
         Bad.count += 1
-        obs, reward, *rest = super().step(action)
-        return obs, float("nan") if Bad.count == 300 else reward, *rest
+        obs, reward, *ends, info = super().step(action)
+        info["token"] = token = self.token
+        if Bad.count == 300:
+            logger.warning(f"logged in with {token}")
+            reward = float("nan")
+        return obs, reward, *ends, info
 
 gym.register("Leaky-v0", entry_point=Leaky, max_episode_steps=100)
 gym.register("Bad-v0", entry_point=Bad, max_episode_steps=100)
@@ -69,11 +80,14 @@ def plant(kind: str, token: str, folder: Path) -> Iterator[Verdict]:
     code = finish(start_command(["run", str(leaky), NAME, "train", "--log-level", "DEBUG"], folder, variables))
     is_told = code == 1 and "could not log in with [secret]" in said(folder)
     yield judge(f"{kind}: exception", is_told, code, token, folder)
-    bad = make_spec("PPO", env={"name": "leaky:Bad-v0", "max_frame": 2000})
+    options = {"variable": "PLANTED_IN_ERROR"}
+    bad = make_spec("PPO", env={"name": "leaky:Bad-v0", "max_frame": 2000, "kwargs": options})
     leaky.write_text(dump_yaml(dump_spec(bad)))
     code = finish(start_command(["run", str(leaky), NAME, "train", "--log-level", "DEBUG"], folder, variables))
-    has_bundle = code == 1 and len(list(folder.glob("data/*/fault/*.pt"))) == 1
-    yield judge(f"{kind}: a bundle of a fault", has_bundle, code, token, folder)
+    bundles = [path.read_bytes() for path in folder.glob("data/*/fault/*.pt")]
+    # it tells where the token comes from, and the log that there was one
+    is_told = len(bundles) == 1 and b"PLANTED_IN_ERROR" in bundles[0] and "logged in with [secret]" in said(folder)
+    yield judge(f"{kind}: a bundle of a fault", code == 1 and is_told, code, token, folder)
     code = finish(start_command(["run", str(good), NAME, "train", "-s", f"env.kwargs.x={token}"], folder, variables))
     yield judge(f"{kind}: command line", code == 2, code, token, folder)
     yield read_spec_with(kind, token)
