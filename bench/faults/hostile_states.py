@@ -128,6 +128,24 @@ def two_directories(seen: bytes, hidden: bytes) -> bytes:
     return parts[0] + tables[0] + parts[1] + moved + end
 
 
+def end_long(data: bytes, shift: int = 0, short: tuple[int, int] = (2**32 - 1,) * 2, gap: bytes = b"") -> bytes:
+    """An archive as one of more than 4 GiB ends: with records of 64 bits, and the short fields at their largest.
+
+    The long record can name a place `shift` further on, the short fields another table, and a gap be left before.
+    """
+    size, offset = struct.unpack("<II", data[-10:-2])
+    (count,) = struct.unpack("<H", data[-12:-10])
+    body = data[: -98 if data[-98:-94] == b"PK\6\6" else -22] + gap
+    end = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, offset + shift)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, len(body), 1)
+    return body + end + locator + data[-22:-10] + struct.pack("<II", *short) + data[-2:]
+
+
+def _move_locator(data: bytes) -> bytes:
+    """The long end of an archive twice, of which the locator means the first."""
+    return data[:-22] + data[-98:-22] + data[-22:]
+
+
 def add_entry(data: bytes, name: str, content: bytes, attributes: int = 0) -> bytes:
     """An archive with one more entry."""
     buffer = io.BytesIO(data)
@@ -146,7 +164,8 @@ def build_payloads() -> dict[str, bytes]:
     """What is sealed, and so has a hash that matches."""
     touch = f"touch {CANARY}"
     system = _Call(os.system, touch)
-    good = save(GOOD)
+    good, two = save(GOOD), two_directories(EMPTY, laugh(12))
+    size, place = struct.unpack("<II", two[-10:-2])
     bomb = archive(tensor(GIGABYTE // 2, 0, (GIGABYTE // 2,), (1,)), {"0": bytes(10**8)}, zipfile.ZIP_DEFLATED)
     plain = {
         "plain pickle that runs a command": pickle.dumps(system, 2),
@@ -217,7 +236,13 @@ def build_payloads() -> dict[str, bytes]:
         "end that goes on": good + bytes(100),
         "header of a huge entry": _claim_size(good),
         "half an archive": good[: len(good) // 2],
-        "two tables of contents": two_directories(EMPTY, laugh(12)),
+        "two tables of contents": two,
+        "two tables of contents with a long end": end_long(two),
+        "long and short end that name two tables": end_long(two, len(two) - 22 - size - place, (size, place)),
+        "long end behind a gap": end_long(good, gap=bytes(30)),
+        "long end somewhere else": _move_locator(end_long(good)),
+        "end without the long one that it needs": good[:-98] + good[-22:-10] + b"\xff" * 8 + good[-2:],
+        "more entries than it says": good[:-14] + b"\1\0\1\0" + good[-10:],
         "two documents that differ in case": add_entry(archive(EMPTY), "archive/DATA.PKL", laugh(12)),
     }
     return {**plain, **{name: archive(document) for name, document in documents.items()}, **tensors, **archives}

@@ -14,7 +14,7 @@ import struct
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,10 +35,16 @@ _DTYPES = {
     "ComplexDoubleStorage": torch.complex128,
 }
 DTYPES = frozenset(_DTYPES.values())
-_NO_COMMENT = b"\0\0"
-_END_SIZE = 22
-# the same for large files, which torch always writes
-_LONG_END_SIZE = 76
+# The end of an archive: sign, four numbers of 16 bits on disks and entries, size and place of the table of contents,
+# length of a comment.
+_END = struct.Struct("<4s4H2LH")
+# the same with 64 bits, which torch always writes, and where that lies
+_LONG_END = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_LONG_SIZE = _LONG_END.size + _LOCATOR.size
+# a number that does not fit is written as the largest one that does
+_LARGEST = (2**16 - 1,) * 4 + (2**32 - 1,) * 2
+_BLOCK_BYTES = 1 << 20
 # of a document, so all that is there once
 MAX_OPCODES = 2_000_000
 MAX_DEPTH = 100
@@ -65,10 +71,19 @@ class BadStateError(ValueError):
 
 def read_state(payload: bytes) -> Any:
     """The state in a payload: tensors and plain data that fit into it."""
+    return _read(io.BytesIO(payload), "cpu")
+
+
+def check_state(file: BinaryIO) -> None:
+    """Refuse what `read_state` would refuse, for those who write: bytes of tensors are counted, not read."""
+    _read(file, "meta")
+
+
+def _read(file: BinaryIO, device: str) -> Any:
     try:
-        with _open(payload) as archive:
-            reader = _Reader(archive, len(payload))
-            state = reader.read()
+        num_byte = file.seek(0, io.SEEK_END)
+        with _open(file, num_byte) as archive:
+            state = _Reader(archive, num_byte, device).read()
         _measure(state, 0, {})
     except BadStateError:
         raise
@@ -83,19 +98,15 @@ def _refuse(reason: str) -> NoReturn:
     raise BadStateError(reason)
 
 
-def _open(payload: bytes) -> zipfile.ZipFile:
-    end = payload[-_END_SIZE:]
-    if not end.startswith(b"PK\5\6") or not end.endswith(_NO_COMMENT):
-        _refuse("it is no archive of tensors")
-    size, offset = struct.unpack("<II", end[12:20])
-    if len(payload) - _END_SIZE - offset - size not in (0, _LONG_END_SIZE):
-        # readers that look for the table of contents in other places would see another archive
-        _refuse("its table of contents is not where it says")
-    archive = zipfile.ZipFile(io.BytesIO(payload))
+def _open(file: BinaryIO, num_byte: int) -> zipfile.ZipFile:
+    num_entry = _check_end(file, num_byte)
+    archive = zipfile.ZipFile(file)
     entries = archive.infolist()
+    if len(entries) != num_entry:
+        _refuse("its table of contents is not as long as it says")
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
         _refuse("it is compressed, which no state of the lab is")
-    if sum(entry.file_size for entry in entries) > len(payload):
+    if sum(entry.file_size for entry in entries) > num_byte:
         _refuse("its parts are larger than the whole")
     # some readers take names that differ in case for one
     names = Counter(entry.filename.lower() for entry in entries)
@@ -107,11 +118,42 @@ def _open(payload: bytes) -> zipfile.ZipFile:
     return archive
 
 
-class _Reader:
-    """Carries out the opcodes of a document."""
+def _check_end(file: BinaryIO, num_byte: int) -> int:
+    """How many entries there are, if the table of contents is right before the end and all that tells of it agrees.
 
-    def __init__(self, archive: zipfile.ZipFile, num_byte: int) -> None:
+    Readers that look for it in another place, or in one of two places, would see another archive.
+    """
+    file.seek(max(0, num_byte - _LONG_SIZE - _END.size))
+    tail = file.read()
+    if len(tail) < _END.size or tail[-_END.size :][:4] != b"PK\5\6":
+        _refuse("it is no archive of tensors")
+    _, *numbers, comment = _END.unpack(tail[-_END.size :])
+    if comment:
+        _refuse("it is no archive of tensors")
+    long = tail[: -_END.size]
+    end = num_byte - _END.size
+    if len(long) == _LONG_SIZE and long[_LONG_END.size :][:4] == b"PK\6\7":
+        end -= _LONG_SIZE
+        sign, rest, _, _, *wide = _LONG_END.unpack(long[: _LONG_END.size])
+        is_there = sign == b"PK\6\6" and rest == _LONG_END.size - 12
+        if not is_there or _LOCATOR.unpack(long[_LONG_END.size :])[1:] != (0, end, 1):
+            _refuse("its table of contents is not where it says")
+        agree = zip(numbers, wide, _LARGEST, strict=True)
+        if not all(number in (full, largest) for number, full, largest in agree):
+            _refuse("it says two things of its table of contents")
+        numbers = wide
+    disk, first_disk, num_here, num_entry, size, place = numbers
+    if disk or first_disk or num_here != num_entry or place + size != end:
+        _refuse("its table of contents is not where it says")
+    return num_entry
+
+
+class _Reader:
+    """Carries out the opcodes of a document; on the device "meta" tensors have no bytes."""
+
+    def __init__(self, archive: zipfile.ZipFile, num_byte: int, device: str) -> None:
         self.archive = archive
+        self.device = device
         self.root = archive.namelist()[0].split("/", 1)[0]
         self.num_byte = num_byte
         self.num_tensor_byte = 0
@@ -196,15 +238,27 @@ class _Reader:
             _refuse("it has a tensor of no known type")
         known = self.storages.get(key)
         if known is None:
-            content = bytearray(self.archive.read(f"{self.root}/data/{key}"))
-            if len(content) != num_item * dtype.itemsize:
-                _refuse(f"a tensor has {len(content):,} bytes and says {num_item * dtype.itemsize:,}"[:200])
-            # a copy is aligned as torch's own memory is
-            known = torch.frombuffer(content, dtype=dtype).clone() if content else torch.empty(0, dtype=dtype)
+            entry = self.archive.getinfo(f"{self.root}/data/{key}")
+            if entry.file_size != num_item * dtype.itemsize:
+                _refuse(f"a tensor has {entry.file_size:,} bytes and says {num_item * dtype.itemsize:,}"[:200])
+            known = torch.empty(entry.file_size, dtype=torch.uint8, device=self.device)
+            if self.device != "meta":
+                self._fill(known, entry)
+            known = known.view(dtype)
             self.storages[key] = known
         elif known.dtype != dtype or len(known) != num_item:
             _refuse("it has the bytes of a tensor twice, as two types")
         return _Storage(known)
+
+    def _fill(self, content: Tensor, entry: zipfile.ZipInfo) -> None:
+        """Read an entry block by block: its bytes are twice in memory, in the payload and in the tensor."""
+        target, place = memoryview(content.numpy()), 0
+        with self.archive.open(entry) as file:
+            while block := file.read(_BLOCK_BYTES):
+                target[place : place + len(block)] = block
+                place += len(block)
+        if place != len(content):
+            _refuse("a tensor has fewer bytes than it says")
 
     def _call(self, function: Any, arguments: Sequence[Any]) -> Any:
         if function is _TENSOR:

@@ -1,5 +1,7 @@
 """States from anyone: only tensors within their own bytes and plain data are read, and only as much as the file has."""
 
+import struct
+import tracemalloc
 import warnings
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.faults.hostile_states import CANARY, archive, build_payloads, save, tensor, write_files
+from bench.faults.hostile_states import CANARY, archive, build_payloads, end_long, save, tensor, write_files
 from slm_lab.experiment import safe_state
 from slm_lab.experiment.checkpoint import load_state, save_state
 from slm_lab.experiment.safe_state import BadStateError, read_state
@@ -103,6 +105,43 @@ def test_views_may_take_a_few_times_the_file() -> None:
     read_state(archive(tensor(4, 0, (10**6,), (0,)), {"0": bytes(16)}))
     with pytest.raises(BadStateError, match="many times its bytes"):
         read_state(archive(tensor(4, 0, (10**9,), (0,)), {"0": bytes(16)}))
+
+
+@pytest.mark.parametrize("short", [(2**32 - 1, 2**32 - 1), (None, 2**32 - 1), (2**32 - 1, None), (None, None)])
+def test_a_file_of_more_than_4_gib_is_read(short: tuple[int | None, int | None]) -> None:
+    payload = save({"x": torch.arange(4.0)})
+    for data in (payload, archive(tensor(4, 0, (4,), (1,)), {"0": payload[:16]})):
+        real = struct.unpack("<II", data[-10:-2])
+        size, place = (own if field is None else field for own, field in zip(real, short, strict=True))
+        assert len(read_state(end_long(data, short=(size, place)))["x"]) == 4
+    # as torch ends it itself, with too many entries for 16 bits as well
+    whole = payload[:-14] + b"\xff" * 12 + payload[-2:]
+    assert torch.equal(read_state(whole)["x"], torch.arange(4.0))
+
+
+def test_each_changed_byte_of_the_end_is_refused_or_changes_nothing() -> None:
+    payload = save({"x": torch.arange(4.0)})
+    is_read = []
+    for place in range(len(payload) - 98, len(payload)):
+        data = payload[:place] + bytes([payload[place] ^ 1]) + payload[place + 1 :]
+        try:
+            assert torch.equal(read_state(data)["x"], torch.arange(4.0))
+        except BadStateError:
+            continue
+        is_read.append(place - len(payload) + 98)
+    # the versions that wrote it and that it needs
+    assert is_read == [12, 13, 14, 15]
+
+
+def test_bytes_of_tensors_are_not_held_a_third_time() -> None:
+    state = {"x": torch.zeros(20_000_000, dtype=torch.uint8)}
+    payload = save(state)
+    tracemalloc.start()
+    read_state(payload)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # torch's own memory is not traced; bytes of Python on the way to it would be
+    assert peak < 5_000_000
 
 
 def test_a_key_that_is_no_array_stays_what_it_is(tmp_path: Path) -> None:
