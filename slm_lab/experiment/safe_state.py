@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -252,10 +253,10 @@ class _Reader:
 
     def _fill(self, content: Tensor, entry: zipfile.ZipInfo) -> None:
         """Read an entry block by block: its bytes are twice in memory, in the payload and in the tensor."""
-        target, place = memoryview(content.numpy()), 0
+        target, place = content.numpy(), 0
         with self.archive.open(entry) as file:
             while block := file.read(_BLOCK_BYTES):
-                target[place : place + len(block)] = block
+                target[place : place + len(block)] = np.frombuffer(block, np.uint8)
                 place += len(block)
         if place != len(content):
             _refuse("a tensor has fewer bytes than it says")
