@@ -17,7 +17,7 @@ from bench.faults.row import ROOT, Batch, Row, Verdict
 from bench.faults.same import find_difference
 from bench.faults.specs import NAME, make_spec
 from slm_lab.experiment.checkpoint import load_latest, load_state
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.folder import RunFolder, replay_file
 from slm_lab.lib.errors import CheckpointError, LabError, SpecError
 from slm_lab.spec.loading import load_spec
 
@@ -130,7 +130,7 @@ def find_file(run: RunFolder, kind: str) -> Path:
     chunks = load_state(run.resume_file(0, 0))["rows"]["memory"]
     prefix = run.replay_prefix(0, 0, "memory")
     # the last one, which the checkpoint before does not need
-    return prefix.with_name("{}_{}-{}.pt".format(prefix.name, *chunks[-1]))
+    return replay_file(prefix, *chunks[-1])
 
 
 def check_damage(run: RunFolder, kind: str, path: Path) -> str | None:

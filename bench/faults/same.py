@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from slm_lab.experiment.checkpoint import load_state
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.folder import RunFolder, replay_file
 
 CLOCK_COLUMNS = ("fps", "wall_t")
 CLOCK_KEYS = ("wall_t", "phases")
@@ -53,7 +53,7 @@ def read_replay(folder: RunFolder, session: int, which: str, state: dict[str, An
     """The number of the first row that a checkpoint lists, and all rows from there, put together from their files."""
     prefix = folder.replay_prefix(0, session, which)
     chunks = state["rows"][which]
-    parts = [load_state(prefix.with_name(f"{prefix.name}_{start}-{end}.pt"))["rows"] for start, end in chunks]
+    parts = [load_state(replay_file(prefix, start, end))["rows"] for start, end in chunks]
     if not parts:
         return 0, {}
     return int(chunks[0][0]), {key: torch.cat([torch.as_tensor(part[key]) for part in parts]) for key in parts[0]}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.experiment.checkpoint import load_state
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.folder import RunFolder, replay_file
 from slm_lab.experiment.tracker import CORE_COLUMNS
 from slm_lab.lib.errors import CheckpointError
 
@@ -204,7 +204,7 @@ class _Rows:
         """Rows that lie in one file."""
         chunk = next(one for one in self.chunks if one[0] <= start and end <= one[1])
         if chunk != self._held:
-            self._rows = load_state(self.prefix.with_name(f"{self.prefix.name}_{chunk[0]}-{chunk[1]}.pt"))["rows"]
+            self._rows = load_state(replay_file(self.prefix, *chunk))["rows"]
             self._held = chunk
         first, last = start - chunk[0], end - chunk[0]
         rows = {name: value[first:last] for name, value in self._rows.items() if not name.startswith("aside_")}

@@ -123,6 +123,11 @@ def previous_file(path: Path) -> Path:
     return path.with_name(path.name.replace("ckpt-last", "ckpt-prev"))
 
 
+def replay_file(prefix: Path, start: int, end: int) -> Path:
+    """Where the rows of a replay from one number up to another are kept."""
+    return prefix.with_name(f"{prefix.name}_{start}-{end}.pt")
+
+
 def open_run_folder(where: str, data_dir: Path) -> tuple[RunFolder, Spec]:
     """The run meant by a folder, a file in it, a glob, or `latest`, with its saved spec."""
     path = find_run_path(where, data_dir)

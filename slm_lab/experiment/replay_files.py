@@ -5,6 +5,7 @@ from typing import Any
 
 from slm_lab.agent.memory.replay import Replay
 from slm_lab.experiment.checkpoint import load_state, save_state
+from slm_lab.experiment.folder import replay_file
 from slm_lab.lib.errors import CheckpointError
 
 # written in one go: about a tenth of a second
@@ -27,7 +28,7 @@ class ReplayFiles:
         self.previous: list[Chunk] = []
 
     def _file(self, chunk: Chunk) -> Path:
-        return self.prefix.with_name(f"{self.prefix.name}_{chunk[0]}-{chunk[1]}.pt")
+        return replay_file(self.prefix, *chunk)
 
     def _write(self, end: int) -> None:
         """One more file, up to row `end`; the last one is written again if it was not full."""

@@ -13,7 +13,7 @@ import torch
 from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.control import FORMAT, Session
 from slm_lab.experiment.difference import MODELS, Comparison, compare_sessions, read_rows
-from slm_lab.experiment.folder import RunFolder, find_best_trial, open_run_folder, previous_file
+from slm_lab.experiment.folder import RunFolder, find_best_trial, open_run_folder, previous_file, replay_file
 from slm_lab.experiment.run import describe_machine, prepare
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, WorkerError
 from slm_lab.lib.io import is_locked, storage_errors
@@ -280,7 +280,7 @@ def list_replay_files(folder: RunFolder, key: tuple[int, int], state: dict[str, 
     files = []
     for which, chunks in state["rows"].items():
         prefix = folder.replay_prefix(*key, which)
-        files += [prefix.with_name(f"{prefix.name}_{int(start)}-{int(end)}.pt") for start, end in chunks]
+        files += [replay_file(prefix, int(start), int(end)) for start, end in chunks]
     return files
 
 

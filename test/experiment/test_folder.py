@@ -1,11 +1,13 @@
 """Where a run folder is opened: what leads out of it is refused."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from slm_lab.experiment.folder import find_run_path, is_running, open_run_folder
+from slm_lab.experiment import folder
+from slm_lab.experiment.folder import RunFolder, find_run_path, is_running, open_run_folder, replay_file
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import write_yaml
 from slm_lab.spec.loading import dump_spec, load_spec
@@ -47,6 +49,15 @@ def test_the_folder_of_a_run_may_be_a_link(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
+def test_the_name_of_a_file_of_rows_is_made_in_one_place() -> None:
+    assert replay_file(RunFolder(Path("run"), "x").replay_prefix(0, 1, "memory"), 0, 6) == Path(
+        "run/model/x_t0_s1_replay-memory_0-6.pt"
+    )
+    lab = Path(folder.__file__).parents[1]
+    found = [path.name for path in lab.rglob("*.py") if re.search(r"\}-\{[^}]*\}\.pt", path.read_text())]
+    assert found == ["folder.py"]
+
+
 def test_a_run_with_a_pipe_for_a_lock_is_not_running(run: Path) -> None:
     os.mkfifo(run / "model" / ".a.lock")
     assert not is_running(run)

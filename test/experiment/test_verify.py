@@ -16,7 +16,7 @@ from slm_lab.cli.main import main
 from slm_lab.experiment.checkpoint import load_state, save_state
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.difference import Comparison, compare_tensors
-from slm_lab.experiment.folder import RunFolder, previous_file
+from slm_lab.experiment.folder import RunFolder, previous_file, replay_file
 from slm_lab.experiment.run import Options, write_origin
 from slm_lab.experiment.verify import Settings, Verdict, Verification
 from slm_lab.lib.errors import RunFolderError
@@ -203,7 +203,7 @@ def test_a_flipped_bit_in_the_rows_of_a_replay_is_named(tmp_path: Path) -> None:
     folder = train(make_spec(DQN), tmp_path / "run")
     ((start, end),) = load_state(folder.resume_file(0, 0))["rows"]["memory"]
     prefix = folder.replay_prefix(0, 0, "memory")
-    reseal(prefix.with_name(f"{prefix.name}_{start}-{end}.pt"), "rows", "reward")
+    reseal(replay_file(prefix, start, end), "rows", "reward")
     (difference,) = verify(folder.path).comparison.values
     assert difference.name == f"replay memory rows {start:,} to {end:,}, reward[0, 0]"
 
@@ -215,7 +215,7 @@ def write_replay(path: Path, replay: Replay, *ends: int) -> tuple[RunFolder, dic
     prefix.parent.mkdir(parents=True)
     chunks = list(pairwise((0, *ends)))
     for start, end in chunks:
-        save_state(prefix.with_name(f"{prefix.name}_{start}-{end}.pt"), {"rows": replay.rows(start, end)})
+        save_state(replay_file(prefix, start, end), {"rows": replay.rows(start, end)})
     return folder, {"rows": {"memory": [list(chunk) for chunk in chunks]}}
 
 
