@@ -56,12 +56,21 @@ class RunningStats:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from saved statistics."""
-        self.mean, self.var = np.array(state["mean"]), np.array(state["var"])
+        shape = tuple(self.mean.shape)
+        self.mean, self.var = _take(state["mean"], shape), _take(state["var"], shape)
         self.count = float(state["count"])
 
 
 def _to_numpy(value: Any) -> Any:
     return value.cpu().numpy() if isinstance(value, Tensor) else value
+
+
+def _take(value: Any, shape: tuple[int, ...]) -> Array:
+    """A copy of saved numbers, which must be those of as many things."""
+    array = np.array(value)
+    if array.shape != shape or array.dtype.kind != "f":
+        raise ValueError("statistics of observations or rewards of another shape or type")
+    return array
 
 
 class ObsNormalizer:
@@ -112,7 +121,8 @@ class ObsNormalizer:
         self.stats.load_state_dict(state)
         # states of before shifts were measured have none
         mark = state.get("mark")
-        self._mark = None if mark is None else (np.array(mark["mean"]), np.array(mark["log_std"]))
+        shape = tuple(self.stats.mean.shape)
+        self._mark = None if mark is None else (_take(mark["mean"], shape), _take(mark["log_std"], shape))
 
 
 class RewardScaler:
@@ -161,4 +171,4 @@ class RewardScaler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.stats.load_state_dict(state["stats"])
-        self.ret = np.array(state["ret"])
+        self.ret = _take(state["ret"], self.ret.shape)

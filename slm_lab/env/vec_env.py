@@ -239,7 +239,7 @@ class VecEnv(ABC):
         self.origin[:] = state["origin"]
         self.score[:] = state["score"]
         self.num_episode = int(state["num_episode"])
-        self.finished = list(state["finished"])
+        self.finished = [float(value) for value in state["finished"]]
         log = state["action"]
         # an episode longer than the log cannot be rebuilt; the caller sees it by the observations
         self._began[:] = np.maximum(state["began"], 0)

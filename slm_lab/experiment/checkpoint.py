@@ -2,7 +2,8 @@
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from slm_lab.experiment.safe_state import (
     check_state,
     read_state,
 )
-from slm_lab.lib.errors import CheckpointError, StorageError
+from slm_lab.lib.errors import CheckpointError, LabError, StorageError
 from slm_lab.lib.io import read_sealed, seal, write_bytes
+from slm_lab.spec.reader import printable
 
 _ARRAY, _UNSIGNED = "__array__", "__unsigned__"
 # torch writes these in another form; their bits are kept as those of the signed type
@@ -161,6 +163,27 @@ def save_state(path: Path, state: dict[str, Any], keep_previous: bool = False) -
     write_bytes(path, seal(buffer.getvalue()), previous_file(path) if keep_previous else None)
 
 
+@contextmanager
+def content_errors(path: Path, problem: str = "what it holds does not fit together") -> Iterator[None]:
+    """Turn what the contents of a state make fail into one line: a seal is no signature, they may be anyone's."""
+    try:
+        yield
+    except LabError:
+        raise
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(f"{path}: {problem} ({type(error).__name__}: {printable(reason, limit=1000)})") from None
+
+
 def load_state(path: Path) -> dict[str, Any]:
     """Read a state; a single changed bit is an error."""
     try:
@@ -193,7 +216,8 @@ def load_latest(
         if candidate.exists():
             try:
                 state = load_state(candidate)
-                finish(state)
+                with content_errors(candidate):
+                    finish(state)
             except CheckpointError as error:
                 problems.append(str(error))
                 continue

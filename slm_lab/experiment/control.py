@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from slm_lab.agent.algorithm.base import Metrics
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings, share_cores
 from slm_lab.env.vec_env import Obs, VecEnv, to_host
-from slm_lab.experiment.checkpoint import load_latest, save_state
+from slm_lab.experiment.checkpoint import content_errors, load_latest, save_state
 from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.fault import report_fault
 from slm_lab.experiment.folder import RunFolder
@@ -224,6 +225,18 @@ class Session:
         if state is None:
             self.sinks = build_sinks(self.spec, self.folder, self.trial, self.session)
             return self.env.reset(), self.agent.init_carry(self.spec.env.num_envs)
+        with content_errors(path):
+            obs, carry = self._restore(state, path)
+        self.sinks = build_sinks(self.spec, self.folder, self.trial, self.session, self.frame + 1)
+        # not where the one before was used
+        if path.exists():
+            self.saved = self._mark()
+        if self.is_eval_due:
+            self._evaluate()
+        return obs, carry
+
+    def _restore(self, state: dict[str, Any], path: Path) -> tuple[Obs, Any]:
+        """Go on where a checkpoint was written."""
         if state.get("format") != FORMAT:
             raise CheckpointError(f"{path}: was written by another version of the lab; continue it with that one")
         if state.get("spec") != self._identity():
@@ -232,11 +245,13 @@ class Session:
         self.tracker.load_state_dict(state["tracker"])
         if self.eval_tracker is not None and state["eval_tracker"] is not None:
             self.eval_tracker.load_state_dict(state["eval_tracker"])
-        self.frame = state["frame"]
-        self.sinks = build_sinks(self.spec, self.folder, self.trial, self.session, self.frame + 1)
-        self.watch.total = state["wall_t"]
-        self.watch.phases.update(state["phases"])
+        self.frame = read_frame(state)
+        self.watch.total = float(state["wall_t"])
+        self.watch.phases.update({str(name): float(seconds) for name, seconds in state["phases"].items()})
         self.best_model = state["best_model"]
+        if self.best_model is not None:
+            check_form(self.best_model, self.agent.model_state(), "best_model")
+        self.is_eval_due = bool(state["is_eval_due"]) and self.eval_tracker is not None
         for due in (self.log_due, self.eval_due, self.save_due, self.video_due):
             if due is not None:
                 due.skip_to(self.frame)
@@ -251,12 +266,10 @@ class Session:
                 "not be rebuilt from its seed and actions; scores stay comparable, bits do not"
             )
         # episodes that start anew have nothing to remember
-        carry = state["carry"] if is_exact else self.agent.init_carry(self.spec.env.num_envs)
-        # not where the one before was used
-        if path.exists():
-            self.saved = self._mark()
-        if state["is_eval_due"]:
-            self._evaluate()
+        carry = self.agent.init_carry(self.spec.env.num_envs)
+        if is_exact:
+            check_form(state["carry"], carry, "carry")
+            carry = state["carry"]
         return obs, None if carry is None else carry.to(self.agent.device)
 
     def _load_rows(self, state: dict[str, Any]) -> None:
@@ -471,6 +484,25 @@ def copy_state(value: Any, old: Any = None) -> Any:
     if isinstance(value, dict):
         return {key: copy_state(item, None if old is None else old[key]) for key, item in value.items()}
     return value
+
+
+def check_form(value: Any, like: Any, name: str) -> None:
+    """Refuse a saved value that has not the keys, shapes and types of another."""
+    if isinstance(like, dict) and isinstance(value, dict) and value.keys() == like.keys():
+        for key, item in like.items():
+            check_form(value[key], item, f"{name}.{key}")
+        return
+    forms = [(type(each), getattr(each, "shape", None), getattr(each, "dtype", None)) for each in (value, like)]
+    if isinstance(like, dict) or forms[0] != forms[1]:
+        raise ValueError(f"{name} has another form than that of this run")
+
+
+def read_frame(state: dict[str, Any]) -> int:
+    """The frame of a checkpoint."""
+    frame = state["frame"]
+    if type(frame) is not int or frame < 0:
+        raise ValueError("its frame is not a whole number")
+    return frame
 
 
 def write_session_metrics(folder: RunFolder, trial: int, result: SessionResult, metrics: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.folder import RunFolder, replay_file
+from slm_lab.experiment.replay_files import load_rows, parse_chunks
 from slm_lab.experiment.tracker import CORE_COLUMNS
 from slm_lab.lib.errors import CheckpointError
 
@@ -194,7 +195,7 @@ class _Rows:
 
     def __init__(self, folder: RunFolder, key: tuple[int, int], which: str, chunks: list[list[int]]) -> None:
         self.prefix = folder.replay_prefix(*key, which)
-        self.chunks = [(int(start), int(end)) for start, end in chunks]
+        self.chunks = parse_chunks(chunks)
         self.start = self.chunks[0][0] if self.chunks else 0
         self.end = self.chunks[-1][1] if self.chunks else 0
         self._held: tuple[int, int] | None = None
@@ -204,13 +205,15 @@ class _Rows:
         """Rows that lie in one file."""
         chunk = next(one for one in self.chunks if one[0] <= start and end <= one[1])
         if chunk != self._held:
-            self._rows = load_state(replay_file(self.prefix, *chunk))["rows"]
+            self._rows = load_rows(replay_file(self.prefix, *chunk))
             self._held = chunk
         first, last = start - chunk[0], end - chunk[0]
         rows = {name: value[first:last] for name, value in self._rows.items() if not name.startswith("aside_")}
         if {"aside_key", "aside_frame"} <= self._rows.keys():
             # frames aside have the number of their row within the file, their env and their count
             key, frame = self._rows["aside_key"], self._rows["aside_frame"]
+            if len(frame) != int(key[:, 2].sum()):
+                raise ValueError("frames aside are not as many as their rows have")
             is_inside = (key[:, 0] >= first) & (key[:, 0] < last)
             rows["aside_key"] = key[is_inside] - torch.tensor([first, 0, 0])
             rows["aside_frame"] = frame[is_inside.repeat_interleave(key[:, 2])]

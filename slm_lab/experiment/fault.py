@@ -22,7 +22,7 @@ from slm_lab.agent.net.gradient import GradientFaultError
 from slm_lab.env.layout import ObsPart
 from slm_lab.env.local import Slots
 from slm_lab.env.make import EnvFacts, EnvSettings
-from slm_lab.experiment.checkpoint import load_state, save_state
+from slm_lab.experiment.checkpoint import content_errors, load_state, save_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.device import pick_device
@@ -306,26 +306,13 @@ class Replayed:
 
 @contextmanager
 def bundle_errors(path: Path) -> Iterator[None]:
-    """Turn what the contents of a bundle make fail into one line: they may be anyone's."""
+    """Turn what the contents of a bundle make fail into one line, as it may reach a terminal."""
     try:
-        yield
+        with content_errors(path):
+            yield
     except LabError as error:
         # it may quote the bundle
         raise LabError("\n".join(map(show, str(error).splitlines()))) from None
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise CheckpointError(
-            f"{path}: what it holds does not fit together ({type(error).__name__}: {show(reason)})"
-        ) from None
 
 
 def show(text: str) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.agent.memory.replay import Replay
-from slm_lab.experiment.checkpoint import load_state, save_state
+from slm_lab.experiment.checkpoint import content_errors, load_state, save_state
 from slm_lab.experiment.folder import replay_file
 from slm_lab.lib.errors import CheckpointError
 
@@ -70,10 +70,25 @@ class ReplayFiles:
 
     def load(self, chunks: Any) -> None:
         """Read the memory back."""
-        self.chunks = [(int(start), int(end)) for start, end in chunks]
+        self.chunks = parse_chunks(chunks)
         for chunk in self.chunks:
-            rows = load_state(self._file(chunk)).get("rows")
-            if not isinstance(rows, dict):
-                raise CheckpointError(f"{self._file(chunk)}: does not hold rows of a replay")
-            self.replay.load_rows(chunk[0], rows)
+            rows = load_rows(self._file(chunk))
+            with content_errors(self._file(chunk)):
+                self.replay.load_rows(chunk[0], rows)
         self.previous = list(self.chunks)
+
+
+def parse_chunks(value: Any) -> list[Chunk]:
+    """The files of a replay that a checkpoint lists; what it lists may be anyone's."""
+    chunks = [(int(start), int(end)) for start, end in value]
+    if not all(0 <= start < end for start, end in chunks):
+        raise ValueError("rows of a replay that end before they begin")
+    return chunks
+
+
+def load_rows(path: Path) -> dict[str, Any]:
+    """The rows in a file of a replay."""
+    rows = load_state(path).get("rows")
+    if not isinstance(rows, dict):
+        raise CheckpointError(f"{path}: does not hold rows of a replay")
+    return rows

@@ -21,7 +21,7 @@ from slm_lab.env.make import build_settings
 from slm_lab.env.render import RenderMode, check_display
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.analysis import calc_spread
-from slm_lab.experiment.checkpoint import load_state
+from slm_lab.experiment.checkpoint import content_errors, load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.disk import check_disk, estimate_disk
@@ -31,7 +31,7 @@ from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import CheckpointError, LabError, RunFolderError, SpecError, StorageError
+from slm_lab.lib.errors import LabError, RunFolderError, SpecError, StorageError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
@@ -248,10 +248,8 @@ def load_trained(
             agent = build_agent(to_play(spec), env, session, num_envs)
         path = folder.model_file(trial, session, "best")
         state = load_state(path)
-        try:
+        with content_errors(path, "does not fit the spec beside it"):
             agent.load_model_state(state)
-        except (KeyError, RuntimeError, TypeError) as error:
-            raise CheckpointError(f"{path}: does not fit the spec beside it ({str(error).splitlines()[0]})") from None
     except BaseException:
         env.close()
         raise

@@ -109,8 +109,9 @@ class Tracker:
         # a table of an older version may lack the last columns
         empty = [math.nan] * (len(self.columns) - np.shape(rows)[1])
         self.rows = [[*map(float, row), *empty] for row in rows]
-        self.recent = deque(state["recent"], maxlen=MA_WINDOW)
-        self.best = state["best"]
-        self._sums = dict(state["sums"])
-        self._counts = dict(state["counts"])
+        self.recent = deque(map(float, state["recent"]), maxlen=MA_WINDOW)
+        self.best = float(state["best"])
+        self._sums = {str(name): float(value) for name, value in state["sums"].items()}
+        # one that is not there cannot be divided by
+        self._counts = {name: int(state["counts"][name]) for name in self._sums}
         self._open()

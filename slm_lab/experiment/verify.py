@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from slm_lab.experiment.checkpoint import load_state
-from slm_lab.experiment.control import FORMAT, Session
+from slm_lab.experiment.checkpoint import content_errors, load_state
+from slm_lab.experiment.control import FORMAT, Session, read_frame
 from slm_lab.experiment.difference import MODELS, Comparison, compare_sessions, read_rows
 from slm_lab.experiment.folder import RunFolder, find_best_trial, open_run_folder, previous_file, replay_file
+from slm_lab.experiment.replay_files import parse_chunks
 from slm_lab.experiment.run import describe_machine, prepare
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, WorkerError
 from slm_lab.lib.io import is_locked, storage_errors
@@ -157,11 +158,13 @@ class Verification:
         verdict = Verdict(session)
         if is_locked(self.folder.lock_file(*key)):
             raise RunFolderError(f"{self.folder.path} is being trained; verify it when it has ended, or stop it")
+        path = self.folder.resume_file(*key)
         try:
-            target = self._read_target(key, verdict)
-            start = self._find_start(key, target, verdict)
-            if target is not None:
-                self._check_files(key, target, start or target)
+            with content_errors(path):
+                target = self._read_target(key, verdict)
+                start = self._find_start(key, target, verdict)
+                if target is not None:
+                    self._check_files(key, target, start or target)
         except CheckpointError as error:
             verdict.problem = str(error)
             return verdict
@@ -184,7 +187,8 @@ class Verification:
             )
             return verdict
         try:
-            self._compare(key, target, scratch, verdict)
+            with content_errors(path):
+                self._compare(key, target, scratch, verdict)
         except CheckpointError as error:
             verdict.problem = str(error)
             return verdict
@@ -204,6 +208,7 @@ class Verification:
         if state.get("format") != FORMAT:
             verdict.comparison.notes.append(f"{path.name} is of another version, so only tables are compared")
             return None
+        read_frame(state)
         return state
 
     def _find_start(
@@ -213,9 +218,10 @@ class Verification:
         if self.settings.from_start or self.settings.segment is not None or target is None:
             return None
         path = previous_file(self.folder.resume_file(*key))
-        state = load_state(path) if path.exists() else {}
-        if state.get("format") == FORMAT and state["frame"] < target["frame"]:
-            return state
+        with content_errors(path):
+            state = load_state(path) if path.exists() else {}
+            if state.get("format") == FORMAT and read_frame(state) < target["frame"]:
+                return state
         verdict.comparison.notes.append("there is no earlier checkpoint, so the whole session is replayed")
         return None
 
@@ -279,8 +285,10 @@ def list_replay_files(folder: RunFolder, key: tuple[int, int], state: dict[str, 
     """The files with the rows of the replays that a checkpoint needs."""
     files = []
     for which, chunks in state["rows"].items():
+        if not str(which).isidentifier():
+            raise ValueError("a name of a replay that is none")
         prefix = folder.replay_prefix(*key, which)
-        files += [replay_file(prefix, int(start), int(end)) for start, end in chunks]
+        files += [replay_file(prefix, *chunk) for chunk in parse_chunks(chunks)]
     return files
 
 

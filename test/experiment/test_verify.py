@@ -17,9 +17,9 @@ from slm_lab.experiment.checkpoint import load_state, save_state
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.difference import Comparison, compare_tensors
 from slm_lab.experiment.folder import RunFolder, previous_file, replay_file
-from slm_lab.experiment.run import Options, write_origin
+from slm_lab.experiment.run import Options, load_trained, write_origin
 from slm_lab.experiment.verify import Settings, Verdict, Verification
-from slm_lab.lib.errors import RunFolderError
+from slm_lab.lib.errors import CheckpointError, RunFolderError
 from slm_lab.lib.io import lock_file, write_yaml
 from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.memory import ReplaySpec
@@ -429,3 +429,127 @@ def test_states_differ_by_key_length_type_and_value() -> None:
         comparison = Comparison()
         comparison.compare_states(one, two)
         assert [difference.name for difference in comparison.values] == ([name] if name else [])
+
+
+# --- checkpoints whose hash matches and whose contents are odd
+
+
+ODD: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "rows of nothing": {"rows": {"memory": [[1]]}},
+    "rows that end before they begin": {"rows": {"memory": [[5, 1]]}},
+    "rows elsewhere": {"rows": {"x/../../x": [[0, 1]]}},
+    "head of a replay": {"agent": {"algorithm": {"memory": {"head": "x"}}}},
+    "resets of a replay": {"agent": {"algorithm": {"memory": {"reset": torch.ones(9)}}}},
+    "rows that are a number": {"rows": 5},
+    "rows without a replay": {"rows": {}},
+    "frame that is text": {"frame": "x"},
+    "frame of a tensor": {"frame": torch.ones(2)},
+    "frame that is not there": {"frame": None},
+    "format of a tensor": {"format": torch.ones(2)},
+    "spec of a tensor": {"spec": {"agent": torch.ones(2)}},
+    "agent": {"agent": {}},
+    "tracker": {"tracker": {"rows": np.ones(3)}},
+    "table of other columns": {"tracker": {"rows": np.ones((2, 3))}},
+    "env": {"env": {"episode": "x"}},
+    "episodes": {"env": {"finished": "x"}},
+    "clock": {"wall_t": "x"},
+    "phases": {"phases": 5},
+    "best model": {"best_model": {"modules": 5}},
+    "evaluation": {"is_eval_due": torch.ones(2)},
+}
+# what is not compared, since it depends on the clock, is not looked at
+CLOCK = ("clock", "phases")
+
+
+def merge(state: Any, change: Any) -> Any:
+    """A state with some of its innermost values changed; an empty change leaves nothing."""
+    if not isinstance(state, dict) or not isinstance(change, dict) or not change:
+        return change
+    return {**state, **{key: merge(state.get(key), value) for key, value in change.items()}}
+
+
+def spoil(path: Path, change: dict[str, Any]) -> None:
+    state = load_state(path)
+    save_state(path, merge(state, change) if change else {"format": state["format"]})
+
+
+@pytest.fixture(scope="module")
+def dqn_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(make_spec(DQN, env={"max_frame": 800}), tmp_path_factory.mktemp("dqn") / "run").path
+
+
+@pytest.mark.parametrize("which", ["last", "previous"])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_contents_are_told_in_one_line(
+    dqn_run: Path,
+    name: str,
+    which: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = RunFolder(Path(shutil.copytree(dqn_run, tmp_path / "run")), NAME)
+    path = folder.resume_file(0, 0)
+    spoil(path if which == "last" else previous_file(path), ODD[name])
+    monkeypatch.setattr("sys.argv", ["slm-lab", "verify", str(folder.path)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out = capsys.readouterr().out
+    assert end.value.code == (0 if name in CLOCK and which == "last" else 1)
+    assert out.startswith("Session 0: ")
+    assert "Traceback" not in out
+
+
+# a replay that this run has not got is not asked for
+@pytest.mark.parametrize("name", [name for name in ODD if name != "rows elsewhere"])
+def test_a_run_with_odd_contents_is_not_continued_with_a_traceback(dqn_run: Path, name: str, tmp_path: Path) -> None:
+    folder = RunFolder(Path(shutil.copytree(dqn_run, tmp_path / "run")), NAME)
+    path = folder.resume_file(0, 0)
+    for file in (path, previous_file(path)):
+        spoil(file, ODD[name])
+    spec = make_spec(DQN, env={"max_frame": 900})
+    with pytest.raises(CheckpointError) as caught:
+        Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_with_odd_rows_goes_on_from_the_checkpoint_before(dqn_run: Path, tmp_path: Path) -> None:
+    folder = RunFolder(Path(shutil.copytree(dqn_run, tmp_path / "run")), NAME)
+    spoil(folder.resume_file(0, 0), {"rows": 5})
+    session = Session(make_spec(DQN, env={"max_frame": 900}), folder, 0, 0, lambda _: None, lambda: False)
+    assert session.run().is_done
+    assert session.grade == "exact"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{}, {"modules": 5}, {"modules": {"net": [1]}}, {"modules": {"net": {"x": 5}}}, {"modules": {"net": None}}],
+)
+def test_a_model_of_odd_contents_is_told_in_one_line(dqn_run: Path, model: dict[str, Any], tmp_path: Path) -> None:
+    folder = RunFolder(Path(shutil.copytree(dqn_run, tmp_path / "run")), NAME)
+    save_state(folder.model_file(0, 0, "best"), model)
+    with pytest.raises(CheckpointError, match="does not fit the spec beside it") as caught:
+        load_trained(str(folder.path))
+    assert "\n" not in str(caught.value)
+
+
+def test_statistics_of_another_shape_are_told_in_one_line(tmp_path: Path) -> None:
+    folder = train(make_spec(env={"max_frame": 400, "normalize_obs": True}), tmp_path / "run")
+    path = folder.model_file(0, 0, "best")
+    state = load_state(path)
+    for mean in (np.zeros(3), np.zeros(4, int), "x", None):
+        save_state(path, {**state, "obs_normalizer": {**state["obs_normalizer"], "mean": mean}})
+        with pytest.raises(CheckpointError, match="does not fit the spec beside it"):
+            load_trained(str(folder.path))
+
+
+def test_frames_aside_cannot_ask_for_memory(framed: Replay, tmp_path: Path) -> None:
+    both = write_replay(tmp_path / "one", framed, 10), write_replay(tmp_path / "two", framed, 10)
+    path = replay_file(both[0][0].replay_prefix(0, 0, "memory"), 0, 10)
+    state = load_state(path)
+    state["rows"]["aside_key"][0, 2] = 10**11
+    save_state(path, state)
+    with pytest.raises(ValueError, match="frames aside"):
+        compare_written(*both)

@@ -262,7 +262,8 @@ class Replay:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken, together with the rows."""
-        self.ring.head = state["head"]
-        self._num_fresh = state["num_fresh"]
-        self._reset = state["reset"].numpy().copy()
+        self.ring.head = int(state["head"])
+        self._num_fresh = int(state["num_fresh"])
+        self._reset = np.ones(self.num_envs, bool)
+        self._reset[:] = state["reset"].numpy()
         self.store.load_state_dict(state["store"])
