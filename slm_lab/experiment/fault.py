@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.ppo import Minibatch
@@ -39,6 +41,9 @@ FORMAT = 1
 MAX_BYTES = 50_000_000
 # what a file has beside its tensors
 _ROOM = 1_000_000
+# An agent takes at most eight times its weights while it is built, with those of its optimisers; small nets have room.
+_GROWTH = 16
+_AGENT_ROOM = 100_000_000
 # what batches are made of, by the names they have in a file
 _TUPLES: dict[str, Any] = {kind.__name__: kind for kind in (Batch, SequenceBatch, Minibatch, Stretches)}
 _TUPLE, _ITEMS = "__tuple__", "__items__"
@@ -417,7 +422,9 @@ def build_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool = True) -> tu
     key = (spec.meta.seed, int(bundle["session"]))
     spec = _shrink_replays(spec, facts.frame_stack, num_envs)
     plain = spec.replace(meta={"compile": False})
-    agent = Agent(plain, facts, num_envs, key, device)
+    # a few numbers of a bundle say how large its nets are to be
+    with _Allowance(_GROWTH * min(MAX_BYTES, count_bytes(bundle["modules"])) + _AGENT_ROOM):
+        agent = Agent(plain, facts, num_envs, key, device)
     notes: tuple[str, ...] = ()
     if spec.meta.compile is True and not is_plain:
         resolved, note = resolve_compile(spec, agent)
@@ -436,6 +443,34 @@ def build_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool = True) -> tu
     if "agent" in bundle:
         torch.set_rng_state(bundle["agent"]["torch_generator"])
     return agent, notes
+
+
+class _Allowance(TorchDispatchMode):
+    """Refuses to make tensors of more bytes than allowed, all together, before the one that is too many is made."""
+
+    def __init__(self, num_byte: int) -> None:
+        super().__init__()
+        self.num_byte = num_byte
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        arguments = func._schema.arguments
+        if arguments and arguments[0].name == "size":
+            dtype = kwargs.get("dtype") or torch.get_default_dtype()
+            self._check(math.prod(args[0]) * dtype.itemsize)
+        out = func(*args, **kwargs)
+        for value, returned in zip(tree_leaves(out), func._schema.returns, strict=False):
+            # what is written in place or seen in another shape is there already
+            if isinstance(value, Tensor) and returned.alias_info is None:
+                self._check(value.nbytes)
+                self.num_byte -= value.nbytes
+        return out
+
+    def _check(self, num_byte: int) -> None:
+        if num_byte > self.num_byte:
+            raise CheckpointError(
+                "the nets of the bundle's spec would take far more memory than the weights that it holds"
+            )
 
 
 def _shrink_replays(spec: Spec, frame_stack: int, num_envs: int) -> Spec:

@@ -1,9 +1,11 @@
 """What is not finite stops a session at once, changes no weight, and leaves a bundle that fails again."""
 
+import json
 import math
 import os
 import pickle
 import re
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -602,6 +604,37 @@ def test_bundles_that_are_not_what_they_seem_are_refused_in_one_line(tmp_path: P
         refuse(match)
     with pytest.raises(CheckpointError):
         read_bundle(tmp_path)
+
+
+@pytest.mark.usefixtures("rich_env")
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_a_small_bundle_cannot_ask_for_much_memory(algorithm: str, tmp_path: Path) -> None:
+    run = Run(make_spec(algorithm, name="Rich-v0"), tmp_path / "run")
+    assert do_again(run.bundle).is_reproduced
+    content = load_state(run.bundle)
+    other = tmp_path / "other.pt"
+    many = {"facts": {**content["facts"], "action": {**content["facts"]["action"], "n": 60_000_000}}}
+    changes = [many]
+    lazy = [{"LazyLinear": {"out_features": 200_000}}, {"Linear": {"in_features": 200_000, "out_features": 2000}}]
+    for net in (
+        {"hid_layers": [60_000, 60_000]},
+        {"type": "RecurrentNet", "rnn_hidden_size": 50_000, "seq_len": 4},
+        {"type": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": lazy}}}},
+    ):
+        spec = json.loads(json.dumps(content["spec"]))
+        own = spec["fault"]["agent"]["net"]
+        kept = {} if "type" in net else own
+        spec["fault"]["agent"]["net"] = {**kept, **net}
+        changes.append({"spec": spec})
+    for change in changes:
+        save_state(other, {**content, **change})
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        result = CliRunner().invoke(app, [str(other)])
+        assert result.exit_code == 2, result.output
+        assert re.search("^Error: .*far more memory than the weights that it holds", result.output), result.output
+        assert len(result.output.splitlines()) == 1
+        # kilobytes
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
 
 
 CODE = "\x1b]0;x\x07\x1b[2J\x9b\u202e\n"
