@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from slm_lab.lib.io import read_text
+
 Array = np.ndarray[Any, Any]
 Table = Mapping[str, Array]
 
@@ -151,8 +153,11 @@ def format_trial_metrics(scalar: Mapping[str, float]) -> str:
 
 def read_table(path: Path) -> dict[str, Array]:
     """A session's table; a row cut short by a kill is left out."""
-    text = path.read_text()
-    rows = list(csv.reader(io.StringIO(text, newline="")))
+    text = read_text(path)
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
     # whatever is not ended by a line break may be half a number
     if rows and not text.endswith("\n"):
         rows.pop()

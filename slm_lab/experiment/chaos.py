@@ -15,7 +15,7 @@ from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.difference import Comparison, compare_sessions
 from slm_lab.experiment.folder import RunFolder, previous_file
 from slm_lab.lib.errors import CheckpointError, LabError
-from slm_lab.lib.io import is_locked, write_yaml
+from slm_lab.lib.io import is_locked, read_text, write_yaml
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 
@@ -293,7 +293,7 @@ class Chaos:
                 comparison.compare_tables(tables[0], tables[1], 0, self.spec.env.max_frame * 2, label)
             states = load_state(one.resume_file(0, session)), load_state(two.resume_file(0, session))
             compare_sessions(comparison, one, two, (0, session), states)
-            metrics = [json.loads(folder.session_metrics_file(0, session).read_text()) for folder in (one, two)]
+            metrics = [json.loads(read_text(folder.session_metrics_file(0, session))) for folder in (one, two)]
             evals = [each.get("final_eval") for each in metrics]
             comparison.compare_states(evals[0], evals[1], f"session {session}, final_eval")
         return comparison
@@ -312,7 +312,7 @@ def _read_frame(path: Path) -> int:
 def _read_last_row(path: Path) -> int:
     """The frame of the last whole row."""
     try:
-        rows = path.read_text().rpartition("\n")[0].splitlines()
+        rows = read_text(path).rpartition("\n")[0].splitlines()
         return int(rows[-1].split(",")[rows[0].split(",").index("frame")])
     except (IndexError, OSError, ValueError):
         return 0

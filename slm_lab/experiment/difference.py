@@ -15,7 +15,8 @@ from slm_lab.experiment.checkpoint import load_state
 from slm_lab.experiment.folder import RunFolder, replay_file
 from slm_lab.experiment.replay_files import load_rows, parse_chunks
 from slm_lab.experiment.tracker import CORE_COLUMNS
-from slm_lab.lib.errors import CheckpointError
+from slm_lab.lib.errors import CheckpointError, UnreadableError
+from slm_lab.lib.io import read_text
 
 # what depends on the clock on the wall
 CLOCK_COLUMNS = ("fps", "wall_t")
@@ -183,9 +184,11 @@ def read_rows(path: Path, last: int) -> _Table:
     if not path.exists():
         return _Table([], {})
     try:
-        reader = csv.DictReader(io.StringIO(path.read_text(), newline=""))
+        reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
         rows = {int(row["frame"]): row for row in reader}
-    except (KeyError, TypeError, ValueError):
+    except UnreadableError as error:
+        raise CheckpointError(str(error)) from None
+    except (KeyError, TypeError, ValueError, csv.Error):
         raise CheckpointError(f"{path}: is no table of a session; was it changed?") from None
     return _Table(list(reader.fieldnames or []), {frame: row for frame, row in rows.items() if frame <= last})
 

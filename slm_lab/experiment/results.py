@@ -13,6 +13,7 @@ import numpy as np
 from slm_lab.experiment.analysis import Array, calc_total_reward_ma, read_table
 from slm_lab.experiment.folder import find_best_trial, find_run_path
 from slm_lab.lib.errors import LabError, RunFolderError
+from slm_lab.lib.io import read_text
 from slm_lab.spec.reader import read_document
 
 BASELINES = Path(__file__).parents[1] / "env" / "random_baseline.json"
@@ -241,8 +242,8 @@ def _read_spec(path: Path, name: str, trial: int, problems: list[str]) -> Mappin
 def _read_json(paths: list[Path]) -> dict[str, Any]:
     for path in paths:
         try:
-            content = json.loads(path.read_text())
-        except (OSError, ValueError):
+            content = json.loads(read_text(path))
+        except (OSError, RecursionError, ValueError):
             continue
         if isinstance(content, dict):
             return content

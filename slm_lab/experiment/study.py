@@ -12,6 +12,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from slm_lab.lib.io import read_bytes
 from slm_lab.lib.runtime import derive_seed
 from slm_lab.lib.secret import redact
 from slm_lab.spec.schema import SearchScheduler
@@ -181,7 +182,7 @@ def _drop_half_a_line(path: Path) -> None:
     """Cut off what a kill has left of a line, since another would be written behind it."""
     if not path.exists():
         return
-    data = path.read_bytes()
+    data = read_bytes(path)
     if data and not data.endswith(b"\n"):
         with path.open("r+b") as file:
             file.truncate(data.rfind(b"\n") + 1)

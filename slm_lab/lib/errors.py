@@ -50,6 +50,13 @@ class StorageError(LabError, OSError):
     """
 
 
+class UnreadableError(LabError, OSError):
+    """What cannot be read as a file: a pipe, a device, a folder, or more bytes than any such file has.
+
+    An OSError too, for those who can go on without the file.
+    """
+
+
 class VideoError(LabError):
     """A video that cannot be written as asked."""
 

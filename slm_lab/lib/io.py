@@ -19,11 +19,13 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from slm_lab.lib.errors import RunFolderError, StorageError
+from slm_lab.lib.errors import RunFolderError, StorageError, UnreadableError
 
 _SEAL = b"SLMLAB-SHA256:"
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _BLOCK_BYTES = 1 << 20
+# of a text that is read whole: a table of a session has some hundred bytes per row
+MAX_BYTES = 500_000_000
 # Numbers that YAML 1.1 takes for text: 1e6, 5e-4, 1.e3
 EXPONENT_FLOAT = re.compile(r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
 CACHE_VARIABLE = "SLM_LAB_CACHE"
@@ -210,16 +212,46 @@ def seal(payload: bytes) -> bytes:
     return payload + _SEAL + hashlib.sha256(payload).digest()
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read it; a run may come from anyone, so no pipe is waited for and no device read."""
+    # the opener's descriptor is closed even if it is a folder's
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise UnreadableError(f"{path}: not a regular file, but a pipe or device")
+
+
+def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """All of a file of a run or a spec; one that is not there is a FileNotFoundError, as ever."""
+    try:
+        with open_file(path) as file:
+            if os.fstat(file.fileno()).st_size > max_bytes:
+                raise UnreadableError(f"{path}: larger than {max_bytes:,} bytes")
+            return file.read()
+    except (FileNotFoundError, UnreadableError):
+        raise
+    except OSError as error:
+        raise UnreadableError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
+    """The text of a file of a run or a spec, which is always UTF-8."""
+    return read_bytes(path, max_bytes).decode()
+
+
 def read_sealed(path: Path) -> bytes | None:
     """The payload of a sealed file, or None when a single bit differs from what was written.
 
     A file that is none of ours is told apart by its end, whatever its size, and a pipe or device is not read at all.
     """
-    # a pipe that no one writes to would else be waited for; the opener's descriptor is closed even if it is a folder's
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        status = os.fstat(file.fileno())
-        cut = status.st_size - _DIGEST_SIZE - len(_SEAL)
-        if not stat.S_ISREG(status.st_mode) or cut < 0:
+    try:
+        opened = open_file(path)
+    except UnreadableError:
+        return None
+    with opened as file:
+        cut = os.fstat(file.fileno()).st_size - _DIGEST_SIZE - len(_SEAL)
+        if cut < 0:
             return None
         file.seek(cut)
         if file.read(len(_SEAL)) != _SEAL:

@@ -3,15 +3,14 @@
 import json
 import math
 import re
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from slm_lab.lib.errors import SpecError
-from slm_lab.lib.io import EXPONENT_FLOAT
+from slm_lab.lib.errors import SpecError, UnreadableError
+from slm_lab.lib.io import EXPONENT_FLOAT, read_text
 
 MAX_BYTES = 300_000
 MAX_DEPTH = 64
@@ -81,12 +80,9 @@ _Loader.yaml_implicit_resolvers = {
 def read_document(path: Path) -> dict[str, Any]:
     """Read a JSON or YAML file of specs as plain data."""
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise SpecError(f"{path}: not a regular file")
-        if status.st_size > MAX_BYTES:
-            raise SpecError(f"{path}: larger than {MAX_BYTES:,} bytes; no spec file needs that")
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_BYTES)
+    except UnreadableError as error:
+        raise SpecError(str(error)) from None
     except UnicodeDecodeError:
         raise SpecError(f"{path}: not a text file in UTF-8") from None
     except OSError as error:

@@ -16,7 +16,7 @@ from slm_lab.cli import compare, plot, retro
 from slm_lab.cli import list as list_module
 from slm_lab.experiment.analysis import calc_trial_metrics
 from slm_lab.experiment.results import find_runs, load_run
-from slm_lab.lib.errors import RunFolderError
+from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import write_json, write_yaml
 
 COLUMNS = ("total_reward", "total_reward_ma", "loss", "fps", "frame", "wall_t", "t", "epi", "opt_step", "lr")
@@ -336,6 +336,42 @@ def test_retro_leaves_a_failed_session_out_but_draws_it(tmp_path: Path) -> None:
     assert (run.metrics["session_index"], run.metrics["failed"]) == ([0, 2], [1])
     assert run.session_scores == before.session_scores
     assert (path / "graph" / "demo_t0_s1_session_graph_train_mean_returns_vs_frames.png").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "info/demo_t0_s1_session_df_train.csv",
+        "info/demo_t0_s0_session_df_eval.csv",
+        "info/demo_t0_s0_session_metrics.json",
+        "info/demo_provenance.json",
+        "demo_t0_trial_metrics.json",
+        "demo_t0_spec.yaml",
+        "info/demo_search.json",
+    ],
+)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, place: str) -> None:
+    path = make_run(tmp_path, "demo")
+    (path / place).unlink(missing_ok=True)
+    os.mkfifo(path / place)
+    if place.endswith("_search.json"):
+        with pytest.raises(LabError, match="not a regular file"):
+            load_run(str(path), tmp_path)
+        return
+    run = load_run(str(path), tmp_path)
+    assert len(run.tables) == (2 if "_s1_" in place else 3)
+    is_told = not place.endswith(".json")
+    assert any(Path(place).name in problem for problem in run.problems) == is_told
+    code, out, err = call(list_module, "--data-dir", str(tmp_path))
+    assert code == 0, err
+    assert "demo" in out
+
+
+def test_metrics_nested_beyond_reason_are_left_out(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "demo")
+    (path / "demo_t0_trial_metrics.json").write_text("[" * 200_000)
+    assert load_run(str(path), tmp_path).metrics == {}
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:

@@ -184,6 +184,13 @@ def test_a_search_finds_what_is_good(tmp_path: Path) -> None:
 # --- early stopping
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_for_a_journal_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "study.log")
+    with pytest.raises(LabError, match=r"study\.log: not a regular file"):
+        Study(tmp_path / "study.log", "x", [], 0, 4)
+
+
 def test_rungs_are_powers_below_the_last_frame() -> None:
     assert find_rungs(make_spec()) == [10_000, 30_000]
     assert find_rungs(make_spec(search_scheduler=None)) == []

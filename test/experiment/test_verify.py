@@ -1,7 +1,9 @@
 """A replay gives the same bits; what was changed behind the lab's back is named; the run itself is only read."""
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -543,6 +545,23 @@ def test_statistics_of_another_shape_are_told_in_one_line(tmp_path: Path) -> Non
         save_state(path, {**state, "obs_normalizer": {**state["obs_normalizer"], "mean": mean}})
         with pytest.raises(CheckpointError, match="does not fit the spec beside it"):
             load_trained(str(folder.path))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_table_that_is_no_file_is_told_in_one_line(copied: RunFolder, make: Callable[[Path], None]) -> None:
+    for path in (copied.provenance_file, copied.table_file(0, 0, "train")):
+        path.unlink()
+        make(path)
+    verdict = verify(copied.path)
+    assert not verdict.is_same
+    assert str(verdict.problem).startswith(f"{path}: ")
+
+
+def test_a_table_with_a_cell_without_end_is_told_in_one_line(copied: RunFolder) -> None:
+    path = copied.table_file(0, 0, "train")
+    path.write_text("frame,x\n1," + "9" * 200_000 + "\n")
+    assert verify(copied.path).problem == f"{path}: is no table of a session; was it changed?"
 
 
 def test_frames_aside_cannot_ask_for_memory(framed: Replay, tmp_path: Path) -> None:

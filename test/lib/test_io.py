@@ -15,21 +15,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import yaml
 
 from slm_lab.lib import io
-from slm_lab.lib.errors import RunFolderError, StorageError
+from slm_lab.lib.errors import RunFolderError, StorageError, UnreadableError
 from slm_lab.lib.io import (
     AppendFile,
     create_run_folder,
     dump_yaml,
     is_locked,
     lock_file,
+    read_bytes,
     read_sealed,
+    read_text,
     remove_orphans,
     seal,
     write_bytes,
@@ -440,6 +442,27 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, exists: bool) -> None
         AppendFile(link)
     assert outside.exists() == exists
     assert not exists or outside.read_text() == "years of work"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("read", [read_text, read_bytes])
+def test_only_files_are_read(read: Callable[[Path], Any], tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("naïve\n", encoding="utf-8")
+    assert read(path) in ("naïve\n", "naïve\n".encode())
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        with pytest.raises(UnreadableError, match=f"{name}: not a regular file, but a pipe or device"):
+            read(tmp_path / name)
+    with pytest.raises(UnreadableError, match="cannot be read"):
+        read(tmp_path)
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(UnreadableError, match="large: larger than 500,000,000 bytes"):
+        read(tmp_path / "large")
 
 
 @pytest.mark.timeout(20)
