@@ -20,6 +20,7 @@ import os
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
 from loguru import logger
+from slm_lab.lib.errors import EnvFaultError
 
 class Leaky(CartPoleEnv):
     count = 0
@@ -44,7 +45,7 @@ class Bad(CartPoleEnv):
         info["token"] = token = self.token
         if Bad.count == 300:
             logger.warning(f"logged in with {token}")
-            reward = float("nan")
+            raise EnvFaultError(f"could not log in with {token}", "reward", 0)
         return obs, reward, *ends, info
 
 gym.register("Leaky-v0", entry_point=Leaky, max_episode_steps=100)

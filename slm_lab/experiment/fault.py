@@ -29,6 +29,7 @@ from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, LabError
+from slm_lab.lib.secret import redact
 from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
 from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.memory import ReplaySpec
@@ -113,7 +114,7 @@ def describe_fault(
         bundle["kind"] = "metric" if finding is None else "weight"
         bundle["obstacle"] = _OBSTACLES[bundle["kind"]]
         if finding is None:
-            bundle["message"] = str(error)
+            bundle["message"] = redact(str(error))
         else:
             bundle["finding"] = asdict(finding)
             bundle["message"] = f"{finding.describe()} at frame {frame}"
@@ -129,8 +130,10 @@ def _describe_env_fault(error: EnvFaultError, frame: int) -> dict[str, Any]:
         obstacle = "the env cannot be rebuilt from its seed and actions"
     elif record["action"].nbytes > MAX_BYTES - _ROOM:
         obstacle, record = "the actions since the env's last seed are too many", {**record, "action": None}
-    message = f"{error.tensor} of the env is not finite at frame {frame}: {error}"
-    return {"kind": "env", "message": message, "error": str(error), "env": record, "obstacle": obstacle}
+    # bundles are sent to others, and an env says what it likes
+    text = redact(str(error))
+    message = f"{error.tensor} of the env is not finite at frame {frame}: {text}"
+    return {"kind": "env", "message": message, "error": text, "env": record, "obstacle": obstacle}
 
 
 def _describe_gradient_fault(error: GradientFaultError, agent: Agent, parts: dict[str, Any]) -> dict[str, Any]:
@@ -383,8 +386,9 @@ def _replay_env(bundle: dict[str, Any], is_trusted: bool) -> Replayed:
         else:
             slots.reset(0, episode)
     except EnvFaultError as error:
-        notes = () if str(error) == bundle["error"] else (f"it was: {bundle['error']}",)
-        return Replayed(not notes, str(error), notes)
+        text = redact(str(error))
+        notes = () if text == bundle["error"] else (f"it was: {bundle['error']}",)
+        return Replayed(not notes, text, notes)
     finally:
         slots.close()
     return Replayed(False, f"the env gave a finite observation and a finite reward, {slots.reward[0]}, this time")

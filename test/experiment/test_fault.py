@@ -30,7 +30,7 @@ from slm_lab.experiment.fault import MAX_BYTES, Replayed, read_bundle, replay_fa
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.run import Options, start
 from slm_lab.experiment.search_run import start_search
-from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError
+from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, LabError
 from slm_lab.lib.io import seal
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
@@ -84,6 +84,8 @@ class Spoiled(gym.Wrapper[Any, Any, Any, Any]):
         obs, reward, *rest = self.env.step(action)
         self.t += 1
         if self.is_odd and self.t == 5:
+            if self.what == "token":
+                raise EnvFaultError(f"cannot log in with {os.environ['PLANTED_TOKEN']}", "reward", 0)
             if self.what == "reward":
                 reward = self.value
             elif self.what == "obs":
@@ -171,6 +173,15 @@ def test_what_an_env_gives(algorithm: str, what: str, tmp_path: Path) -> None:
     assert int(place[2]) == run.content["env"]["episode"]
     # it was the step that had not been done yet
     assert run.frame == run.session.frame + NUM_ENVS
+
+
+def test_a_bundle_holds_no_secret_that_an_env_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED_TOKEN", "a-token-of-no-known-shape")
+    spec = make_spec("PPO", name="Spoiled-v0", kwargs={"what": "token"})
+    run = Run(spec.replace(meta={"checkpoint_frequency": 2}), tmp_path)
+    assert b"a-token-of-no-known-shape" not in run.bundle.read_bytes()
+    assert "cannot log in with [secret]" in run.content["message"]
+    assert do_again(run.bundle) == Replayed(True, "cannot log in with [secret]")
 
 
 def test_the_first_observation_of_an_episode(tmp_path: Path) -> None:
