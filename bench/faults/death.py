@@ -58,7 +58,7 @@ def kill_workers(num_kill: int, max_frame: int, folder: Path) -> Iterator[Verdic
         left -= 1
         text = output.read_text()
         leftover = [pid for pid in pids.read_text().split() if is_alive(int(pid))]
-        is_told = "WorkerError" in text and "killed by signal 9" in text
+        is_told = "WorkerDeathError" in text and "killed by signal 9" in text
         problem = "" if is_told else f"what ended it is not told: {text[-300:]}"
         problem = f"workers {', '.join(leftover)} were left behind" if leftover else problem
         yield Verdict(f"kill {num_kill - left}", not problem, problem)
