@@ -54,9 +54,18 @@ def build_failures(results: Path) -> str:
     return "\n".join(lines) if lines else "Nothing, in the rows that were run in full."
 
 
-def build_notes() -> str:
-    """What cannot be told from the figures."""
-    return "\n".join(f"- `{row.name}`: {row.note}" for row in ROWS if row.note)
+def build_notes(results: Path) -> str:
+    """What cannot be told from counts."""
+    return "\n".join(f"- `{row.name}`: {row.note}{_tell(row, results)}" for row in ROWS if row.note or row.told)
+
+
+def _tell(row: Row, results: Path) -> str:
+    """What the verdicts of a row say that are told one by one."""
+    result = read_result(row, results)
+    if row.told is None or result is None:
+        return ""
+    names = [verdict["name"] for found in result["batches"].values() for verdict in found]
+    return f" Seen: {'; '.join(name for name in names if row.told in name)}."
 
 
 def describe_conditions(results: Path) -> str:
@@ -85,7 +94,7 @@ def write_page(results: Path = RESULTS, quick: Path = QUICK_RESULTS, page: Path 
     text = Template(TEMPLATE.read_text()).substitute(
         table=build_table(results, quick),
         failures=build_failures(results),
-        notes=build_notes(),
+        notes=build_notes(results),
         conditions=describe_conditions(results),
     )
     write_text(page, text)

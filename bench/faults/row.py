@@ -51,6 +51,8 @@ class Row:
     plan: Callable[[bool], Sequence[Batch]]
     # what cannot be told from the figures
     note: str = ""
+    # verdicts with this word in their name are told on the page, not only counted
+    told: str | None = None
 
     def count(self, quick: bool) -> int:
         """How many faults there are to plant."""

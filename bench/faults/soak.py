@@ -115,5 +115,6 @@ ROWS = (
         f"memory grows by less than {MAX_SLOPE:g} MB/h after the first 40 %, open files stay level, no zombie",
         plan,
         "The table of a run is kept in memory and grows with its rows; here it has few.",
+        told="memory",
     ),
 )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -114,7 +115,7 @@ def test_faults_that_were_not_planted_are_failures(tmp_path: Path) -> None:
 
 
 def test_the_page_tells_what_was_run_and_what_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = (make_row([], Verdict("one", True), Verdict("two", False, "it sank")),)
+    rows = (replace(make_row([], Verdict("one", True), Verdict("two", False, "it sank")), told="one"),)
     monkeypatch.setattr(page_module, "ROWS", rows)
     full, quick = tmp_path / "full", tmp_path / "quick"
     assert "not run in full yet" in build_table(full, quick)
@@ -125,6 +126,7 @@ def test_the_page_tells_what_was_run_and_what_was_not(tmp_path: Path, monkeypatc
     text = write_page(full, quick, tmp_path / "page.md").read_text()
     assert "**2 of 4**" in text
     assert "- `demo`, a, two: it sank" in text
+    assert "Seen: one; one." in text
     assert "$" not in text
 
 
