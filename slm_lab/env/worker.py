@@ -117,9 +117,7 @@ class Worker:
 
 def serve(descriptor: int) -> None:
     """The worker's side: answer requests until the other end closes."""
-    # Who stops a run may tell all its processes. The session saves first, with envs that still answer, then closes
-    # the socket. A handler rather than to ignore it: programs that an env starts would ignore it too.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    _outlive_the_session()
     connection = Connection(descriptor)
     slots: Slots | None = None
     while True:
@@ -148,6 +146,21 @@ def serve(descriptor: int) -> None:
             break  # no one is there any more
     if slots is not None:
         slots.close()
+
+
+def _outlive_the_session() -> None:
+    """Stay when all processes of a run are told to end: the session saves first, then closes the socket.
+
+    A handler, since programs that an env starts would inherit that a signal is ignored. Forks inherit the handler.
+    """
+    session = os.getppid()
+
+    def handle(*_: object) -> None:
+        if os.getppid() != session:
+            sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, handle)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _serve_one(slots: Slots, what: str, *arguments: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from loguru import logger
 from torch.nn.parameter import is_lazy
 
 from slm_lab.experiment.folder import previous_file
@@ -168,18 +169,11 @@ def content_errors(path: Path, problem: str = "what it holds does not fit togeth
     """Turn what the contents of a state make fail into one line: a seal is no signature, they may be anyone's."""
     try:
         yield
-    except LabError:
+    except (LabError, torch.OutOfMemoryError):
         raise
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        # an own env or algorithm may have failed, whose place is of interest
+        logger.opt(exception=True).debug(f"{path} could not be taken")
         reason = (str(error).splitlines() or [""])[0]
         raise CheckpointError(f"{path}: {problem} ({type(error).__name__}: {printable(reason, limit=1000)})") from None
 

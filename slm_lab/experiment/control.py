@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from loguru import logger
+from torch import Tensor
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Metrics
@@ -19,7 +20,7 @@ from slm_lab.env.vec_env import Obs, VecEnv, to_host
 from slm_lab.experiment.checkpoint import content_errors, load_latest, save_state
 from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.fault import report_fault
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.folder import RunFolder, previous_file
 from slm_lab.experiment.replay_files import ReplayFiles
 from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
 from slm_lab.experiment.tracker import Tracker
@@ -225,7 +226,7 @@ class Session:
         if state is None:
             self.sinks = build_sinks(self.spec, self.folder, self.trial, self.session)
             return self.env.reset(), self.agent.init_carry(self.spec.env.num_envs)
-        with content_errors(path):
+        with content_errors(previous_file(path) if problems else path):
             obs, carry = self._restore(state, path)
         self.sinks = build_sinks(self.spec, self.folder, self.trial, self.session, self.frame + 1)
         # not where the one before was used
@@ -268,8 +269,9 @@ class Session:
         # episodes that start anew have nothing to remember
         carry = self.agent.init_carry(self.spec.env.num_envs)
         if is_exact:
-            check_form(state["carry"], carry, "carry")
             carry = state["carry"]
+            if carry is not None and not (isinstance(carry, Tensor) and len(carry) == self.spec.env.num_envs):
+                raise ValueError("its hidden states are not those of as many envs")
         return obs, None if carry is None else carry.to(self.agent.device)
 
     def _load_rows(self, state: dict[str, Any]) -> None:
@@ -487,13 +489,15 @@ def copy_state(value: Any, old: Any = None) -> Any:
 
 
 def check_form(value: Any, like: Any, name: str) -> None:
-    """Refuse a saved value that has not the keys, shapes and types of another."""
-    if isinstance(like, dict) and isinstance(value, dict) and value.keys() == like.keys():
+    """Refuse saved tensors that have not the names, shapes and types of others; what else a net keeps is its own."""
+    if isinstance(like, dict):
+        if not isinstance(value, dict) or value.keys() != like.keys():
+            raise ValueError(f"{name} has other parts than that of this run")
         for key, item in like.items():
             check_form(value[key], item, f"{name}.{key}")
-        return
-    forms = [(type(each), getattr(each, "shape", None), getattr(each, "dtype", None)) for each in (value, like)]
-    if isinstance(like, dict) or forms[0] != forms[1]:
+    elif isinstance(like, Tensor) and (
+        not isinstance(value, Tensor) or value.shape != like.shape or value.dtype != like.dtype
+    ):
         raise ValueError(f"{name} has another form than that of this run")
 
 

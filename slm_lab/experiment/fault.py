@@ -318,6 +318,8 @@ def bundle_errors(path: Path) -> Iterator[None]:
     try:
         with content_errors(path):
             yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise CheckpointError(f"{path}: asks for more memory than there is") from None
     except LabError as error:
         # it may quote the bundle
         raise LabError("\n".join(map(show, str(error).splitlines()))) from None

@@ -285,7 +285,7 @@ def list_replay_files(folder: RunFolder, key: tuple[int, int], state: dict[str, 
     """The files with the rows of the replays that a checkpoint needs."""
     files = []
     for which, chunks in state["rows"].items():
-        if not str(which).isidentifier():
+        if Path(str(which)).name != str(which):
             raise ValueError("a name of a replay that is none")
         prefix = folder.replay_prefix(*key, which)
         files += [replay_file(prefix, *chunk) for chunk in parse_chunks(chunks)]

@@ -201,6 +201,28 @@ def test_workers_outlive_a_wish_to_stop_until_their_session_has_saved() -> None:
     assert env.workers[0].process.returncode == 0
 
 
+def test_helpers_of_an_env_in_a_worker_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "helped_env.py").write_text(
+        "import multiprocessing, time\n"
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Helped(CartPoleEnv):\n"
+        "    def __init__(self, **kwargs):\n"
+        "        super().__init__(**kwargs)\n"
+        "        self.helper = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
+        "        self.helper.start()\n"
+        "    def close(self):\n"
+        "        self.helper.terminate()\n"
+        "        self.helper.join()\n"
+        "gym.register('Helped-v0', entry_point=Helped)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    env = WorkerVecEnv(settings("helped_env:Helped-v0"), 1)
+    env.reset()
+    env.close()
+    assert env.workers[0].process.returncode == 0
+
+
 def test_workers_end_with_the_env() -> None:
     env = WorkerVecEnv(settings("CartPole-v1"), 2)
     env.reset()

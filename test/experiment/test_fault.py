@@ -608,7 +608,7 @@ def test_bundles_that_are_not_what_they_seem_are_refused_in_one_line(tmp_path: P
         ({"kind": "metric", "obstacle": torch.ones(2)}, "does not fit together"),
         ({"finding": {}}, "does not fit together"),
         ({"left_out": 5}, "does not fit together"),
-        ({"facts": {**content["facts"], "num_envs": 10**13}}, "does not fit together"),
+        ({"facts": {**content["facts"], "num_envs": 10**13}}, "asks for more memory than there is"),
     ]
     for change, match in changes:
         save_state(other, {**content, **change})

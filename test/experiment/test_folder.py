@@ -48,7 +48,6 @@ def test_the_folder_of_a_run_may_be_a_link(run: Path, tmp_path: Path) -> None:
     assert open_run_folder(str(tmp_path / "near"), tmp_path)[0].name == NAME
 
 
-@pytest.mark.timeout(20)
 def test_the_name_of_a_file_of_rows_is_made_in_one_place() -> None:
     assert replay_file(RunFolder(Path("run"), "x").replay_prefix(0, 1, "memory"), 0, 6) == Path(
         "run/model/x_t0_s1_replay-memory_0-6.pt"
@@ -58,6 +57,7 @@ def test_the_name_of_a_file_of_rows_is_made_in_one_place() -> None:
     assert found == ["folder.py"]
 
 
+@pytest.mark.timeout(20)
 def test_a_run_with_a_pipe_for_a_lock_is_not_running(run: Path) -> None:
     os.mkfifo(run / "model" / ".a.lock")
     assert not is_running(run)

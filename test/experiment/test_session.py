@@ -19,7 +19,7 @@ from slm_lab.env.make import build_settings
 from slm_lab.experiment import checkpoint
 from slm_lab.experiment.analysis import read_table
 from slm_lab.experiment.checkpoint import load_latest, load_state, save_state
-from slm_lab.experiment.control import FINAL_ENV, Session, build_agent, play_episodes
+from slm_lab.experiment.control import FINAL_ENV, Session, build_agent, check_form, play_episodes
 from slm_lab.experiment.executor import LocalExecutor, SessionTask, run_tasks
 from slm_lab.experiment.folder import RunFolder, open_run_folder
 from slm_lab.experiment.results import read_run
@@ -283,6 +283,44 @@ def test_the_good_checkpoint_survives_a_failed_write_after_a_damaged_one(
     with pytest.raises(OSError, match="disk full"):
         save_state(path, {"frame": 3}, keep_previous=True)
     assert load_latest(path)[0] == {"frame": 1}
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_a_machine_without_memory_makes_no_checkpoint_bad(tmp_path: Path, error: type[Exception]) -> None:
+    path = tmp_path / "x_ckpt-last_resume.pt"
+    save_state(path, {"frame": 1}, keep_previous=True)
+    save_state(path, {"frame": 2}, keep_previous=True)
+
+    def finish(_: dict[str, Any]) -> None:
+        raise error
+
+    with pytest.raises(error):
+        load_latest(path, finish)
+    assert load_latest(path) == ({"frame": 2}, [])
+
+
+def test_what_an_own_net_keeps_beside_tensors_is_its_own() -> None:
+    like = {"net": {"weight": torch.zeros(2), "extra": {"grid": (3, 4)}}}
+    check_form({"net": {"weight": torch.ones(2), "extra": {"grid": [3, 4]}}}, like, "best_model")
+    for odd in ({}, {"net": {"weight": torch.zeros(3), "extra": {"grid": [3, 4]}}}, {"net": 5}):
+        with pytest.raises(ValueError, match="best_model"):
+            check_form(odd, like, "best_model")
+
+
+def test_a_hidden_state_that_begins_as_none_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, folder = tiny(), RunFolder(tmp_path, "ppo_cartpole")
+    Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
+    path = folder.resume_file(0, 0)
+    state = load_state(path)
+    carry = torch.rand(spec.env.num_envs, 3)
+    for saved, is_taken in ((carry, True), (carry[:1], False), ("x", False)):
+        save_state(path, {**state, "carry": saved})
+        session = Session(spec, folder, 0, 0, lambda _: None, lambda: False)
+        if is_taken:
+            assert torch.equal(session._begin()[1], carry)
+            continue
+        with pytest.raises(CheckpointError, match="hidden states"):
+            session._begin()
 
 
 def test_a_checkpoint_of_another_spec_is_refused(tmp_path: Path) -> None:
