@@ -307,7 +307,7 @@ def test_what_an_own_net_keeps_beside_tensors_is_its_own() -> None:
             check_form(odd, like, "best_model")
 
 
-def test_a_hidden_state_that_begins_as_none_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hidden_state_that_begins_as_none_is_continued(tmp_path: Path) -> None:
     spec, folder = tiny(), RunFolder(tmp_path, "ppo_cartpole")
     Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
     path = folder.resume_file(0, 0)
