@@ -158,7 +158,7 @@ ROWS = (
         "A compiler cannot be interrupted: a session in it is killed after 8 s, and goes on from its last checkpoint. "
         "Where nothing is under way that must be saved (import, plot, upload) SIGTERM ends the process itself, which a "
         "shell shows as 143. There are two sessions, in processes of their own; one in that of the command in update; "
-        "and env workers in rollout. The time holds on a machine that is not overloaded: with nine processes at work on "
-        "two cores, six of the 24 took 10 to 13 s.",
+        "and env workers in rollout. The time holds on a machine that is not overloaded: with nine processes at work "
+        "on two cores, six of the 24 took 10 to 13 s.",
     ),
 )
