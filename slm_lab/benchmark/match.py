@@ -79,12 +79,13 @@ def find_obstacles(run: Run, row: Row) -> list[str]:
         obstacles.append(f"sessions {failed} failed")
     if run.metrics.get("is_complete") is not True:
         obstacles.append("it was stopped before its end")
-    if len(run.scores) != row.max_session:
-        obstacles.append(f"it has {len(run.scores)} of {row.max_session} sessions")
+    scores = list(run.session_ma.values())
+    if len(scores) != row.max_session:
+        obstacles.append(f"it has {len(scores)} of {row.max_session} sessions")
     short = {s: int(table["frame"][-1]) for s, table in run.tables.items() if table["frame"][-1] < row.max_frame}
     obstacles += [f"session {s} ends at frame {frame:,} of {row.max_frame:,}" for s, frame in short.items()]
     written = look_up(run.metrics, "total_reward_ma", "mean")
-    score = sum(run.scores) / len(run.scores)
+    score = sum(scores) / len(scores)
     if not math.isfinite(score):
         obstacles.append("no episode ended in one of its sessions")
     elif not isinstance(written, (int, float)) or abs(written - score) > TOLERANCE * max(1, abs(score)):

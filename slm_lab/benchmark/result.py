@@ -51,7 +51,7 @@ def find_start(name: str) -> tuple[str, int]:
 
 def build_result(run: Run, url: str | None) -> Result:
     """What is kept of a run that may stand in a row."""
-    spread = calc_spread(run.scores)
+    spread = calc_spread(list(run.session_ma.values()))
     evals = run.final_evals
     sha = run.provenance.get("git_sha")
     started = find_start(run.path.name)[0]

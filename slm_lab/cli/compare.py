@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.analysis import calc_spread
+from slm_lab.experiment.analysis import MIN_INTERVAL, calc_spread
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.report import build_spec_diff
-from slm_lab.experiment.results import Run, load_run
+from slm_lab.experiment.results import Run, find_common_kind, load_run
 from slm_lab.experiment.statistics import compare as compare_scores
 from slm_lab.experiment.statistics import describe_improvement
 from slm_lab.lib.errors import LabError
@@ -32,13 +32,16 @@ def compare(
             for problem in run.problems:
                 sys.stderr.write(f"Note: {problem}\n")
         ours, theirs = runs
-        scores = [[score for score in run.scores if not math.isnan(score)] for run in runs]
+        kind = find_common_kind(runs)
+        scores = [[score for score in run.get_scores(kind).values() if not math.isnan(score)] for run in runs]
         for run, values in zip(runs, scores, strict=True):
             if not values:
                 raise LabError(f"{run.path}: no episode has ended, so there is nothing to compare")
         out = sys.stdout
         for name, run, values in zip("AB", runs, scores, strict=True):
             out.write(f"{name}  {run.path.name}: {run.label} on {run.env_name}\n   score {_describe(values)}\n")
+            out.writelines(f"   {note}\n" for note in run.score_notes)
+        out.write(f"Scores  {ours.describe_kind(kind)}\n")
         if ours.env_name != theirs.env_name:
             out.write("\nScores of different envs are not compared.\n")
         else:
@@ -56,8 +59,8 @@ def compare(
 def _describe(scores: list[float]) -> str:
     spread = calc_spread(scores)
     values = ", ".join(f"{value:.2f}" for value in spread.values)
-    if len(spread.values) == 1:
-        return f"{spread.mean:.2f} (1 session, so no interval)"
+    if math.isnan(spread.low):
+        return f"{spread.mean:.2f}: {values} (no interval from fewer than {MIN_INTERVAL} sessions)"
     return f"{spread.mean:.2f} [{spread.low:.2f}, {spread.high:.2f}], IQM {spread.iqm:.2f}: {values}"
 
 

@@ -11,7 +11,6 @@ import typer
 
 from slm_lab.cli.columns import write_columns
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.results import Run, find_runs
@@ -34,7 +33,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 def _score(run: Run) -> float:
-    return calc_spread(run.scores).mean
+    return run.spread.mean if run.spread is not None else math.nan
 
 
 @app.command(

@@ -26,7 +26,7 @@ from slm_lab.experiment.doctor import MIN_ROWS, count_rows, diagnose
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.results import load_run
-from slm_lab.experiment.run import Options, enjoy, resume, start, start_or_continue, summarize, summarize_eval
+from slm_lab.experiment.run import Options, enjoy, resume, start, start_or_continue, summarize, summarize_training
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
@@ -143,10 +143,11 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
     if result.stop_code:
         out.write(f"\nStopped and saved. Continue with:\n  slm-lab run train@{result.folder}\n")
         sys.exit(result.stop_code)
-    if result.metrics is not None:
-        out.write(f"\nScore    {summarize(result)}\n")
-        if (evaluation := summarize_eval(result)) is not None:
-            out.write(f"At end   {evaluation}\n")
+    if result.run is not None:
+        out.write(f"\nScore    {summarize(result.run)}\n")
+        out.writelines(f"         {note}\n" for note in result.run.score_notes)
+        if (training := summarize_training(result.run)) is not None:
+            out.write(f"Training {training}\n")
     out.write(f"Files    {result.folder}\n")
     out.write(f"Curve    {result.curve}\n")
     if result.report is not None:

@@ -127,11 +127,11 @@ def _conclude(result: SearchResult) -> None:
 def _validate(result: SearchResult, num_session: int, options: Options, is_continued: bool, upload_hf: bool) -> int:
     """Train the winner with fresh seeds and set its score beside that of the search; the exit code."""
     trained = validate(result, num_session, options, is_continued)
-    if trained.exit_code or result.best is None:
+    if trained.exit_code or result.best is None or trained.run is None:
         sys.stdout.write(f"\nNot proved yet. Continue with:\n  slm-lab run train@{trained.folder}\n")
         return trained.exit_code
     sys.stdout.write(
         f"\nSearch   {result.best.score:.2f} (trial {result.best.trial}, whose seeds it was chosen by)\n"
-        f"Proved   {summarize(trained)}\nFiles    {trained.folder}\n"
+        f"Proved   {summarize(trained.run)}\nFiles    {trained.folder}\n"
     )
     return upload_run(trained.folder) if upload_hf else 0

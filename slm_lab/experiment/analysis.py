@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtr, stdtrit
 
 from slm_lab.lib.io import read_text
 
@@ -46,9 +46,14 @@ class SessionMetrics:
     stability: float
 
 
+# fewer sessions say too little about their spread for an interval
+MIN_INTERVAL = 3
+NUM_RESAMPLE = 10_000
+
+
 @dataclass(frozen=True)
 class Spread:
-    """A mean over sessions with its uncertainty."""
+    """A mean over sessions with its uncertainty; the bounds are NaN where there is no interval."""
 
     mean: float
     std: float
@@ -62,6 +67,12 @@ def calc_total_reward_ma(total_reward: Array) -> float:
     """Mean over the last checkpoints; those before the first finished episode do not count."""
     recent = total_reward[np.isfinite(total_reward)][-MA_WINDOW:]
     return float(recent.mean()) if len(recent) else math.nan
+
+
+def mask_partial_ma(table: Table) -> Array:
+    """total_reward_ma for a curve: NaN where fewer rows than its window have a score."""
+    is_full = np.isfinite(table["total_reward"]).cumsum() >= MA_WINDOW
+    return np.where(is_full, table["total_reward_ma"], math.nan)
 
 
 def calc_efficiency(strength: Array, t: Array) -> float:
@@ -105,21 +116,41 @@ def calc_consistency(strengths: Sequence[Array]) -> float:
         return 1.0
     grid = np.stack([strength[:length] for strength in strengths])
     total = grid.mean(0).sum()
-    return float(1 - 2 * grid.std(0).sum() / total) if total else math.nan
+    return float(1 - 2 * grid.std(0, ddof=1).sum() / total) if total else math.nan
 
 
 def calc_spread(values: Sequence[float]) -> Spread:
-    """Mean, std, interquartile mean and 95 % t interval of per-session values."""
+    """Mean, std, interquartile mean and 95 % bootstrap interval of per-session values.
+
+    Means of sessions drawn with replacement stay between the lowest and the highest of them, so the interval holds
+    nothing impossible. Its percentiles are those of Hesterberg (2015, the expanded percentile interval): a plain
+    bootstrap of four sessions is much too narrow. The draws are the same for the same number of sessions.
+    """
     array = np.asarray(values, float)
     mean = float(array.mean())
     # the mean of the middle half
     cut = len(array) // 4
     iqm = float(np.sort(array)[cut : len(array) - cut].mean())
-    if len(array) < 2:
-        return Spread(mean, math.nan, iqm, math.nan, math.nan, tuple(values))
-    std = float(array.std(ddof=1))
-    half = float(stdtrit(len(array) - 1, 0.975)) * std / math.sqrt(len(array))
-    return Spread(mean, std, iqm, mean - half, mean + half, tuple(values))
+    std = float(array.std(ddof=1)) if len(array) > 1 else math.nan
+    low = high = math.nan
+    if len(array) >= MIN_INTERVAL:
+        count = len(array)
+        drawn = np.random.default_rng(0).integers(count, size=(NUM_RESAMPLE, count))
+        outside = 100 * float(ndtr(-math.sqrt(count / (count - 1)) * stdtrit(count - 1, 0.975)))
+        bounds = np.percentile(array[drawn].mean(1), (outside, 100 - outside))
+        # rounding may take a mean past the values it is of
+        low, high = (float(bound) for bound in np.clip(bounds, array.min(), array.max()))
+    return Spread(mean, std, iqm, low, high, tuple(values))
+
+
+def format_spread(spread: Spread) -> str:
+    """A mean with its interval and what it is of; of one value alone that value."""
+    text = f"{spread.mean:.2f}"
+    if math.isfinite(spread.low):
+        text += f", 95% interval [{spread.low:.2f}, {spread.high:.2f}]"
+    if len(spread.values) > 1:
+        text += f", {len(spread.values)} sessions: {', '.join(f'{value:.2f}' for value in spread.values)}"
+    return text
 
 
 def calc_trial_metrics(tables: Sequence[Table], random_return: float) -> dict[str, Any]:

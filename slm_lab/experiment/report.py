@@ -24,7 +24,7 @@ from slm_lab.experiment.curve import BOOKKEEPING, average_curves, pick_points, r
 from slm_lab.experiment.doctor import conclude, diagnose
 from slm_lab.experiment.folder import SPEC_SUFFIX
 from slm_lab.experiment.progress import format_seconds
-from slm_lab.experiment.results import Run
+from slm_lab.experiment.results import Run, find_common_kind
 from slm_lab.lib.io import dump_yaml, write_text
 from slm_lab.spec.loading import flatten_spec
 
@@ -40,7 +40,7 @@ TITLES = {
 }
 MEANINGS = {
     "frame": "env steps of the longest session",
-    "total_reward_ma": "the score: mean over the last 100 rows",
+    "total_reward_ma": "mean of the last 100 checkpoints, each of them of 100 episodes",
     "strength": "how much better than random play, over the whole run",
     "max_strength": "the best moment",
     "final_strength": "the end; far below the best means it was lost again",
@@ -180,7 +180,7 @@ def _build_facts(run: Run, spread: Spread, evals: Mapping[int, float]) -> list[l
     asked = run.metrics.get("num_session")
     asked = asked if isinstance(asked, int) else len(run.tables)
     facts = [
-        ["Score", _format(spread.mean), "total_reward_ma"],
+        ["Score", _format(spread.mean), run.score_meaning],
         ["95 % interval", _format_interval(spread.low, spread.high), "of the mean"],
         ["IQM", _format(spread.iqm), "interquartile mean"],
     ]
@@ -339,8 +339,9 @@ def _build_curves(runs: Mapping[int, Run], column: str, num_point: int, kind: st
 def _build_comparison(runs: Sequence[Run], names: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
     has_envs = len({run.env_name for run in runs}) > 1
     rows = []
+    kind = find_common_kind(runs)
     for run, name in zip(runs, names, strict=True):
-        spread = calc_spread(run.scores)
+        spread = calc_spread(list(run.get_scores(kind).values()))
         row = [name, run.label, *([run.env_name] if has_envs else []), str(len(spread.values))]
         row.append(_format(_furthest(run, "frame")))
         rows.append([*row, _format(spread.mean), _format_interval(spread.low, spread.high), _format(spread.iqm)])

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from slm_lab.experiment.report import Verdict
-from slm_lab.experiment.results import Run
+from slm_lab.experiment.results import Run, find_common_kind
 from slm_lab.experiment.statistics import Estimate, compare, describe_improvement
 
 
@@ -12,8 +12,9 @@ def compare_runs(runs: Sequence[Run]) -> list[Verdict]:
     """What to think of each run beside the first one in its env."""
     first: dict[str, list[float]] = {}
     verdicts = []
+    kind = find_common_kind(runs)
     for run in runs:
-        scores = [score for score in run.scores if math.isfinite(score)]
+        scores = [score for score in run.get_scores(kind).values() if math.isfinite(score)]
         if not scores:
             verdicts.append(Verdict(text="no score"))
         elif run.env_name not in first:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from slm_lab.experiment.analysis import Array, calc_total_reward_ma, read_table
+from slm_lab.experiment.analysis import MA_WINDOW, Array, Spread, calc_spread, calc_total_reward_ma, read_table
 from slm_lab.experiment.folder import find_best_trial, find_run_path
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import read_text
@@ -19,6 +19,12 @@ from slm_lab.spec.reader import read_document
 BASELINES = Path(__file__).parents[1] / "env" / "random_baseline.json"
 # a table without these is not one of a session
 NEEDED = ("frame", "total_reward")
+# What a session's score is: the deterministic policy at the end, or when it was last evaluated during training, or the
+# episodes that training last saw. Sessions of a run are compared by the first kind that all of them have.
+ScoreKind = Literal["final", "eval", "train"]
+SCORE_KINDS: tuple[ScoreKind, ...] = ("final", "eval", "train")
+# share of a session's frames before which an evaluation is too old to be its score
+RECENT = 0.5
 _TABLE = re.compile(r"(?P<name>.+)_t(?P<trial>\d+)_s(?P<session>\d+)_session_df_(?P<kind>train|eval)\.csv")
 # algorithms by the names that papers use, where the spec has another
 _LABEL_OF = {
@@ -73,8 +79,8 @@ class Run:
 
     @property
     def session_scores(self) -> dict[int, float]:
-        """total_reward_ma of each session that counts."""
-        return {s: calc_total_reward_ma(table["total_reward"]) for s, table in self.counted_tables.items()}
+        """The score of each session that counts, all of one kind; NaN for one that has none."""
+        return self.get_scores(self.score_kind)
 
     @property
     def scores(self) -> list[float]:
@@ -82,13 +88,87 @@ class Run:
         return list(self.session_scores.values())
 
     @property
+    def spread(self) -> Spread | None:
+        """Mean and interval of the scores; None where no session has one."""
+        known = [score for score in self.scores if math.isfinite(score)]
+        return calc_spread(known) if known else None
+
+    @property
+    def score_notes(self) -> list[str]:
+        """Which sessions keep the score from being that of the final evaluation, or have none; a line each."""
+        notes = []
+        finals = self.get_scores("final")
+        missing = [session for session, score in finals.items() if math.isnan(score)]
+        if missing and len(missing) < len(finals):
+            notes.append(f"no final evaluation of {_list_sessions(missing)}, so the score is of another kind for all")
+        empty = [session for session, score in self.session_scores.items() if math.isnan(score)]
+        if empty and len(empty) < len(finals):
+            notes.append(f"{_list_sessions(empty)} left out: no episode has ended")
+        return notes
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """The first kind of score that every session that counts has."""
+        for kind in SCORE_KINDS:
+            if all(math.isfinite(score) for score in self.get_scores(kind).values()):
+                return kind
+        return "train"
+
+    def get_scores(self, kind: ScoreKind) -> dict[int, float]:
+        """The scores of one kind, of each session that counts."""
+        match kind:
+            case "final":
+                known = self.final_evals
+            case "eval":
+                known = self.last_evals
+            case "train":
+                known = {session: _get_last(table["total_reward"]) for session, table in self.tables.items()}
+        return {session: known.get(session, math.nan) for session in self.counted_tables}
+
+    @property
+    def score_meaning(self) -> str:
+        """What a session's score is, in words."""
+        return self.describe_kind(self.score_kind)
+
+    def describe_kind(self, kind: ScoreKind) -> str:
+        """What a score of one kind is, in words."""
+        each = " each" if len(self.counted_tables) > 1 else ""
+        match kind:
+            case "final":
+                count = max(len(self.session_metrics[session]["final_eval"]) for session in self.final_evals)
+                return f"deterministic policy, {count} episodes{each}"
+            case "eval":
+                several = look_up(self.spec, "meta", "rigorous_eval") or "several"
+                return f"deterministic policy, last evaluation of {several} episodes{each}"
+            case "train":
+                return f"exploring policy, last {MA_WINDOW} episodes{each}"
+
+    @property
+    def session_ma(self) -> dict[int, float]:
+        """total_reward_ma of each session that counts: the mean of its last 100 rows, as benchmarks have it."""
+        return {s: calc_total_reward_ma(table["total_reward"]) for s, table in self.counted_tables.items()}
+
+    @property
     def final_evals(self) -> dict[int, float]:
-        """The mean return of each session's last evaluation, of those that have one."""
+        """The mean return of the evaluation at a session's end, of those that have one."""
         evals = {}
         for session, metrics in self.session_metrics.items():
+            end = self.tables[session]["frame"][-1]
+            if metrics.get("frame", end) != end:
+                continue  # the session was continued since
             match metrics.get("final_eval"):
                 case [*values] if values and all(isinstance(value, (int, float)) for value in values):
                     evals[session] = float(np.mean(values))
+        return evals
+
+    @property
+    def last_evals(self) -> dict[int, float]:
+        """The mean return of a session's last evaluation during training, unless training went on long after it."""
+        evals = {}
+        for session, table in self.eval_tables.items():
+            frames = table["frame"][np.isfinite(table["total_reward"])]
+            if session in self.tables and len(frames) and frames[-1] >= RECENT * self.tables[session]["frame"][-1]:
+                evals[session] = _get_last(table["total_reward"])
         return evals
 
     @property
@@ -116,6 +196,20 @@ class Run:
         return max(int(table["frame"][-1]) for table in self.tables.values())
 
 
+def _list_sessions(sessions: Sequence[int]) -> str:
+    return f"session{'s' if len(sessions) > 1 else ''} {', '.join(map(str, sessions))}"
+
+
+def _is_same(table: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+    return all(name in other and np.array_equal(table[name], other[name], equal_nan=True) for name in NEEDED)
+
+
+def _get_last(column: Array) -> float:
+    """The last value that is known."""
+    known = column[np.isfinite(column)]
+    return float(known[-1]) if len(known) else math.nan
+
+
 def find_shipped_random_return(env_name: str) -> float | None:
     """Mean return of random play as shipped; None for an env that has none."""
     shipped = _read_json([BASELINES]).get(env_name)
@@ -131,6 +225,12 @@ def look_up(data: Any, *keys: str) -> Any:
             return None
         data = data.get(key)
     return data
+
+
+def find_common_kind(runs: Sequence[Run]) -> ScoreKind:
+    """The kind of score to compare runs by: what training last saw where theirs differ, since every run has that."""
+    kinds = {run.score_kind for run in runs}
+    return kinds.pop() if len(kinds) == 1 else "train"
 
 
 def find_runs(data_dir: Path) -> list[Run]:
@@ -183,10 +283,15 @@ def read_run(path: Path, trial: int | None = None) -> Run:
             problems.append(str(error))
             continue
         names.add(match["name"])
-        tables[match["kind"]][int(match["session"])] = table
+        if np.isfinite(table["frame"]).any():
+            tables[match["kind"]][int(match["session"])] = table
+        elif match["kind"] == "train":
+            problems.append(f"{file.name} is left out: it has no rows yet")
     if not tables["train"]:
         told = "".join(f"; {problem}" for problem in problems)
         raise RunFolderError(f"{path} has no results: no info/*_session_df_train.csv with rows{told}")
+    # the published lab writes the table of training once more where it evaluated nothing
+    evals = {s: table for s, table in tables["eval"].items() if not _is_same(table, tables["train"].get(s, {}))}
     name = min(names, key=lambda text: (len(text), text))
     prefix = f"{name}_t{trial}"
     metrics = _read_json([path / f"{prefix}_trial_metrics.json", path / "info" / f"{prefix}_trial_metrics.json"])
@@ -200,7 +305,7 @@ def read_run(path: Path, trial: int | None = None) -> Run:
         trial,
         _read_spec(path, name, trial, problems),
         dict(sorted(tables["train"].items())),
-        dict(sorted(tables["eval"].items())),
+        dict(sorted(evals.items())),
         metrics,
         session_metrics,
         _read_json([path / "info" / f"{name}_provenance.json"]),
@@ -216,8 +321,6 @@ def _read(path: Path) -> dict[str, Array]:
     missing = [name for name in NEEDED if name not in table]
     if missing:
         raise RunFolderError(f"{path.name} is left out: it has no column {' and no column '.join(missing)}")
-    if not np.isfinite(table["frame"]).any():
-        raise RunFolderError(f"{path.name} is left out: it has no rows yet")
     return table
 
 

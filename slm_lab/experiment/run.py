@@ -20,18 +20,19 @@ from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
 from slm_lab.env.render import RenderMode, check_display
 from slm_lab.env.vec_env import VecEnv
-from slm_lab.experiment.analysis import calc_spread
+from slm_lab.experiment.analysis import MA_WINDOW, calc_spread, format_spread
 from slm_lab.experiment.checkpoint import content_errors, load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.disk import check_disk, estimate_disk
 from slm_lab.experiment.executor import Connect, load_ray
 from slm_lab.experiment.folder import DATA_DIR, RunFolder, find_best_trial, find_same_run, open_run_folder
+from slm_lab.experiment.results import Run
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import LabError, RunFolderError, SpecError, StorageError
+from slm_lab.lib.errors import LabError, RunFolderError, StorageError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
@@ -281,30 +282,16 @@ def enjoy(where: str, options: Options, num_episode: int, on_episode: Callable[[
     return returns
 
 
-def summarize_eval(result: TrialResult) -> str | None:
-    """The last evaluation in one line; None where there was none."""
-    spread = result.metrics["final_eval"] if result.metrics is not None else None
-    if spread is None:
-        return None
-    text = f"total_reward {spread['mean']:.2f}"
-    if len(spread["values"]) > 1:
-        values = ", ".join(f"{value:.2f}" for value in spread["values"])
-        text += f", 95% interval [{spread['low']:.2f}, {spread['high']:.2f}]: {values}"
-    num_episode = max(len(session.final_eval) for session in result.results)
-    return f"{text} ({num_episode} deterministic episodes per session)"
-
-
-def summarize(result: TrialResult) -> str:
-    """The score with its spread, in one line."""
-    if result.metrics is None:
-        raise SpecError("the run has no row in its table yet; it was stopped before env.max_frame or log_frequency")
-    spread = calc_spread(result.session_scores)
-    if all(math.isnan(value) for value in spread.values):
+def summarize(run: Run) -> str:
+    """The score with its spread and what it is of, in one line."""
+    if run.spread is None:
         return "none yet: no episode has ended; train longer, or set env.max_t"
-    if len(spread.values) == 1:
-        return f"total_reward_ma {spread.mean:.2f} (1 session)"
-    values = ", ".join(f"{value:.2f}" for value in spread.values)
-    return (
-        f"total_reward_ma {spread.mean:.2f}, 95% interval [{spread.low:.2f}, {spread.high:.2f}], "
-        f"IQM {spread.iqm:.2f}, {len(spread.values)} sessions: {values}"
-    )
+    return f"{format_spread(run.spread)} ({run.score_meaning})"
+
+
+def summarize_training(run: Run) -> str | None:
+    """The mean return of the last episodes of training; None where that is the score, or none has ended."""
+    known = [score for score in run.get_scores("train").values() if math.isfinite(score)]
+    if run.score_kind == "train" or not known:
+        return None
+    return f"{calc_spread(known).mean:.2f} (last {MA_WINDOW} episodes, exploring)"

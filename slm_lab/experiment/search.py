@@ -17,6 +17,7 @@ from slm_lab.experiment.analysis import calc_final_eval, calc_session_metrics, c
 from slm_lab.experiment.control import SessionResult, write_session_metrics
 from slm_lab.experiment.executor import POLL_SECONDS, Event, Executor, SessionTask
 from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.results import read_run
 from slm_lab.experiment.search_result import SearchResult, write_result
 from slm_lab.experiment.search_view import SearchView, show_values
 from slm_lab.experiment.signals import StopSignal
@@ -238,7 +239,7 @@ class Search:
         if not table:
             return
         session = trial.sessions[index]
-        for frame, score in zip(table["frame"], table["total_reward_ma"], strict=True):
+        for frame, score in zip(table["frame"], table["total_reward"], strict=True):
             self._note(session, int(frame), float(score))
 
     def _note(self, session: _Session, frame: int, score: float) -> None:
@@ -253,7 +254,7 @@ class Search:
             return
         session = trial.sessions[event.key[1]]
         if event.progress is not None:
-            score = event.progress["total_reward_ma"]
+            score = event.progress["total_reward"]
             self._note(session, event.progress["frame"], math.nan if score is None else score)
             self._climb(trial)
         if event.outcome is not None:
@@ -324,9 +325,9 @@ class Search:
             session = calc_session_metrics(tables[result.session], self.random_return)
             write_session_metrics(self.folder, trial.number, result, asdict(session))
         write_json(self.folder.trial_metrics_file(trial.number), metrics)
-        score = metrics["scalar"]["total_reward_ma"]
-        if math.isfinite(score):
-            self.study.finish(trial.number, score)
+        spread = read_run(self.folder.path, trial.number).spread
+        if spread is not None:
+            self.study.finish(trial.number, spread.mean)
         else:
             self.study.fail(trial.number, "no episode has ended, so there is no score; train longer, or set env.max_t")
 

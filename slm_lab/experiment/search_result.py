@@ -143,16 +143,16 @@ def _format_table(
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = (*METRICS, "consistency")
-    writer.writerow(["trial", "state", "frame", "num_session", *(d.path for d in dimensions), *names, "error"])
+    writer.writerow(["trial", "state", "frame", "num_session", *(d.path for d in dimensions), "score", *names, "error"])
     for row in rows:
         tables = read_tables(folder, row.trial)
         frame = max((int(table["frame"][-1]) for table in tables.values()), default=0)
-        own = dict(metrics[row.trial])
-        own.setdefault("total_reward_ma", row.score if math.isfinite(row.score) else "")
+        own = metrics[row.trial]
+        score = row.score if math.isfinite(row.score) else ""
         values = [row.values.get(dimension.path, "") for dimension in dimensions]
         shown = [json.dumps(value) if isinstance(value, (list, dict)) else value for value in values]
         scores = [own.get(name, "") for name in names]
-        writer.writerow([row.trial, row.state, frame, len(tables), *shown, *scores, row.reason])
+        writer.writerow([row.trial, row.state, frame, len(tables), *shown, score, *scores, row.reason])
     return text.getvalue()
 
 

@@ -135,7 +135,12 @@ def describe_improvement(comparison: Comparison) -> str:
     if comparison.is_distinguishable:
         return text
     needed = comparison.num_session_needed
-    advice = f"about {needed} sessions each would tell" if needed is not None else "no number of sessions would tell"
+    if math.isnan(comparison.difference.low):
+        advice = "one session on a side is too few: train more (meta.max_session)"
+    elif needed is not None:
+        advice = f"about {needed} sessions each would tell"
+    else:
+        advice = "no number of sessions would tell"
     return f"{text}: {NOT_DISTINGUISHABLE}, {advice}"
 
 

@@ -26,7 +26,7 @@ from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.plot import DrawnSession, plot_sessions, plot_trial
 from slm_lab.experiment.progress import ProgressView
 from slm_lab.experiment.report import write_report
-from slm_lab.experiment.results import read_run
+from slm_lab.experiment.results import Run, read_run
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import DivergenceError, LabError, StorageError, WorkerDeathError, WorkerError
@@ -55,18 +55,21 @@ class TrialResult:
     failures: dict[int, str]
     stop_code: int
     curve: Path
+    # as it was read back from the folder; None where no session has a row
+    run: Run | None = None
     # None if it could not be written
     report: Path | None = None
 
     @property
     def score(self) -> float:
-        """total_reward_ma, the mean over sessions."""
-        return float(self.metrics["scalar"]["total_reward_ma"]) if self.metrics else math.nan
+        """The mean over sessions of their scores: of the deterministic policy at the end, where it was evaluated."""
+        spread = self.run.spread if self.run is not None else None
+        return spread.mean if spread is not None else math.nan
 
     @property
     def session_scores(self) -> list[float]:
-        """total_reward_ma of each session."""
-        return [float(value) for value in self.metrics["total_reward_ma"]["values"]] if self.metrics else []
+        """The score of each session."""
+        return self.run.scores if self.run is not None else []
 
     @property
     def exit_code(self) -> int:
@@ -187,7 +190,7 @@ class Trial:
         for result in results:
             state = "done" if result.is_done else f"stopped at frame {result.frame}"
             logger.info(f"Session {result.session} {state}")
-        metrics = report = None
+        metrics = run = report = None
         sessions = [result.session for result in results]
         tables = self._tables(sessions)
         if tables:
@@ -204,9 +207,10 @@ class Trial:
                     session = calc_session_metrics(tables[result.session], baseline)
                     write_session_metrics(self.folder, self.trial, result, asdict(session))
             write_json(self.folder.trial_metrics_file(self.trial), metrics)
+            run = read_run(self.folder.path, self.trial)
             if stop_code != TERMINATED:
                 self._plot(tables)
-                report = self._write_report()
+                report = self._write_report(run)
             logger.info(format_trial_metrics(metrics["scalar"]))
         if failures:
             logger.error(f"Trial {self.trial}: {len(results)} of {self.spec.meta.max_session} sessions have a result")
@@ -214,7 +218,7 @@ class Trial:
             logger.info(f"Trial {self.trial} done")
         prefix = self.folder.graph_prefix(self.trial)
         curve = prefix.with_name(f"{prefix.name}_trial_graph_mean_returns_ma_vs_frames.png")
-        return TrialResult(self.folder.path, self.trial, metrics, results, failures, stop_code, curve, report)
+        return TrialResult(self.folder.path, self.trial, metrics, results, failures, stop_code, curve, run, report)
 
     def _tables(self, sessions: list[int]) -> dict[int, dict[str, Any]]:
         tables = {}
@@ -248,11 +252,11 @@ class Trial:
         plot_sessions(sessions)
         plot_trial(tables, self.folder.graph_prefix(self.trial), self._title)
 
-    def _write_report(self) -> Path | None:
+    def _write_report(self, run: Run) -> Path | None:
         """The page about the run; whatever is wrong with it, the run is not lost."""
         path = self.folder.report_file
         try:
-            write_report([read_run(self.folder.path, self.trial)], path)
+            write_report([run], path)
         except Exception as error:
             logger.warning(f"No report: {type(error).__name__}: {error}")
             return None

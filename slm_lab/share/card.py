@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.results import Run, look_up
 from slm_lab.lib.io import dump_yaml
 from slm_lab.lib.secret import redact
@@ -41,14 +40,15 @@ def _front_matter(run: Run) -> str:
 
 
 def _score(run: Run, summary: Summary) -> str:
-    scores = [score for score in run.scores if not math.isnan(score)]
-    if not scores:
+    spread = run.spread
+    if spread is None:
         return "No score: no episode has ended."
-    spread = calc_spread(scores)
-    text = f"**total_reward_ma {spread.mean:.2f}**"
-    if len(scores) > 1:
+    text = f"**Score {spread.mean:.2f}**"
+    if not math.isnan(spread.low):
         text += f", 95 % interval [{spread.low:.2f}, {spread.high:.2f}], interquartile mean {spread.iqm:.2f}"
-    text += f", {len(scores)} session{'s' if len(scores) > 1 else ''} of {run.frame:,} frames."
+    count = len(spread.values)
+    text += f", {count} session{'s' if count > 1 else ''} of {run.frame:,} frames ({run.score_meaning})."
+    text += "".join(f" {note[0].upper()}{note[1:]}." for note in run.score_notes)
     if summary.kind == "search":
         text += f" This is trial {run.trial}, the best of a search, and the score by which it was chosen."
     if not summary.is_complete:
@@ -74,13 +74,10 @@ def _pictures(paths: Sequence[str], run: Run) -> str:
 
 
 def _sessions(run: Run) -> str:
-    finals = run.final_evals
-    head = "| session | total_reward_ma |" + (" at the end, without exploring |" if finals else "")
-    rows = [head, "|--:|--:|" + ("--:|" if finals else "")]
+    rows = ["| session | score | total_reward_ma (mean of the last 100 checkpoints) |", "|--:|--:|--:|"]
+    averages = run.session_ma
     for session, score in run.session_scores.items():
-        cells = [str(session), _number(score)]
-        cells += [_number(finals.get(session, math.nan))] if finals else []
-        rows.append(f"| {' | '.join(cells)} |")
+        rows.append(f"| {session} | {_number(score)} | {_number(averages[session])} |")
     failed = run.metrics.get("failed")
     note = f"\n\nFailed sessions: {', '.join(map(str, failed))}." if isinstance(failed, list) and failed else ""
     return "\n".join(rows) + note

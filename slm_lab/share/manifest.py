@@ -43,7 +43,7 @@ class Summary:
     kind: str
     is_complete: bool
     frame: int
-    # total_reward_ma of each session that counts
+    # the score of each session that counts
     values: tuple[float, ...]
 
     @property

@@ -1,5 +1,6 @@
 """The lab's metrics on series worked out by hand."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from slm_lab.experiment.analysis import (
     calc_spread,
     calc_total_reward_ma,
     calc_trial_metrics,
+    format_spread,
     format_trial_metrics,
+    mask_partial_ma,
     read_table,
 )
 
@@ -52,14 +55,15 @@ def test_metrics_of_a_trial_are_means_and_consistency() -> None:
     assert scalar["strength"] == (20.0 + 35.0) / 2
     assert scalar["max_strength"] == scalar["final_strength"] == (30.0 + 50.0) / 2
     assert scalar["stability"] == 1.0
-    # strengths 10, 30 and 20, 50: stds 5 and 10, means 15 and 40
-    assert scalar["consistency"] == pytest.approx(1 - 2 * 15 / 55)
+    # strengths 10, 30 and 20, 50: sample stds 5 and 10 times the root of 2, means 15 and 40
+    assert scalar["consistency"] == pytest.approx(1 - 2 * 15 * math.sqrt(2) / 55)
     assert metrics["total_reward_ma"]["values"] == (30.0, 45.0)
     assert [session["strength"] for session in metrics["sessions"]] == [20.0, 35.0]
 
 
 def test_consistency_counts_up_to_the_shortest_session() -> None:
-    assert calc_consistency([np.array([10.0, 30.0, 7.0]), np.array([20.0, 50.0])]) == pytest.approx(1 - 2 * 15 / 55)
+    sessions = [np.array([10.0, 30.0, 7.0]), np.array([20.0, 50.0])]
+    assert calc_consistency(sessions) == pytest.approx(1 - 2 * 15 * math.sqrt(2) / 55)
     assert calc_consistency([np.array([1.0, 2.0])]) == 1.0
 
 
@@ -85,13 +89,37 @@ def test_spread_by_hand() -> None:
     assert spread.mean == 4.0
     assert spread.std == pytest.approx(math.sqrt(50 / 3))
     assert spread.iqm == 2.5
-    # t of 3 degrees of freedom at 97.5 % is 3.1824
-    assert spread.high - spread.mean == pytest.approx(3.1824 * math.sqrt(50 / 3) / 2, rel=1e-4)
-    assert spread.mean - spread.low == pytest.approx(spread.high - spread.mean)
+    # of four sessions the range of all of them, of more the middle of their means
+    assert (spread.low, spread.high) == pytest.approx((1.0, 10.0), abs=0.3)
+    six = calc_spread([1.0, 2.0, 3.0, 10.0, 4.0, 4.0])
+    means = [float(np.mean(drawn)) for drawn in itertools.product(six.values, repeat=6)]
+    assert (six.low, six.high) == pytest.approx(np.percentile(means, (0.2432, 99.7568)), abs=0.2)
+    assert calc_spread([1.0, 2.0, 3.0, 10.0]) == spread
     one = calc_spread([5.0])
     assert (one.mean, one.iqm) == (5.0, 5.0)
     assert math.isnan(one.std)
     assert math.isnan(one.low)
+
+
+def test_an_interval_holds_only_what_is_possible_and_needs_three_sessions() -> None:
+    # Student's t has [-8.5, 1008.5] and more for these returns of CartPole, which end at 500
+    spread = calc_spread([500.0, 500.0, 499.0, 20.0])
+    assert 20.0 <= spread.low < spread.mean < spread.high <= 500.0
+    same = calc_spread([500.1] * 4)
+    assert (same.low, same.high) == (500.1, 500.1)
+    two = calc_spread([20.0, 500.0])
+    assert math.isnan(two.low)
+    assert math.isnan(two.high)
+    assert format_spread(two) == "260.00, 2 sessions: 20.00, 500.00"
+    assert format_spread(calc_spread([5.0])) == "5.00"
+    assert format_spread(same) == "500.10, 95% interval [500.10, 500.10], 4 sessions: 500.10, 500.10, 500.10, 500.10"
+
+
+def test_a_curve_has_no_average_over_a_window_that_is_not_full() -> None:
+    reward = np.concatenate([[math.nan], np.arange(101.0)])
+    masked = mask_partial_ma({"total_reward": reward, "total_reward_ma": reward})
+    assert np.isnan(masked[:100]).all()
+    assert masked[100:].tolist() == [99.0, 100.0]
 
 
 def test_the_line_that_people_grep_for() -> None:

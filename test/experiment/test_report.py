@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from loguru import logger
 
 from slm_lab.cli.main import main
 from slm_lab.experiment import plot, trial
-from slm_lab.experiment.analysis import calc_trial_metrics
+from slm_lab.experiment.analysis import calc_spread, calc_trial_metrics
 from slm_lab.experiment.curve import pick_points, read_curve
 from slm_lab.experiment.doctor import RULES
 from slm_lab.experiment.folder import RunFolder
@@ -149,10 +150,10 @@ def test_curves_are_those_of_the_tables(tmp_path) -> None:
     assert [chart["name"] for chart in data["envs"][0]["charts"]] == ["train", "loss", "entropy", "lr"]
 
 
-def test_score_is_the_written_one(tmp_path) -> None:
+def test_the_score_is_that_of_the_last_rows(tmp_path) -> None:
     run = write_run(tmp_path / "run")
     (shown,) = build_report([run], tmp_path)["runs"]
-    written = run.metrics["total_reward_ma"]
+    written = asdict(calc_spread([float(table["total_reward"][-1]) for table in run.tables.values()]))
     assert shown["score"]["mean"] == pytest.approx(written["mean"])
     assert shown["score"]["low"] == pytest.approx(written["low"])
     assert [value for _, value in shown["score"]["values"]] == pytest.approx(written["values"])
@@ -182,7 +183,7 @@ def write_failed_run(folder: Path) -> Run:
     """Three sessions that end well, and one that failed halfway, far behind them."""
     tables = {s: make_table(seed=s) for s in range(4)}
     tables[2] = make_table(rows=20, level=30.0)
-    run = write_run(folder, tables, evals=tables)
+    run = write_run(folder, tables, evals={s: {**table, "total_reward": table["loss"]} for s, table in tables.items()})
     write_json(folder / "demo_t0_trial_metrics.json", {**run.metrics, "session_index": [0, 1, 3], "failed": [2]})
     return read_run(folder)
 
@@ -193,11 +194,12 @@ def test_a_failed_session_is_drawn_but_not_in_means(tmp_path) -> None:
     for kind in ("train", "eval"):
         curves = get_chart(data, kind)["raw"]
         assert [curve["session"] for curve in curves] == [0, 1, 2, 3, None]
-        stack = np.stack([run.tables[session]["total_reward"] for session in (0, 1, 3)])
+        tables = run.tables if kind == "train" else run.eval_tables
+        stack = np.stack([tables[session]["total_reward"] for session in (0, 1, 3)])
         np.testing.assert_allclose(curves[4]["y"], stack.mean(0), rtol=1e-5)
     assert not any("unequal length" in problem for problem in data["runs"][0]["problems"])
-    last = np.mean([run.tables[session]["total_reward"][-1] for session in (0, 1, 3)])
-    assert ["Last evaluation", f"{last:.2f}"] in [fact[:2] for fact in data["runs"][0]["facts"]]
+    last = np.mean([run.eval_tables[session]["total_reward"][-1] for session in (0, 1, 3)])
+    assert ["Last evaluation", f"{last:.4g}"] in [fact[:2] for fact in data["runs"][0]["facts"]]
 
 
 def test_a_failed_session_is_not_compared(tmp_path) -> None:
@@ -497,7 +499,7 @@ def test_command_compares_several_runs_and_says_what_it_left_out(tmp_path, monke
 def test_a_report_that_cannot_be_written_loses_no_run(tmp_path, monkeypatch) -> None:
     run = write_run(tmp_path / "run")
     end = Trial(load_spec("ppo_cartpole").spec, RunFolder(run.path, run.name), 0, (), "INFO", False)
-    assert end._write_report() == tmp_path / "run" / "report.html"
+    assert end._write_report(run) == tmp_path / "run" / "report.html"
     lines: list[str] = []
     handle = logger.add(lines.append, format="{level} {message}")
 
@@ -506,7 +508,7 @@ def test_a_report_that_cannot_be_written_loses_no_run(tmp_path, monkeypatch) -> 
 
     monkeypatch.setattr(trial, "write_report", fail)
     try:
-        assert end._write_report() is None
+        assert end._write_report(run) is None
     finally:
         logger.remove(handle)
     assert lines == ["WARNING No report: ZeroDivisionError: of no use\n"]

@@ -91,7 +91,67 @@ def test_a_run_is_read_by_name_path_and_file(tmp_path: Path) -> None:
         run = load_run(where, tmp_path)
         assert (run.name, run.env_name, list(run.tables), run.frame) == ("demo", "CartPole-v1", [0, 1, 2], 1000)
         assert run.problems == ()
-    assert run.scores == pytest.approx([table["total_reward"].mean() for table in run.tables.values()])
+    assert run.scores == [table["total_reward"][-1] for table in run.tables.values()]
+    assert list(run.session_ma.values()) == pytest.approx([t["total_reward"].mean() for t in run.tables.values()])
+
+
+def add_final_evals(path: Path, **returns: list[float]) -> None:
+    """Let sessions, such as s0, have an evaluation at their end."""
+    for session, values in returns.items():
+        write_json(path / "info" / f"demo_t0_{session}_session_metrics.json", {"frame": 1000, "final_eval": values})
+
+
+def test_the_score_is_of_the_first_kind_that_every_session_has(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    run = load_run("run", tmp_path)
+    assert run.score_kind == "train"
+    assert run.score_meaning == "exploring policy, last 100 episodes each"
+    for session in range(3):
+        write_table(path / "info" / f"demo_t0_s{session}_session_df_eval.csv", 500.0, seed=10 + session)
+    run = load_run("run", tmp_path)
+    assert run.score_kind == "eval"
+    assert run.scores == [table["total_reward"][-1] for table in run.eval_tables.values()]
+    add_final_evals(path, s0=[480.0, 500.0], s1=[500.0, 500.0])
+    run = load_run("run", tmp_path)
+    assert (run.score_kind, run.final_evals) == ("eval", {0: 490.0, 1: 500.0})
+    assert run.score_notes == ["no final evaluation of session 2, so the score is of another kind for all"]
+    add_final_evals(path, s2=[300.0, 320.0])
+    run = load_run("run", tmp_path)
+    assert (run.score_kind, run.session_scores) == ("final", {0: 490.0, 1: 500.0, 2: 310.0})
+    assert (run.score_meaning, run.score_notes) == ("deterministic policy, 2 episodes each", [])
+    # what the tables held before it stays to be had
+    assert list(run.get_scores("train").values()) == [table["total_reward"][-1] for table in run.tables.values()]
+
+
+def test_an_evaluation_from_long_before_the_end_is_no_score(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run", finals=(400.0,))
+    # rows are 50 frames apart, training ends at frame 1,000
+    write_table(path / "info" / "demo_t0_s0_session_df_eval.csv", 500.0, rows=9)
+    assert load_run("run", tmp_path).score_kind == "train"
+    write_table(path / "info" / "demo_t0_s0_session_df_eval.csv", 500.0, rows=10)
+    assert load_run("run", tmp_path).score_kind == "eval"
+    # the session was continued after its final evaluation
+    write_json(path / "info" / "demo_t0_s0_session_metrics.json", {"frame": 500, "final_eval": [7.0]})
+    assert load_run("run", tmp_path).score_kind == "eval"
+
+
+def test_a_table_of_evaluations_without_rows_or_copied_from_training_is_none(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run", finals=(400.0, 410.0))
+    (path / "info" / "demo_t0_s0_session_df_eval.csv").write_text(",".join(COLUMNS) + "\n")
+    # as the published lab writes it without evaluations
+    train = path / "info" / "demo_t0_s1_session_df_train.csv"
+    (path / "info" / "demo_t0_s1_session_df_eval.csv").write_text(train.read_text())
+    run = load_run("run", tmp_path)
+    assert (run.eval_tables, run.problems, run.score_kind) == ({}, (), "train")
+
+
+def test_a_session_without_an_ended_episode_is_named(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "run")
+    (path / "info" / "demo_t0_s1_session_df_train.csv").write_text("frame,total_reward\n1000,\n")
+    run = load_run("run", tmp_path)
+    assert run.spread is not None
+    assert len(run.spread.values) == 2
+    assert run.score_notes == ["session 1 left out: no episode has ended"]
 
 
 def test_a_folder_of_the_published_lab_is_read(tmp_path: Path) -> None:
@@ -266,7 +326,7 @@ def test_retro_makes_metrics_and_graphs_again(tmp_path: Path) -> None:
     assert run.metrics["scalar"] == pytest.approx(expected["scalar"])
     # what only the run itself could know stays
     assert run.session_metrics[0]["phases"] == {"act": 1.0}
-    assert run.session_metrics[0]["total_reward_ma"] == pytest.approx(run.scores[0])
+    assert run.session_metrics[0]["total_reward_ma"] == pytest.approx(run.session_ma[0])
     assert len(list((path / "graph").glob("*.png"))) == 2 + 3 * 3
     assert "PPO on CartPole-v1" in (path / "report.html").read_text()
 
@@ -313,8 +373,7 @@ def test_list_and_compare_leave_a_failed_session_out(tmp_path: Path) -> None:
     row = call(list_module, "-d", str(tmp_path))[1].splitlines()[1].split()
     assert row[3:5] == [f"{mean:.2f}", "2"]
     stdout = call(compare, "run", "run", "-d", str(tmp_path))[1]
-    assert stdout.count(f"{mean:.2f} [") == 2
-    assert stdout.count(f": {run.scores[0]:.2f}, {run.scores[1]:.2f}\n") == 2
+    assert stdout.count(f"{mean:.2f}: {run.scores[0]:.2f}, {run.scores[1]:.2f} (no interval from fewer than 3") == 2
 
 
 def test_plot_leaves_a_failed_session_out(tmp_path: Path) -> None:

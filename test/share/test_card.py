@@ -20,10 +20,10 @@ def card_of(folder: Path, with_checkpoints: bool = False) -> str:
 
 def test_a_card_has_score_interval_curve_video_spec_and_commands(make_run) -> None:
     card = card_of(make_run())
-    # two sessions of 25 and 26: half of their difference times t(1, 0.975) = 12.706
-    assert "**total_reward_ma 25.50**, 95 % interval [19.15, 31.85]" in card
-    assert "| 0 | 25.00 |" in card
-    assert "| 1 | 26.00 |" in card
+    # the last of four rows each, and their means
+    assert "**Score 40.50**, 2 sessions of 400 frames (exploring policy, last 100 episodes each)." in card
+    assert "| 0 | 40.00 | 25.00 |" in card
+    assert "| 1 | 41.00 | 26.00 |" in card
     assert "(graph/demo_t0_trial_graph_mean_returns_ma_vs_frames.png)" in card
     assert "(video/demo_t0_s0_f400.mp4)" in card
     assert "(demo_t0_spec.yaml)" in card
