@@ -29,7 +29,8 @@ InitFn = Literal[
     "zeros_",
 ]
 
-
+# bounds of a policy's log std
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 Beta = Annotated[Float, Field(ge=0, lt=1)]
 
 
@@ -188,7 +189,7 @@ class NetSpec(Model):
     init_std: NonNegativeFloat | None = Field(
         None, description="Gain of an orthogonal init of the output layer alone (`actor_init_std`, `critic_init_std`)."
     )
-    log_std_init: Float | None = Field(
+    log_std_init: Annotated[Float, Field(ge=LOG_STD_MIN, le=LOG_STD_MAX)] | None = Field(
         None, description="Start of a state-independent log std of a Normal policy; null: the net outputs it."
     )
     clip_grad_val: PositiveFloat | None = Field(None, description="Largest gradient norm; null: no clipping.")

@@ -452,6 +452,16 @@ def test_actor_critic_trains_each_num_step_returns_unless_told_otherwise() -> No
         ),
         (
             demo(),
+            {"agent.net.log_std_init": -6},
+            "agent.net.log_std_init: greater than or equal to -5 expected, got -6",
+        ),
+        (
+            demo(),
+            {"agent.net.actor_log_std_init": 2.5},
+            "agent.net.actor_log_std_init: less than or equal to 2 expected, got 2.5",
+        ),
+        (
+            demo(),
             {"agent.net.critic_log_std_init": 0},
             "agent.net: critic_log_std_init: only an actor has a log std; remove it",
         ),

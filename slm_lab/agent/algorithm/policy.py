@@ -19,11 +19,11 @@ from torch.nn.functional import logsigmoid, softplus
 from slm_lab.agent.schedule import calc_schedule
 from slm_lab.env.layout import in_one_line
 from slm_lab.lib.errors import SpecError
+from slm_lab.spec.net import LOG_STD_MAX, LOG_STD_MIN
 from slm_lab.spec.types import ScheduleSpec
 
 # combinations of several choices that one output layer may value
 MAX_JOINT = 4096
-LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 # points and weights of an expectation over a standard normal
 _NODE, _WEIGHT = hermegauss(64)
@@ -261,9 +261,9 @@ class Normal(ActionFamily):
 
     @staticmethod
     def split(param: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and clamped log std."""
+        """Mean and bounded log std."""
         mean, log_std = param.chunk(2, -1)
-        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+        return mean, bound_log_std(log_std)
 
     def noise(self, num: int, generator: torch.Generator) -> Tensor:
         return torch.randn(num, *self.action_shape, generator=generator, device=generator.device)
@@ -317,6 +317,21 @@ class TanhNormal(Normal):
         # from the noise itself: going back through atanh would lose the tails
         normal = -0.5 * noise.square() - log_std - _HALF_LOG_2PI
         return raw.tanh(), (normal - log_det_tanh(raw)).sum(-1)
+
+
+def bound_log_std(log_std: Tensor) -> Tensor:
+    """A clamp whose gradient passes beyond a bound too where it leads back; otherwise nothing would ever lead back."""
+    bounded = log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+    if not log_std.requires_grad:
+        return bounded
+    passed = log_std.clone()
+    passed.register_hook(
+        lambda grad: torch.where(
+            log_std > LOG_STD_MAX, grad.clamp(min=0), torch.where(log_std < LOG_STD_MIN, grad.clamp(max=0), grad)
+        )
+    )
+    # adds 0: the value is the clamped one, the gradient that of `passed`
+    return bounded.detach() + (passed - passed.detach())
 
 
 def log_det_tanh(raw: Tensor) -> Tensor:

@@ -5,11 +5,17 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 from slm_lab.agent.agent import reset_rows
+from slm_lab.agent.algorithm.policy import bound_log_std
 from slm_lab.agent.net.engine import MAX_GRAPHS, CompiledFunction
+from slm_lab.agent.net.flat import FlatParams
+from slm_lab.agent.net.gradient import GradientStep
+from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.agent.registry import ALGORITHMS
+from slm_lab.spec.net import MLPNetSpec
 
 NUM_UPDATE = 50
 START: dict[str, Any] = {"training_start_step": 60}
@@ -136,10 +142,14 @@ def test_compiled_losses_equal_plain_ones(lab, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith("mlp")])
 def test_traced_losses_equal_plain_ones(lab, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace_alone(monkeypatch)
+    compare(lab, name)
+
+
+def trace_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph as it is compiled, run without machine code."""
     compiler = importlib.import_module("slm_lab.agent.net.graph")
     monkeypatch.setattr(compiler, "assemble", lambda graph, fakes, num_state, is_cuda: lambda tensors: graph(*tensors))
-    compare(lab, name)
 
 
 def compare(lab, name: str) -> None:
@@ -153,6 +163,20 @@ def compare(lab, name: str) -> None:
     # and they are not equal because nothing was learned
     assert plain[0]["grad_norm"] > 0
     assert plain[0] != plain[-1]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["plain", "traced"])
+def test_log_std_finds_back_in_either_engine(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace_alone(monkeypatch)
+    net = nn.ParameterList([torch.tensor([3.0, 3.0, -6.0, -6.0, 1.0])])
+    slope = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
+    optimizer = FlatOptimizer(FlatParams(net.parameters()), MLPNetSpec.model_validate({"optim_spec": {"name": "SGD"}}))
+    step = GradientStep(lambda slope: ((slope * bound_log_std(net[0])).sum(),), net, [optimizer], None, is_compiled)
+    loss, _ = step(slope)
+    # 2 - 2 - 5 + 5 + 1
+    assert loss.item() == 1.0
+    # lr .001 against the slope, and only towards the bounds
+    assert_close(net[0].detach(), torch.tensor([2.999, 3.0, -6.0, -5.999, 0.999]))
 
 
 def test_every_algorithm_is_compared_with_both_kinds_of_nets() -> None:

@@ -11,19 +11,19 @@ from gymnasium import spaces
 from torch import Tensor, distributions
 
 from slm_lab.agent.algorithm.policy import (
-    LOG_STD_MAX,
-    LOG_STD_MIN,
     ActionFamily,
     Bernoulli,
     Categorical,
     MultiCategorical,
     Normal,
     TanhNormal,
+    bound_log_std,
     build_family,
     draw_action,
     log_det_tanh,
 )
 from slm_lab.lib.errors import SpecError
+from slm_lab.spec.net import LOG_STD_MAX, LOG_STD_MIN
 
 FAMILIES: dict[str, ActionFamily] = {
     "Categorical": Categorical(4),
@@ -161,6 +161,21 @@ def test_tanh_normal_log_prob_at_the_border_is_finite() -> None:
     action = family.mode(param)
     assert action.abs().tolist() == [[1.0], [1.0]]
     assert torch.isfinite(family.log_prob(param, action)).all()
+
+
+@pytest.mark.parametrize(
+    ("log_std", "passes_down", "passes_up"),
+    [(2.5, True, False), (2.0, True, True), (-5.0, True, True), (-5.5, False, True), (0.0, True, True)],
+)
+def test_log_std_beyond_its_bounds_finds_back(log_std: float, passes_down: bool, passes_up: bool) -> None:
+    """A clamp alone has no gradient there, so that whatever left the bounds stayed."""
+    for slope, passes in ((1.0, passes_down), (-1.0, passes_up)):
+        start = torch.tensor([log_std], requires_grad=True)
+        # a step against this slope leads down, against -1 up
+        (slope * bound_log_std(start)).sum().backward()
+        assert start.grad is not None
+        assert start.grad.item() == (slope if passes else 0.0)
+    assert bound_log_std(start).item() == bound_log_std(start.detach()).item() == min(max(log_std, -5.0), 2.0)
 
 
 def test_normal_log_std_is_clamped() -> None:

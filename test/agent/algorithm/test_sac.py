@@ -11,13 +11,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, distributions
 
-from slm_lab.agent.algorithm.policy import LOG_STD_MAX, LOG_STD_MIN, TanhNormal
+from slm_lab.agent.algorithm.policy import TanhNormal
 from slm_lab.agent.algorithm.sac import Alpha, Soft, SoftActorCritic, calc_entropy, calc_soft_value
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.env.probe import Image
 from slm_lab.lib.errors import DivergenceError, SpecError
 from slm_lab.spec.algorithm import SoftActorCriticSpec
-from slm_lab.spec.net import MLPNetSpec
+from slm_lab.spec.net import LOG_STD_MAX, LOG_STD_MIN, MLPNetSpec
 
 REPLAY: dict[str, Any] = {"name": "Replay", "batch_size": 8, "max_size": 1000}
 PER: dict[str, Any] = {**REPLAY, "name": "PrioritizedReplay"}
