@@ -95,19 +95,19 @@ class Agent:
         """Actions for a batch of raw observations; deterministic unless asked to explore."""
         seen = self.encode(obs)
         action, next_carry, extra = self.algorithm.act(seen, carry, explore)
-        return Act(action, next_carry, {**extra, "obs": seen})
+        return Act(self.context.family.to_env(action), next_carry, {**extra, "obs": seen, "action": action})
 
     def observe(self, obs: Obs, act: Act, step: Step) -> None:
         """Remember a step; on-policy memories keep the policy's own view of the observation, a replay the env's."""
         if self.obs_normalizer is not None:
             self.obs_normalizer.update(obs)
         extra = dict(act.extra)
-        seen = extra.pop("obs")
+        seen, action = extra.pop("obs"), extra.pop("action")
         is_raw = self.algorithm.stores_raw_obs
         self.algorithm.observe(
             Transition(
                 obs=torch.as_tensor(obs) if is_raw else seen,
-                action=act.action,
+                action=action,
                 reward=self.reward_scaler(step.reward, step.done),
                 terminated=step.terminated,
                 truncated=step.truncated,

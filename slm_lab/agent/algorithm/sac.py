@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
 from slm_lab.agent.algorithm.dqn import calc_q_target, pick_value
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlog
-from slm_lab.agent.algorithm.policy import Categorical, TanhNormal
+from slm_lab.agent.algorithm.policy import Categorical, SquashedNormal
 from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.model import PolicyNet
@@ -180,7 +180,7 @@ class SoftActorCritic(Algorithm):
     def _draw_noise(self, num: int) -> Tensor | None:
         """Standard normal numbers that make actions of the policy's parameters; none for discrete actions."""
         family = self.context.family
-        if not isinstance(family, TanhNormal):
+        if not isinstance(family, SquashedNormal):
             return None
         noise = torch.empty(num, *family.action_shape, device=self.context.device)
         return noise.normal_(generator=self.context.train_generator)
@@ -190,7 +190,7 @@ class SoftActorCritic(Algorithm):
         if noise is None:
             policy = Soft(None, param.log_softmax(-1))
         else:
-            assert isinstance(self.context.family, TanhNormal)
+            assert isinstance(self.context.family, SquashedNormal)
             policy = Soft(*self.context.family.draw(param, noise))
         self.context.trace("log_prob", policy.log_prob)
         return policy

@@ -16,6 +16,7 @@ from slm_lab.agent.algorithm.policy import (
     Categorical,
     MultiCategorical,
     Normal,
+    SquashedNormal,
     TanhNormal,
     bound_log_std,
     build_family,
@@ -31,6 +32,7 @@ FAMILIES: dict[str, ActionFamily] = {
     "Bernoulli": Bernoulli(3),
     "Normal": Normal(2),
     "TanhNormal": TanhNormal(2),
+    "SquashedNormal": SquashedNormal(2),
 }
 NAMES = list(FAMILIES)
 
@@ -61,7 +63,7 @@ def peer_log_prob(family: ActionFamily, param: Tensor, action: Tensor) -> Tensor
     normal = distributions.Normal(mean, log_std.exp())
     if isinstance(family, TanhNormal):
         squashed = distributions.TransformedDistribution(normal, distributions.TanhTransform())
-        return squashed.log_prob(action).sum(-1)
+        return squashed.log_prob(family.to_env(action)).sum(-1)
     return normal.log_prob(action).sum(-1)
 
 
@@ -138,7 +140,7 @@ def test_gradients_are_finite_for_extreme_params(name: str) -> None:
 @pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.5, -1.0), (-1.0, 0.3)])
 def test_tanh_normal_density_integrates_to_one(mean: float, log_std: float) -> None:
     """Without the change of volume the integral is E[1 - tanh^2] < 1; with its sign flipped it is far above 1."""
-    family = TanhNormal(1)
+    family = SquashedNormal(1)
     num = 200_001
     action = torch.linspace(-1, 1, num, dtype=torch.float64)[:, None]
     param = torch.tensor([[mean, log_std]], dtype=torch.float64).expand(num, -1)
@@ -154,13 +156,44 @@ def test_log_det_tanh_is_stable() -> None:
     np.testing.assert_allclose(log_det_tanh(raw), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_tanh_normal_log_prob_at_the_border_is_finite() -> None:
+@pytest.mark.parametrize("log_std", [LOG_STD_MIN, 0.0, LOG_STD_MAX])
+def test_tanh_normal_log_prob_far_out_equals_torch(log_std: float) -> None:
+    """An action that went through tanh and back is at most 8.7 in float32, whatever it was."""
+    raw = torch.tensor([[-40.0], [-9.0], [-7.5], [0.1], [8.0], [15.0], [60.0]], dtype=torch.float64)
+    mean = raw + 0.3 * math.exp(log_std)
+    transform = distributions.TanhTransform(cache_size=1)
+    peer = distributions.TransformedDistribution(distributions.Normal(mean, math.exp(log_std)), transform)
+    # the transform remembers what it made its result of
+    action = transform(raw)
+    expected = peer.log_prob(action).squeeze(-1)
+    param = torch.cat([mean, torch.full_like(mean, log_std)], -1)
+    np.testing.assert_allclose(TanhNormal(1).log_prob(param, raw), expected, rtol=1e-12)
+    single = TanhNormal(1).log_prob(param.float(), raw.float())
+    np.testing.assert_allclose(single, expected, rtol=1e-5 * math.exp(-min(log_std, 0)))
+    np.testing.assert_array_equal(TanhNormal(1).to_env(raw), action)
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.3, -2.0, 10.0])
+@pytest.mark.parametrize("log_std", [LOG_STD_MIN, -1.0, 0.0, 1.5, LOG_STD_MAX])
+def test_tanh_normal_entropy_is_the_integral(mean: float, log_std: float) -> None:
+    param = torch.tensor([[mean, log_std]], dtype=torch.float64)
+    noise = torch.linspace(-12, 12, 400_001, dtype=torch.float64)[:, None]
+    density = torch.exp(-0.5 * noise.square() - 0.5 * math.log(2 * math.pi)).squeeze(-1)
+    log_prob = TanhNormal(1).log_prob(param.expand(len(noise), -1), mean + math.exp(log_std) * noise)
+    expected = -(density * log_prob).sum() * (24 / 400_000)
+    assert float(TanhNormal(1).entropy(param)) == pytest.approx(float(expected), abs=1e-7)
+    assert float(TanhNormal(1).entropy(param.float())) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_squashed_action_at_the_border_counts_as_the_last_number_before_it() -> None:
     """A float32 tanh of 10 is 1.0 exactly, whose atanh is infinite."""
-    family = TanhNormal(1)
+    family = SquashedNormal(1)
     param = torch.tensor([[10.0, 0.0], [-10.0, 0.0]])
     action = family.mode(param)
     assert action.abs().tolist() == [[1.0], [1.0]]
-    assert torch.isfinite(family.log_prob(param, action)).all()
+    nearest = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
+    expected = TanhNormal(1).log_prob(param, action * nearest.atanh())
+    np.testing.assert_allclose(family.log_prob(param, action), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -259,9 +292,9 @@ def test_draws_come_from_the_given_generator_alone(name: str) -> None:
 def test_mode_is_the_most_likely(name: str) -> None:
     family = FAMILIES[name]
     param = param_of(family, 1).clone()
-    if name == "TanhNormal":
+    if isinstance(family, TanhNormal):
         # the density's peak lies elsewhere, the median is what acts; see below
-        np.testing.assert_allclose(family.mode(param), param[:, :2].tanh())
+        np.testing.assert_allclose(family.to_env(family.mode(param)), param[:, :2].tanh())
         return
     best = family.log_prob(param, family.mode(param))
     many = param.expand(2000, -1)
@@ -281,8 +314,8 @@ def test_random_is_uniform() -> None:
     pair = MultiCategorical([2, 3]).random(num, generator())
     close_frequency(frequencies(pair[:, 0] * 3 + pair[:, 1], 6), np.full(6, 1 / 6), num)
     close_frequency(Bernoulli(3).random(num, generator()).float().mean(0).numpy(), np.full(3, 0.5), num)
-    for family in (Normal(2), TanhNormal(2)):
-        action = family.random(num, generator())
+    for family in (Normal(2), TanhNormal(2), SquashedNormal(2)):
+        action = family.to_env(family.random(num, generator()))
         # the policy's own range [-1, 1]: variance 1/3
         assert float(action.abs().max()) <= 1
         assert action.mean(0).tolist() == pytest.approx([0, 0], abs=0.02)

@@ -18,6 +18,7 @@ from slm_lab.agent.algorithm.ppo import (
     calc_kl,
     calc_surrogate,
 )
+from slm_lab.agent.memory.batch import Transition
 from slm_lab.lib.errors import DivergenceError
 
 CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "max_t": 14, "reward_scale": 5.0}
@@ -178,6 +179,22 @@ def test_ratio_is_one_at_the_first_minibatch(lab, env: str, pdtype: str, shared:
         assert metrics["clip_frac"] == 0.0
         # standardised advantages at ratio 1: their mean
         assert metrics["policy_loss"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_tanh_normal_keeps_what_tanh_would_lose(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tanh of 12 is 1 in float32: what is learned from must be the 12."""
+    agent, env = lab.build(lab.spec("probe/ContinuousTarget-v0", {**FIRST, "action_pdtype": "TanhNormal"}))
+    with torch.no_grad():
+        agent.algorithm.net.actor.head.bias.copy_(torch.tensor([12.0, -5.0]))
+    kept: list[Transition] = []
+    monkeypatch.setattr(agent.algorithm, "observe", kept.append)
+    obs = env.reset()
+    act = agent.act(obs, explore=True)
+    assert act.action.tolist() == [[1.0]] * env.num_envs
+    agent.observe(obs, act, env.step(act.action.numpy()))
+    env.close()
+    assert kept[0].action.flatten().tolist() == pytest.approx([12.0] * env.num_envs, abs=1.0)
+    assert set(kept[0].extra) == {"value", "log_prob"}
 
 
 def test_ratio_leaves_one_after_the_first_minibatch(lab) -> None:

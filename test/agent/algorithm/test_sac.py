@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, distributions
 
-from slm_lab.agent.algorithm.policy import TanhNormal
+from slm_lab.agent.algorithm.policy import SquashedNormal
 from slm_lab.agent.algorithm.sac import Alpha, Soft, SoftActorCritic, calc_entropy, calc_soft_value
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.env.probe import Image
@@ -64,7 +64,7 @@ def flat(module: Any) -> Tensor:
 def test_density_of_a_draw_integrates_to_one(mean: float, log_std: float) -> None:
     noise = torch.linspace(-9, 9, 20_001, dtype=torch.float64)[:, None]
     param = torch.tensor([[mean, log_std]], dtype=torch.float64).expand(len(noise), 2)
-    action, log_prob = TanhNormal(1).draw(param, noise)
+    action, log_prob = SquashedNormal(1).draw(param, noise)
     # without the change of volume it would be the integral of a Gaussian over [-1, 1]
     assert torch.trapezoid(log_prob.exp(), action.squeeze(-1)).item() == pytest.approx(1.0, abs=1e-5)
 
@@ -73,19 +73,19 @@ def test_density_of_a_draw_by_change_of_variables() -> None:
     generator = torch.Generator().manual_seed(0)
     param = torch.randn(50, 4, generator=generator, dtype=torch.float64) * 0.7
     noise = torch.randn(50, 2, generator=generator, dtype=torch.float64)
-    action, log_prob = TanhNormal(2).draw(param, noise)
+    action, log_prob = SquashedNormal(2).draw(param, noise)
     mean, std = param[:, :2], param[:, 2:].exp()
     raw = mean + std * noise
     expected = distributions.Normal(mean, std).log_prob(raw) - (1 - raw.tanh() ** 2).log()
     np.testing.assert_allclose(action, raw.tanh(), rtol=1e-10)
     # dimensions are summed, not averaged
     np.testing.assert_allclose(log_prob, expected.sum(-1), rtol=1e-6)
-    np.testing.assert_allclose(log_prob, TanhNormal(2).log_prob(param, action), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(log_prob, SquashedNormal(2).log_prob(param, action), rtol=1e-4, atol=1e-4)
 
 
 def test_density_of_a_draw_stays_finite_at_the_border() -> None:
     param = torch.tensor([[50.0, 5.0], [-50.0, -50.0]], requires_grad=True)
-    action, log_prob = TanhNormal(1).draw(param, torch.tensor([[3.0], [-3.0]]))
+    action, log_prob = SquashedNormal(1).draw(param, torch.tensor([[3.0], [-3.0]]))
     (action.sum() + log_prob.sum()).backward()
     assert torch.isfinite(log_prob).all()
     assert param.grad is not None
@@ -100,7 +100,7 @@ def test_density_of_a_draw_stays_finite_at_the_border() -> None:
 def test_gradient_flows_through_the_draw() -> None:
     """d action/d mean = 1 - tanh^2; a draw without it would leave the policy unmoved."""
     param = torch.tensor([[0.3, -0.5]], requires_grad=True)
-    action, _ = TanhNormal(1).draw(param, torch.tensor([[1.5]]))
+    action, _ = SquashedNormal(1).draw(param, torch.tensor([[1.5]]))
     action.sum().backward()
     raw = 0.3 + math.exp(-0.5) * 1.5
     slope = 1 - math.tanh(raw) ** 2
