@@ -25,9 +25,9 @@ from slm_lab.spec.schema import AgentSpec
 
 
 def standardize(adv: Tensor) -> Tensor:
-    """Advantages with mean 0 and std 1."""
+    """Advantages with mean 0 and std 1; a single one, which would be 0, as it is."""
     # one operation instead of five
-    return layer_norm(adv, adv.shape, eps=1e-16)
+    return layer_norm(adv, adv.shape, eps=1e-16) if len(adv) > 1 else adv
 
 
 def calc_explained_var(value: Array, ret: Array) -> float:

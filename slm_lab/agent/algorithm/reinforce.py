@@ -26,7 +26,9 @@ def calc_policy_loss(log_prob: Tensor, adv: Tensor) -> Tensor:
 
 
 def scale_return(ret: Tensor, center: bool) -> Tensor:
-    """Returns in units of their std, around their mean if centred."""
+    """Returns in units of their std, around their mean if centred; a single one as it is."""
+    if len(ret) == 1:
+        return ret
     scaled = ret - ret.mean() if center else ret
     std = ret.std(correction=0)
     # equal returns have no spread to be measured in

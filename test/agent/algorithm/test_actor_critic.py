@@ -30,7 +30,25 @@ def test_standardize_by_hand() -> None:
     out = standardize(torch.tensor([1.0, 3.0, 5.0, 7.0]))
     np.testing.assert_allclose(out, np.array([-3, -1, 1, 3]) / np.sqrt(5), rtol=1e-6)
     assert standardize(torch.full((3,), 2.0)).tolist() == [0, 0, 0]
-    assert standardize(torch.tensor([5.0])).tolist() == [0]
+    # a mean of its own would leave nothing of a single one
+    assert standardize(torch.tensor([5.0])).tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "ActorCritic", "training_frequency": 1, "lam": 0.95},
+        {"name": "PPO", "time_horizon": 4, "minibatch_size": 1, "training_epoch": 1},
+        {"name": "Reinforce", "training_frequency": 1},
+    ],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_a_batch_of_one_sample_trains_the_actor(lab, algorithm: dict[str, Any]) -> None:
+    spec = lab.spec("probe/ObsAction-v0", {"gamma": 0.9, **algorithm}, num_envs=1)
+    fresh, env = lab.build(spec)
+    env.close()
+    flats = [agent.algorithm.optimizers["actor"].flat.data for agent in (lab.train(spec, 40).agent, fresh)]
+    assert float((flats[0] - flats[1]).abs().max()) > 1e-3
 
 
 def test_standardize_does_not_know_the_scale_of_rewards() -> None:
