@@ -63,9 +63,8 @@ class Alpha(nn.Module):
         self.log_alpha = nn.Parameter(torch.zeros(1, device=device))
         self.optimizer: FlatOptimizer | None = None
         if config.fixed_alpha is None:
-            # weight decay would pull log alpha to 0, which is alpha to 1
-            changes = {"lr": config.alpha_lr or net.optim_spec.lr, "weight_decay": 0.0}
-            optim = net.optim_spec.model_copy(update=changes)
+            # log alpha has one dimension, so it does not decay
+            optim = net.optim_spec.model_copy(update={"lr": config.alpha_lr or net.optim_spec.lr})
             own = net.model_copy(update={"optim_spec": optim, "clip_grad_val": None})
             self.optimizer = FlatOptimizer(FlatParams([self.log_alpha]), own)
 

@@ -17,6 +17,8 @@ from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.lib.errors import DivergenceError
 
 ADVICE = "try a lower learning rate or agent.net.clip_grad_val"
+# of an optimiser's tensors, those that a step does not change
+READ_ONLY = ("lr", "decay")
 CalcLoss = Callable[..., tuple[Any, ...]]
 
 
@@ -175,7 +177,7 @@ class GradientStep:
 
         data = [tensors["data"] for tensors in state["optimizers"]]
         changed = list(state["buffers"].values())
-        changed += [tensor for part in state["optimizers"] for name, tensor in part.items() if name != "lr"]
+        changed += [tensor for part in state["optimizers"] for name, tensor in part.items() if name not in READ_ONLY]
         before = [tensor.clone() for tensor in changed]
         grads, (_, out) = grad_and_value(calc, has_aux=True)(data, state["buffers"], args)
         total = out[0] + sum(grad.norm() for grad in grads)

@@ -48,14 +48,16 @@ class FlatOptimizer:
         self.lr_tensor = torch.tensor(self.lr.value, dtype=torch.float32, device=device)
         self.count = torch.zeros((), dtype=torch.float32, device=device)
         self.moments: dict[str, Tensor] = {name: torch.zeros_like(flat.data) for name in _moments(self.spec)}
+        # 1 for each weight that decays: not biases, gains of norm layers or a log std, which are one-dimensional
+        self.decay: Tensor | None = None
+        if self.spec.weight_decay:
+            is_weight = [float(len(shape) > 1) for shape in flat.shapes]
+            sizes = torch.tensor(flat.sizes, device=device)
+            self.decay = torch.tensor(is_weight, dtype=flat.data.dtype, device=device).repeat_interleave(sizes)
         self.other: torch.optim.Optimizer | None = None
         if isinstance(self.spec, OtherOptimSpec):
             flat.data.grad = flat.grad
-            self.other = OTHER_OPTIMIZERS[self.spec.name](
-                [flat.data],
-                lr=self.spec.lr,
-                weight_decay=self.spec.weight_decay,  # type: ignore[call-arg]
-            )
+            self.other = OTHER_OPTIMIZERS[self.spec.name]([flat.data], lr=self.spec.lr)  # type: ignore[call-arg]
 
     def set_frame(self, frame: int) -> None:
         """Move the learning rate to where it is at a frame; call once per training."""
@@ -77,6 +79,13 @@ class FlatOptimizer:
 
     def descend(self) -> None:
         """Apply and clear the gradient; call it and `clip` where no gradient is recorded."""
+        spec, data = self.spec, self.flat.data
+        if self.decay is not None:
+            # torch's own functions decay all of a tensor, and the parameters are one
+            if isinstance(spec, AdamWSpec):
+                data.addcmul_(data, self.decay, value=-self.lr.value * spec.weight_decay)
+            else:
+                self.flat.grad.addcmul_(data, self.decay, value=spec.weight_decay)
         if self.other is not None:
             self.other.step()
         else:
@@ -87,11 +96,10 @@ class FlatOptimizer:
         spec, moments = self.spec, self.moments
         params, grads = [self.flat.data], [self.flat.grad]
         if isinstance(spec, AdamSpec):
-            # the kernels below torch.optim's own functions, whose checks cost six times the step itself;
+            # the kernel below torch.optim's own functions, whose checks cost six times the step itself;
             # AdamWSpec is an AdamSpec: the two differ in how weight decay enters
-            kernel = torch._fused_adamw_ if isinstance(spec, AdamWSpec) else torch._fused_adam_
             self.count += 1
-            kernel(
+            torch._fused_adam_(
                 params,
                 grads,
                 [moments["exp_avg"]],
@@ -101,7 +109,7 @@ class FlatOptimizer:
                 lr=self.lr_tensor,
                 beta1=spec.betas[0],
                 beta2=spec.betas[1],
-                weight_decay=spec.weight_decay,
+                weight_decay=0.0,
                 eps=spec.eps,
                 amsgrad=spec.amsgrad,
                 maximize=False,
@@ -117,7 +125,7 @@ class FlatOptimizer:
                 lr=self.lr.value,
                 alpha=spec.alpha,
                 eps=spec.eps,
-                weight_decay=spec.weight_decay,
+                weight_decay=0.0,
                 momentum=spec.momentum,
                 centered=spec.centered,
             )
@@ -132,7 +140,7 @@ class FlatOptimizer:
                 lr=self.lr.value,
                 momentum=spec.momentum,
                 dampening=spec.dampening,
-                weight_decay=spec.weight_decay,
+                weight_decay=0.0,
                 nesterov=spec.nesterov,
                 maximize=False,
             )
@@ -142,9 +150,12 @@ class FlatOptimizer:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a step reads and writes beside the gradient."""
-        return {"data": self.flat.data, "lr": self.lr_tensor, "count": self.count, **self.moments}
+        decay = {} if self.decay is None else {"decay": self.decay}
+        return {"data": self.flat.data, "lr": self.lr_tensor, "count": self.count, **decay, **self.moments}
 
-    def apply(self, grad: Tensor, data: Tensor, lr: Tensor, count: Tensor, **moments: Tensor) -> Tensor:
+    def apply(
+        self, grad: Tensor, data: Tensor, lr: Tensor, count: Tensor, decay: Tensor | None = None, **moments: Tensor
+    ) -> Tensor:
         """What `step` does, on given tensors and in formulas that a compiler can fuse; returns the gradient's norm.
 
         torch's own functions read numbers off tensors or call finished kernels.
@@ -155,10 +166,10 @@ class FlatOptimizer:
             grad = grad / (norm / self.max_norm).clamp(min=1.0)
         is_first = count == 0
         count.add_(1)
-        if isinstance(spec, AdamWSpec):
-            data.mul_(1 - lr * spec.weight_decay)
-        elif spec.weight_decay:
-            grad = grad + spec.weight_decay * data
+        if decay is not None and isinstance(spec, AdamWSpec):
+            data.mul_(1 - lr * spec.weight_decay * decay)
+        elif decay is not None:
+            grad = grad + spec.weight_decay * decay * data
         if isinstance(spec, AdamSpec):
             beta1, beta2 = spec.betas
             mean, square = moments["exp_avg"], moments["exp_avg_sq"]

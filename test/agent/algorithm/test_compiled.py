@@ -71,7 +71,7 @@ VECTOR_CASES: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
     "sil": (
         {"name": "SIL", "training_frequency": 24, "lam": 0.95, "sil_memory": SIL_MEMORY},
         None,
-        {**CARTPOLE, "net": {"shared": True, **ADAM}},
+        {**CARTPOLE, "net": {"shared": True, "optim_spec": {**ADAM["optim_spec"], "name": "AdamW"}}},
     ),
     "sarsa": ({"name": "SARSA", "training_frequency": 8}, None, {**CARTPOLE, "net": {"clip_grad_val": 0.5}}),
     "vanilla_dqn": ({"name": "VanillaDQN", **START, "training_batch_iter": 2}, REPLAY, CARTPOLE),

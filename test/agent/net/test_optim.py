@@ -50,7 +50,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 def build_net(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    return nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 2))
 
 
 def build(optim: dict[str, Any], **keys: Any) -> tuple[nn.Sequential, FlatOptimizer]:
@@ -62,7 +62,12 @@ def build(optim: dict[str, Any], **keys: Any) -> tuple[nn.Sequential, FlatOptimi
 def build_peer(optim: dict[str, Any]) -> tuple[nn.Sequential, torch.optim.Optimizer]:
     net = build_net()
     options = {key: value for key, value in optim.items() if key != "name"}
-    return net, getattr(torch.optim, optim["name"])(net.parameters(), **options)
+    # AdamW decays by itself
+    weight_decay = options.pop("weight_decay", 0.01 if optim["name"] == "AdamW" else 0.0)
+    weights = [parameter for parameter in net.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in net.parameters() if parameter.ndim == 1]
+    groups = [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return net, getattr(torch.optim, optim["name"])(groups, **options)
 
 
 def batches(num: int = 100) -> list[Tensor]:
@@ -110,6 +115,28 @@ def test_equals_torch_over_100_steps(name: str, how: str, clip: float | None) ->
         assert float(norm) == pytest.approx(float(expected_norm), rel=1e-4)
     np.testing.assert_allclose(weights(net), weights(twin), rtol=1e-4, atol=1e-5)
     assert np.abs(weights(net) - start).max() > 1e-3
+
+
+DECAYING = [name for name, optim in OPTIMIZERS.items() if "weight_decay" in optim or name == "AdamW"]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(name, "step") for name in DECAYING] + [(name, "formula") for name in COMPILABLE if name in DECAYING],
+)
+def test_weights_alone_decay(name: str, how: str) -> None:
+    net, optimizer = build(OPTIMIZERS[name])
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(2.0)
+    for _ in range(5):
+        if how == "step":
+            optimizer.step()
+        else:
+            optimizer.apply(optimizer.flat.grad, **optimizer.tensors())
+    for parameter in net.parameters():
+        # without a gradient nothing else moves them
+        assert (parameter < 2.0).all() if parameter.ndim > 1 else (parameter == 2.0).all()
 
 
 def test_clipping_changes_the_path() -> None:
