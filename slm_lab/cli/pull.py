@@ -1,5 +1,6 @@
 """`slm-lab pull PATTERN`: fetch runs from where they are shared."""
 
+import shlex
 import sys
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.hub_table import show_runs
 from slm_lab.cli.options import DataDirOption, LogLevelOption
-from slm_lab.experiment.folder import DATA_DIR
+from slm_lab.experiment.folder import DATA_DIR, REPORT_NAME
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
 from slm_lab.share.opening import open_store
@@ -60,6 +61,9 @@ def _read_limit(text: str) -> int:
 def _tell(run: Pulled) -> None:
     what = f"{run.num_fetched} files, {format_size(run.num_bytes)}" if run.num_fetched else "all of it was here"
     sys.stdout.write(f"Fetched  {run.path} ({what})\n")
+    if not (run.path / REPORT_NAME).exists():
+        # pages are never fetched, since their scripts would run here
+        sys.stdout.write(f"Report   {shlex.join(['slm-lab', 'report', str(run.path)])}\n")
     if run.kept:
         shown = ", ".join(run.kept[:NUM_SHOWN]) + (", ..." if len(run.kept) > NUM_SHOWN else "")
         sys.stderr.write(

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from loguru import logger
 from slm_lab.lib.errors import ShareError, nearest
 from slm_lab.lib.io import lock_file, storage_errors
 from slm_lab.share.manifest import Manifest, ManifestError, find_origin, local_file, read_manifest
-from slm_lab.share.run_files import RunFile, read_file
+from slm_lab.share.run_files import RunFile, is_page, read_file
 from slm_lab.share.safe_path import is_safe
 from slm_lab.share.store import DATA, Store
 from slm_lab.share.view import TransferView, format_size
@@ -87,7 +87,7 @@ def pull_runs(pattern: str, store: Store, data_dir: Path, max_size: int = MAX_SI
         if manifest is None:
             place = store.url(f"{DATA}/{name}")
             raise ShareError(f"{place} has no manifest.json: its upload has not ended; push it again")
-        manifests.append(manifest)
+        manifests.append(_without_pages(manifest))
     total = sum(manifest.size for manifest in manifests)
     if total > max_size:
         raise ShareError(
@@ -100,6 +100,7 @@ def pull_runs(pattern: str, store: Store, data_dir: Path, max_size: int = MAX_SI
 
 def pull_run(manifest: Manifest, store: Store, data_dir: Path) -> Pulled:
     """Fetch one run: into a folder beside, then into place when all is whole and verified."""
+    manifest = _without_pages(manifest)
     target = data_dir / manifest.name
     partial = data_dir / PARTIAL / manifest.name
     lock = partial.with_name(f"{manifest.name}.lock")
@@ -118,6 +119,10 @@ def pull_run(manifest: Manifest, store: Store, data_dir: Path) -> Pulled:
         with suppress(OSError):
             partial.parent.rmdir()
     return Pulled(target, len(wanted), fetched, tuple(kept))
+
+
+def _without_pages(manifest: Manifest) -> Manifest:
+    return replace(manifest, files=tuple(file for file in manifest.files if not is_page(file.path)))
 
 
 def _fetch(wanted: Sequence[RunFile], name: str, store: Store, data_dir: Path) -> int:

@@ -16,14 +16,17 @@ _KINDS = (
     re.compile(r"[^/]+_spec\.(yaml|json)"),
     re.compile(r"[^/]+_(trial|experiment)_metrics\.json"),
     re.compile(r"[^/]+_experiment_df\.csv"),
-    re.compile(r"report\.html|README\.md"),
+    re.compile(r"README\.md"),
     re.compile(r"info/[^/]+\.(csv|json)"),
     re.compile(r"info/[^/]+_study\.log"),
-    re.compile(r"graph/[^/]+\.(png|svg|html)|graph/plotly\.min\.js"),
+    re.compile(r"graph/[^/]+\.png"),
     re.compile(r"log/[^/]+\.log"),
     re.compile(r"model/[^/]+_model\.pt"),
     re.compile(r"video/[^/]+\.(mp4|gif)"),
 )
+# What a browser runs. It is sent for people to look at, and never fetched: a page of someone else's would run its scripts
+# here, and the lab's own pages would load the script beside them.
+_PAGE = re.compile(r"report\.html|graph/[^/]+\.(svg|html)|graph/plotly\.min\.js")
 # what a run continues from
 _CHECKPOINTS = (re.compile(r"model/[^/]+_resume\.pt"), re.compile(r"model/[^/]+_replay-[^/]+\.pt"))
 _TEXT = (".yaml", ".json", ".csv", ".html", ".md", ".log", ".svg")
@@ -44,8 +47,13 @@ class RunFile:
 
 def belongs(path: str, with_checkpoints: bool = True) -> bool:
     """Whether a path is that of a run's file."""
-    kinds = (*_KINDS, *_CHECKPOINTS) if with_checkpoints else _KINDS
+    kinds = (*_KINDS, _PAGE, *_CHECKPOINTS) if with_checkpoints else (*_KINDS, _PAGE)
     return is_safe(path) and any(kind.fullmatch(path) for kind in kinds)
+
+
+def is_page(path: str) -> bool:
+    """Whether a file is a page or script, which every machine writes for itself."""
+    return _PAGE.fullmatch(path) is not None
 
 
 def find_files(folder: Path, with_checkpoints: bool) -> tuple[list[str], int]:

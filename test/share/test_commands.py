@@ -97,8 +97,10 @@ def test_a_training_is_uploaded_at_its_end(lab: Lab, hub: LocalHub, tmp_path: Pa
         assert WRITER.encode() not in content, path
         if path not in ("README.md", "manifest.json"):
             assert content == (folder / path).read_bytes()
-    # what is pulled can be played
-    lab("pull", folder.name, "--data-dir", "b", **place)
+    # what is pulled can be played, and its report written here
+    assert f"slm-lab report b/{folder.name}" in lab("pull", folder.name, "--data-dir", "b", **place).stdout
+    assert not (tmp_path / "here" / "b" / folder.name / "report.html").exists()
+    lab("report", f"b/{folder.name}")
     assert "mean total_reward" in lab("run", f"enjoy@b/{folder.name}", "--episodes", "1").stdout
 
 

@@ -244,6 +244,30 @@ def test_a_copy_that_was_cut_goes_on(team: FolderStore, make_run, tmp_path: Path
     assert (pulled.path / "log/demo.log").read_text() == "Session 0 done\n"
 
 
+PAGES = ("report.html", "graph/demo_t0_curve.html", "graph/plotly.min.js", "graph/demo_t0_curve.svg")
+
+
+def test_pages_and_scripts_of_others_are_not_fetched(team: FolderStore, make_run, tmp_path: Path) -> None:
+    folder = make_run()
+    for page in PAGES:
+        (folder / page).write_text("<script>steal()</script>")
+    push_run(folder, team)
+    # people may look at them where they are shared, and the run is whole with them
+    assert all((tmp_path / "team" / "data" / NAME / page).exists() for page in PAGES)
+    assert has_run(team, NAME)
+    # one that is damaged or missing there is no obstacle either
+    (tmp_path / "team" / "data" / NAME / "report.html").unlink()
+    (pulled,) = pull_runs(NAME, team, tmp_path / "b")
+    assert pulled.kept == ()
+    files = read_tree(tmp_path / "b")
+    assert not any(path.endswith(PAGES) or b"steal" in content for path, content in files.items())
+    # a report of one's own is neither taken for another's nor overwritten
+    (pulled.path / "report.html").write_text("mine")
+    (again,) = pull_runs(NAME, team, tmp_path / "b")
+    assert (again.num_fetched, again.kept) == (0, ())
+    assert (pulled.path / "report.html").read_text() == "mine"
+
+
 # --- secrets
 
 
