@@ -63,7 +63,7 @@ def storage_errors(path: Path) -> Iterator[None]:
     """Tell in one line what the system refuses to do with a file."""
     try:
         yield
-    except StorageError:
+    except (StorageError, UnreadableError):
         raise
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror or error})") from None
@@ -212,10 +212,11 @@ def seal(payload: bytes) -> bytes:
     return payload + _SEAL + hashlib.sha256(payload).digest()
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path, more_flags: int = 0) -> BinaryIO:
     """Open a file to read it; a run may come from anyone, so no pipe is waited for and no device read."""
+    more_flags |= os.O_NONBLOCK | os.O_NOCTTY
     # the opener's descriptor is closed even if it is a folder's
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))  # noqa: SIM115
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | more_flags))  # noqa: SIM115
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()

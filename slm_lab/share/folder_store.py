@@ -2,15 +2,15 @@
 
 import os
 import shutil
-import stat
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
-from slm_lab.lib.errors import ShareError
-from slm_lab.lib.io import move_into_place, temporary_name
+from slm_lab.lib.errors import ShareError, UnreadableError
+from slm_lab.lib.io import move_into_place, open_file, read_bytes, temporary_name
 from slm_lab.share.run_files import read_file
 from slm_lab.share.safe_path import check_path, is_safe
-from slm_lab.share.store import MissingStoreError, OnBytes, StoredFile, TooLargeError, Upload
+from slm_lab.share.store import MAX_LISTED, MissingStoreError, OnBytes, StoredFile, Upload
 
 _CHUNK = 1 << 20
 _MAX_DEPTH = 6
@@ -62,8 +62,7 @@ class FolderStore:
         self._check_there()
         place = self._at(folder)
         if place.is_dir() and not self._has_link(folder):
-            with os.scandir(place) as items:
-                yield from sorted(item.name for item in items if item.is_dir(follow_symlinks=False))
+            yield from sorted(item.name for item in self._scan(folder) if item.is_dir(follow_symlinks=False))
 
     def list_files(self, folder: str) -> Iterator[StoredFile]:
         """Files that are no links, with their hashes."""
@@ -72,27 +71,32 @@ class FolderStore:
             yield from self._walk(folder, 0)
 
     def _walk(self, folder: str, depth: int) -> Iterator[StoredFile]:
-        with os.scandir(self._at(folder)) as items:
-            for item in items:
-                path = f"{folder}/{item.name}"
-                if not is_safe(path):
-                    continue
-                if item.is_file(follow_symlinks=False):
-                    file = read_file(self.root, path)
-                    yield StoredFile(path, file.size, file.sha256, file.git_sha1)
-                elif item.is_dir(follow_symlinks=False) and depth < _MAX_DEPTH:
-                    yield from self._walk(path, depth + 1)
+        for item in self._scan(folder):
+            path = f"{folder}/{item.name}"
+            if not is_safe(path):
+                continue
+            if item.is_file(follow_symlinks=False):
+                file = read_file(self.root, path)
+                yield StoredFile(path, file.size, file.sha256, file.git_sha1)
+            elif item.is_dir(follow_symlinks=False) and depth < _MAX_DEPTH:
+                yield from self._walk(path, depth + 1)
+
+    def _scan(self, folder: str) -> list["os.DirEntry[str]"]:
+        try:
+            with os.scandir(self._at(folder)) as items:
+                return list(islice(items, MAX_LISTED))
+        except OSError as error:
+            raise ShareError(f"{self.url(folder)} cannot be read ({error.strerror})") from None
 
     def read(self, path: str, max_size: int) -> bytes | None:
         """A small file."""
         self._check_there()
-        if not self._at(path).exists() or self._has_link(path):
+        if self._has_link(path):
             return None
-        with self._at(path).open("rb") as file:
-            data = file.read(max_size + 1)
-        if len(data) > max_size:
-            raise TooLargeError(f"{self.url(path)} is larger than {max_size:,} bytes")
-        return data
+        try:
+            return read_bytes(self._at(path), max_size)
+        except FileNotFoundError:
+            return None
 
     def download(self, path: str, target: Path, size: int, on_bytes: OnBytes) -> None:
         """Copy a file out."""
@@ -101,15 +105,14 @@ class FolderStore:
         done = target.stat().st_size if target.exists() else 0
         try:
             # a link that is put there meanwhile is not followed either
-            descriptor = os.open(self._at(path), os.O_RDONLY | os.O_NOFOLLOW)
-            with os.fdopen(descriptor, "rb") as source, target.open("ab") as copy:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise ShareError(f"{self.url(path)} is no file")
+            with open_file(self._at(path), os.O_NOFOLLOW) as source, target.open("ab") as copy:
                 source.seek(done)
                 while done < size and (chunk := source.read(min(_CHUNK, size - done))):
                     copy.write(chunk)
                     done += len(chunk)
                     on_bytes(len(chunk))
+        except UnreadableError:
+            raise
         except OSError as error:
             raise ShareError(f"{self.url(path)} cannot be read ({error.strerror}); pull again to go on") from None
 

@@ -11,7 +11,7 @@ from typing import Any
 from slm_lab.experiment.analysis import calc_spread
 from slm_lab.experiment.folder import is_search
 from slm_lab.experiment.results import Run
-from slm_lab.lib.errors import ShareError
+from slm_lab.lib.errors import ShareError, UnreadableError
 from slm_lab.lib.io import to_finite
 from slm_lab.share.run_files import RunFile, belongs
 from slm_lab.share.safe_path import find_problem
@@ -107,7 +107,7 @@ def read_manifest(store: Store, name: str) -> Manifest | None:
     """The manifest of a shared run; None where it has none, so that its upload has not ended."""
     try:
         data = store.read(f"{DATA}/{name}/{MANIFEST}", MAX_BYTES)
-    except TooLargeError as error:
+    except (TooLargeError, UnreadableError) as error:
         raise ManifestError(str(error)) from None
     return None if data is None else parse_manifest(data, name)
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -204,11 +205,12 @@ def fetch_file(file: RunFile, name: str, store: Store, place: Path, view: Transf
 
 
 def _clear(partial: Path, wanted: Sequence[RunFile]) -> None:
-    """Remove what an earlier attempt fetched of another state of the run."""
+    """Remove what an earlier attempt fetched of another state of the run, and pipes, which would be waited for."""
     whole = [local_file(partial, file.path) for file in wanted]
     known = {*whole, *map(part_of, whole)}
     for place in partial.rglob("*"):
-        if place not in known and (place.is_symlink() or not place.is_dir()):
+        is_plain = stat.S_ISREG(mode := place.lstat().st_mode)
+        if not stat.S_ISDIR(mode) and not (is_plain and place in known):
             place.unlink()
 
 

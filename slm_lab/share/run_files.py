@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slm_lab.lib.errors import ShareError
+from slm_lab.lib.io import open_file
 from slm_lab.lib.secret import known_secrets, name_secret, redact
 from slm_lab.share.safe_path import is_safe
 
@@ -82,7 +83,7 @@ def read_file(folder: Path, path: str) -> RunFile:
     size = (folder / path).stat().st_size
     sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     count = 0
-    with (folder / path).open("rb") as file:
+    with open_file(folder / path) as file:
         while chunk := file.read(_CHUNK):
             count += len(chunk)
             sha256.update(chunk)

@@ -1,6 +1,7 @@
 """A repo that means harm, a folder with links in it, and files that hold secrets."""
 
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.lib.errors import RunFolderError, ShareError
+from slm_lab.lib.errors import RunFolderError, ShareError, UnreadableError
 from slm_lab.lib.io import lock_file
 from slm_lab.share.folder_store import FolderStore
 from slm_lab.share.hub_store import HubStore
@@ -242,6 +243,32 @@ def test_a_copy_that_was_cut_goes_on(team: FolderStore, make_run, tmp_path: Path
     part.write_text("wrong")
     (pulled,) = pull_runs(NAME, team, tmp_path / "b")
     assert (pulled.path / "log/demo.log").read_text() == "Session 0 done\n"
+
+
+def test_a_pipe_in_a_shared_folder_is_not_waited_for(team: FolderStore, make_run, tmp_path: Path) -> None:
+    push_run(make_run(), team)
+    # one of an earlier attempt is removed
+    part = tmp_path / "b/.pull" / NAME / "log/demo.log.part"
+    part.parent.mkdir(parents=True)
+    os.mkfifo(part)
+    os.mkfifo(part.with_name("demo.log"))
+    (pulled,) = pull_runs(NAME, team, tmp_path / "b")
+    assert (pulled.path / "log/demo.log").read_text() == "Session 0 done\n"
+    place = tmp_path / "team" / "data" / NAME
+    (place / "log/demo.log").unlink()
+    os.mkfifo(place / "log/demo.log")
+    with pytest.raises(UnreadableError, match=r"log/demo.log: not a regular file, but a pipe or device"):
+        pull_runs(NAME, team, tmp_path / "c")
+    assert not has_run(team, NAME)
+    (place / MANIFEST).unlink()
+    os.mkfifo(place / MANIFEST)
+    with pytest.raises(ShareError, match=r"manifest.json: not a regular file, but a pipe or device"):
+        pull_runs(NAME, team, tmp_path / "c")
+    assert [run.problem for run in list_runs(team)] == [f"{place / MANIFEST}: not a regular file, but a pipe or device"]
+    (place / MANIFEST).unlink()
+    (place / MANIFEST).mkdir()
+    with pytest.raises(ShareError, match="cannot be read"):
+        pull_runs(NAME, team, tmp_path / "c")
 
 
 PAGES = ("report.html", "graph/demo_t0_curve.html", "graph/plotly.min.js", "graph/demo_t0_curve.svg")
