@@ -1,12 +1,13 @@
 """Secrets stay out of logs and files: reading `.env`, and replacing what is or looks like a secret."""
 
+import codecs
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slm_lab.lib.errors import LabError
 
@@ -17,6 +18,9 @@ MIN_LENGTH = 8
 MAX_ENV_BYTES = 1_000_000
 # of a path that is shown
 MAX_PATH = 200
+# characters of a file that are searched at once, and those that two such pieces share, more than any token has
+PIECE = 1 << 20
+OVERLAP = 1 << 16
 # How parts of a name end that make it a secret's, but for digits. KEY comes after all kinds of words (OPENAIKEY), so
 # the ordinary ones are listed instead. What ends too many other words (COMPASS) has to be a part of its own.
 _SECRET_ENDS = (
@@ -189,6 +193,39 @@ def name_secret(text: str) -> str | None:
     for kind, shape in SHAPES.items():
         if re.search(shape, text):
             return f"what looks like a secret ({kind})"
+    return None
+
+
+def search_file(file: BinaryIO, is_text: bool) -> tuple[int, str] | None:
+    """The line and the kind of a secret in a file, of which one piece at a time is in memory.
+
+    In what is no text, only known values are looked for: bytes may look like anything.
+    """
+    encoding = "utf-8" if is_text else "latin-1"
+    patterns = {
+        f"the value of {name}": re.compile(re.escape(value.encode().decode(encoding)))
+        for name, value in known_secrets().items()
+    }
+    overlap = max([OVERLAP, *(len(pattern.pattern) for pattern in patterns.values())])
+    if is_text:
+        patterns |= {f"what looks like a secret ({kind})": re.compile(shape) for kind, shape in SHAPES.items()}
+    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+    # the first character of all pieces but the first is only there to tell where a word begins
+    window, start, line = "", 0, 1
+    while patterns:
+        piece = file.read(PIECE)
+        window += decoder.decode(piece, final=not piece)
+        for kind, pattern in patterns.items():
+            match = pattern.search(window, start)
+            # one at the very end may go on, and is seen again with the next piece
+            if match is not None and (not piece or match.end() < len(window) or match.start() < len(window) - overlap):
+                return line + window.count("\n", 0, match.start()), kind
+        if not piece:
+            break
+        cut = max(len(window) - overlap - 1, 0)
+        start = min(cut, 1)
+        line += window.count("\n", 0, cut)
+        window = window[cut:]
     return None
 
 

@@ -10,19 +10,17 @@ from pathlib import Path
 from loguru import logger
 
 from slm_lab.lib.errors import ShareError, nearest
-from slm_lab.lib.io import write_text
-from slm_lab.lib.secret import name_secret
+from slm_lab.lib.io import read_text, write_text
 from slm_lab.share.manifest import Manifest, find_missing, has_run, is_same, local_file, read_manifest
 from slm_lab.share.pull import SharedRun, fetch_file, find_names, list_runs
 from slm_lab.share.push import send
-from slm_lab.share.run_files import read_file
+from slm_lab.share.run_files import read_file, refuse_secrets
 from slm_lab.share.safe_path import is_safe
 from slm_lab.share.store import DATA, MissingStoreError, Store, Upload
 from slm_lab.share.view import TransferView
 
 BENCHMARKS = Path("docs/BENCHMARKS.md")
 RESULTS = "docs/benchmark/results.json"
-TEXT_SUFFIXES = (".md", ".svg", ".json", ".yaml", ".csv")
 README = "README.md"
 MAX_README = 10_000_000
 _DOC_SUFFIXES = (".md", ".png", ".svg", ".gif", ".jpg", ".json", ".yaml", ".csv", ".mp4")
@@ -115,7 +113,7 @@ def graduate(graduation: Graduation, source: Store, target: Store, root: Path, m
     send_docs(root, target, change)
     # the page is written from the results, so both have the links
     for page in (root / BENCHMARKS, root / RESULTS):
-        if page.is_file() and (changed := change(text := page.read_text())) != text:
+        if page.is_file() and (changed := change(text := read_text(page))) != text:
             write_text(page, changed)
             logger.info(f"Rewrote the links in {page}")
     return urls
@@ -127,16 +125,12 @@ def send_docs(root: Path, target: Store, change: Callable[[str], str]) -> int:
     with tempfile.TemporaryDirectory() as made:
         uploads = []
         for path in _find_docs(root):
-            source = root / path
-            if source.suffix in TEXT_SUFFIXES:
-                text = source.read_text()
-                text = change(text) if source.suffix == ".md" or path == RESULTS else text
-                if (kind := name_secret(text)) is not None:
-                    raise ShareError(f"{path} holds {kind}, so it is not sent; take it out")
-                source = local_file(Path(made), path)
-                source.parent.mkdir(parents=True, exist_ok=True)
-                source.write_text(text)
-            file = read_file(source.parent, source.name)
+            folder = root
+            if path.endswith(".md") or path == RESULTS:
+                folder = Path(made)
+                write_text(local_file(folder, path), change(read_text(root / path)))
+            refuse_secrets(folder, path)
+            source, file = local_file(folder, path), read_file(folder, path)
             if path == README:
                 is_same_there = target.read(path, MAX_README) == source.read_bytes()
             else:

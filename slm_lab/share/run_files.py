@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slm_lab.lib.errors import ShareError
 from slm_lab.lib.io import open_file
-from slm_lab.lib.secret import known_secrets, name_secret, redact
+from slm_lab.lib.secret import redact, search_file
 from slm_lab.share.safe_path import is_safe
 
 CARD = "README.md"
@@ -95,23 +95,13 @@ def read_file(folder: Path, path: str) -> RunFile:
 
 def refuse_secrets(folder: Path, path: str) -> None:
     """The last guard: a file that holds a secret is not sent."""
-    if path.endswith(_TEXT):
-        text = (folder / path).read_text(errors="replace")
-        if name_secret(text) is None:
-            return
-        for number, line in enumerate(text.splitlines(), 1):
-            if (kind := name_secret(line)) is not None:
-                raise ShareError(
-                    f"{redact(path)} line {number} holds {kind}, so the run is not sent; take it out of the file, and "
-                    "replace the secret, since it has been written down"
-                )
-        raise ShareError(f"{redact(path)} holds {name_secret(text)}, so the run is not sent; take it out of the file")
-    secrets = {name: value.encode() for name, value in known_secrets().items()}
-    overlap = max(map(len, secrets.values()), default=1) - 1
-    tail = b""
-    with (folder / path).open("rb") as file:
-        while secrets and (chunk := file.read(_CHUNK)):
-            for name, value in secrets.items():
-                if value in tail + chunk:
-                    raise ShareError(f"{redact(path)} holds the value of {name}, so the run is not sent")
-            tail = chunk[-overlap:] if overlap else b""
+    is_text = path.endswith(_TEXT)
+    with open_file(folder / path) as file:
+        found = search_file(file, is_text)
+    if found is not None:
+        line, kind = found
+        where = f"{redact(path)} line {line}" if is_text else redact(path)
+        raise ShareError(
+            f"{where} holds {kind}, so it is not sent; take it out of the file, and replace the secret, since it has "
+            "been written down"
+        )

@@ -1,6 +1,8 @@
 """What `.env` may look like, and which secrets are kept out of text."""
 
+import io
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,17 @@ from loguru import logger
 
 from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.lib.log import log_to, setup_console
-from slm_lab.lib.secret import MASK, MAX_PATH, SHAPES, find_secret, get_setting, known_secrets, read_env_file, redact
+from slm_lab.lib.secret import (
+    MASK,
+    MAX_PATH,
+    SHAPES,
+    find_secret,
+    get_setting,
+    known_secrets,
+    read_env_file,
+    redact,
+    search_file,
+)
 from slm_lab.spec.loading import load_spec
 
 # put together here, so that no scanner takes this file for a leak
@@ -241,6 +253,47 @@ def test_a_large_spec_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     # a few times where there is a secret, even at its end
     assert find_secret(data | {"last": TOKENS["GitHub"]}) is not None
     assert len(calls) < 10
+
+
+@pytest.mark.parametrize("kind", TOKENS)
+@pytest.mark.parametrize("shift", [-60, -8, -1, 0, 1])
+def test_a_secret_across_pieces_of_a_file_is_found(monkeypatch: pytest.MonkeyPatch, kind: str, shift: int) -> None:
+    monkeypatch.setattr("slm_lab.lib.secret.PIECE", 200)
+    monkeypatch.setattr("slm_lab.lib.secret.OVERLAP", 100)
+    for lead in (200, 400, 1000):
+        text = ("1.5,2.5\n" * 200)[: lead + shift - 1] + "\n" + TOKENS[kind] + "\n" + "3.5\n" * 100
+        line = text[: lead + shift].count("\n") + 1
+        found = search_file(io.BytesIO(text.encode()), is_text=True)
+        assert found == (line, f"what looks like a secret ({kind})")
+
+
+def test_a_word_that_is_cut_between_pieces_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slm_lab.lib.secret.PIECE", 50)
+    monkeypatch.setattr("slm_lab.lib.secret.OVERLAP", 40)
+    for lead in range(120):
+        # within a word, too long to be one, and a placeholder
+        for word in ("x" + TOKENS["Hugging Face"], TOKENS["AWS"] + "ABC", "redis://me:{password}@host"):
+            assert search_file(io.BytesIO(f"{' ' * lead}{word} {' ' * 99}".encode()), is_text=True) is None
+
+
+def test_a_large_file_is_searched_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "correct horse")
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        # one line without an end
+        for _ in range(40):
+            file.write(b"ab:/" * 250_000)
+        file.write(b"correct horse")
+    tracemalloc.start()
+    try:
+        with path.open("rb") as file:
+            found = search_file(file, is_text=False)
+        with path.open("rb") as file:
+            assert search_file(file, is_text=True) == found
+        assert found == (1, "the value of MY_TOKEN of the environment")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_path_of_a_secret_fits_a_line() -> None:
