@@ -1,9 +1,13 @@
 """The command `slm-lab`: a table of commands, each loaded only when it is called."""
 
 import sys
+import traceback
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
+
+from slm_lab.lib.secret import redact
+from slm_lab.lib.terminal import safe_output
 
 # name: module of this package, one line of help
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -83,6 +87,16 @@ def find_meant_command(word: str) -> str | None:
 
 def main() -> None:
     """Entry point of the console script."""
+    with safe_output():
+        try:
+            _call()
+        except Exception:
+            # a bug; printed here, since outside of it nothing is escaped
+            sys.stderr.write(redact(traceback.format_exc()))
+            sys.exit(1)
+
+
+def _call() -> None:
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         sys.stdout.write(_help())

@@ -16,6 +16,7 @@ from rich.text import Text
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.study import TrialRow
 from slm_lab.lib.log import console_to
+from slm_lab.lib.terminal import escape
 
 LINE_SECONDS = 20.0
 
@@ -109,7 +110,7 @@ class SearchView:
             table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
         for one in trials:
             bar = ProgressBar(self.max_frame, one.frame, width=24)
-            table.add_row(str(one.number), bar, f"{one.frame:,}", _score(one.score), show_values(one.values))
+            table.add_row(str(one.number), bar, f"{one.frame:,}", _score(one.score), Text(escape(show_values(one.values))))
         return table
 
 

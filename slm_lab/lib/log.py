@@ -12,6 +12,7 @@ from loguru import logger
 from slm_lab.lib.errors import StorageError
 from slm_lab.lib.io import AppendFile, storage_errors, to_finite
 from slm_lab.lib.secret import redact
+from slm_lab.lib.terminal import escape
 
 if TYPE_CHECKING:
     from loguru import Message
@@ -31,9 +32,14 @@ class _Console:
         if self.format == "json":
             sys.stderr.write(_to_json(message))
         elif self.taker is not None:
-            self.taker(redact(str(message)))
+            self.taker(_to_text(message))
         else:
-            sys.stderr.write(redact(str(message)))
+            sys.stderr.write(_to_text(message))
+
+
+def _to_text(message: "Message") -> str:
+    """Lines for people, without secrets and without codes that a terminal would obey."""
+    return escape(redact(str(message)))
 
 
 def _to_json(message: "Message") -> str:
@@ -82,7 +88,7 @@ class _LogFile:
 
     def __call__(self, message: "Message") -> None:
         try:
-            self.file.write(redact(str(message)))
+            self.file.write(_to_text(message))
         except StorageError as error:
             # not through the logger, which would come back here
             if not self.is_told:
