@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from slm_lab.agent.agent import reset_rows
+from slm_lab.agent.algorithm.base import Carry
+from slm_lab.env.layout import flatten_obs
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.run import Options, enjoy, load_trained, start
 from slm_lab.experiment.run import resume as resume_run
 from slm_lab.experiment.trial import TrialResult
+from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
+from slm_lab.lib.runtime import import_modules
 from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 
@@ -61,33 +66,68 @@ def search(
     return vars(import_module("slm_lab.experiment.search_run"))["start_search"](spec, options, keep)
 
 
-def record(folder: str | Path, video: str | Path, num_episode: int = 1, data_dir: str | Path = DATA_DIR) -> list[float]:
+def record(
+    folder: str | Path,
+    video: str | Path,
+    num_episode: int = 1,
+    data_dir: str | Path = DATA_DIR,
+    imports: Sequence[str] = (),
+) -> list[float]:
     """Play episodes with the best agent of a run and write them as a video, .mp4 or .gif; their raw returns."""
-    options = Options(Path(data_dir), video=Path(video))
+    options = Options(Path(data_dir), imports=tuple(imports), video=Path(video))
     return enjoy(str(folder), options, num_episode, lambda index, value: None)
 
 
 class TrainedAgent:
-    """A trained policy: observations in, actions of the env out."""
+    """A trained policy: observations in, actions of the env out.
+
+    `observation_space` and `action_space` are those of the env it was trained in.
+    """
 
     def __init__(self, folder: str | Path, data_dir: str | Path = DATA_DIR, session: int | None = None) -> None:
         self.agent, env, self.spec = load_trained(str(folder), Path(data_dir), session=session)
-        self._action_map = env.action_map
-        self._carry = self.agent.init_carry(1)
         env.close()
+        facts = self.agent.facts
+        self.observation_space = facts.obs_space if facts.source_space is None else facts.source_space
+        self.action_space = facts.action_space
+        self._action_map = env.action_map
+        # what decays while training, such as epsilon, is at its last value
+        self.agent.algorithm.frame = self.spec.env.max_frame
+        # hidden state of a recurrent net; None at the start of episodes
+        self._carry: Carry = None
 
-    def reset(self) -> None:
-        """Forget the past; call at the start of an episode with a recurrent net."""
-        self._carry = self.agent.init_carry(1)
+    def reset(self, done: Array | None = None) -> None:
+        """Clear the hidden state of a recurrent net, which `act` keeps between calls; other nets have none.
 
-    def act(self, obs: Array) -> Any:
-        """The deterministic action for one observation, as the env's own step takes it."""
-        act = self.agent.act(np.asarray(obs)[None], self._carry)
+        Call it at the start of an episode; in a batch with `done` (N,), to clear it for the envs that ended only.
+        """
+        self._carry = None if done is None else reset_rows(self._carry, np.asarray(done, bool))
+
+    def act(self, obs: Any, deterministic: bool = True) -> Any:
+        """The action for one observation, or actions (N, ...) for a batch, as the env's own `step` takes them.
+
+        Observations are as the env returns them, Dict and Tuple included; a batch is what a gymnasium vector env
+        returns. With `deterministic=False` it samples from the policy as at the end of training.
+        """
+        rows, is_batch = flatten_obs(self.observation_space, obs)
+        space, num = self.agent.facts.obs_space, len(rows)
+        carry = self.agent.init_carry(num) if self._carry is None else self._carry
+        if carry is not None and len(carry) != num:
+            raise LabError(f"the hidden state is that of {len(carry)} env(s), not of {num}; call reset() in between")
+        act = self.agent.act(rows.reshape(num, *space.shape).astype(space.dtype), carry, explore=not deterministic)
         self._carry = act.carry
-        action = self._action_map(act.action.cpu().numpy())[0]
-        return action.item() if action.ndim == 0 else action
+        action = self._action_map(act.action.cpu().numpy())
+        if is_batch:
+            return action
+        return action[0].item() if action[0].ndim == 0 else action[0]
 
 
-def load_agent(folder: str | Path, data_dir: str | Path = DATA_DIR, session: int | None = None) -> TrainedAgent:
-    """The best trained agent of a run folder."""
+def load_agent(
+    folder: str | Path,
+    data_dir: str | Path = DATA_DIR,
+    session: int | None = None,
+    imports: Sequence[str] = (),
+) -> TrainedAgent:
+    """The trained agent of a run folder: that of the best session, or of the one given."""
+    import_modules(imports)
     return TrainedAgent(folder, data_dir, session)

@@ -65,6 +65,8 @@ class EnvFacts:
     # Steps of an env before a new episode starts from a seed again. 0 seeds every episode; where that costs much, the
     # episodes in between follow from the last seeded one and the actions since.
     seed_interval: int = 0
+    # observations as the env itself gives them, where `obs_space` is those flattened
+    source_space: gym.Space[Any] | None = None
 
 
 def build_settings(
@@ -157,9 +159,10 @@ def describe(env: gym.Env[Any, Any]) -> EnvFacts:
     """What an agent must know of an env that `make_env` made."""
     space = env.observation_space
     assert isinstance(space, spaces.Box), space  # flattened if it was not
-    source = env.env.observation_space if isinstance(env, FlattenObservation) else space
+    source = env.env.observation_space if isinstance(env, FlattenObservation) else None
     seed_interval = SEED_INTERVAL if isinstance(env, AtariEnv) else 0
-    return EnvFacts(space, env.action_space, _count_frames(env), calc_parts(source), seed_interval)
+    parts = calc_parts(space if source is None else source)
+    return EnvFacts(space, env.action_space, _count_frames(env), parts, seed_interval, source)
 
 
 def _count_frames(env: gym.Env[Any, Any]) -> int:

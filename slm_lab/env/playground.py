@@ -59,6 +59,7 @@ class Simulator:
         seed = jax.ShapeDtypeStruct((), jnp.uint32)
         source = _build_space(jax.eval_shape(self._start, seed).obs)
         self.parts = calc_parts(source)
+        self.source_space = None if isinstance(source, spaces.Box) else source
         self.obs_space = source if isinstance(source, spaces.Box) else _unbounded((self.parts[-1].stop,))
         self.action_space = spaces.Box(-1.0, 1.0, (self.env.action_size,), np.float32)
         self.reset = jax.jit(self._reset)
@@ -121,7 +122,7 @@ class Simulator:
     @property
     def facts(self) -> EnvFacts:
         """What an agent must know of the env."""
-        return EnvFacts(self.obs_space, self.action_space, 1, self.parts)
+        return EnvFacts(self.obs_space, self.action_space, 1, self.parts, source_space=self.source_space)
 
 
 class PlaygroundVecEnv(VecEnv):

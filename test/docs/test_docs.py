@@ -257,19 +257,21 @@ DRIVER = """
 import json, runpy, sys
 from slm_lab.cli.main import main
 
-for words in json.loads(sys.argv[1]):
+commands, scripts = json.loads(sys.argv[1]), sys.argv[2:]
+for words in commands:
     sys.argv = ["slm-lab", *words]
     try:
         main()
     except SystemExit as end:
         if end.code:
             sys.exit(f"{words} ended with {end.code}")
-runpy.run_path("readme.py")
+for script in scripts:
+    runpy.run_path(script)
 """
 
 
-@pytest.mark.timeout(180)
-def test_code_in_extending_and_readme_runs(tmp_path) -> None:
+@pytest.mark.timeout(300)
+def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
     page = ROOT / "docs" / "EXTENDING.md"
     text = page.read_text()
     # each file is named in the sentence before its block
@@ -284,14 +286,17 @@ def test_code_in_extending_and_readme_runs(tmp_path) -> None:
     assert len(named) == len(fences(page, "python")) + len(fences(page, "yaml"))
     for name, body in named:
         (tmp_path / name).write_text(body)
-    [script] = fences(README, "python")
-    assert "env__max_frame=4000" in script
-    (tmp_path / "readme.py").write_text(script.replace("env__max_frame=4000", "env__max_frame=800"))
+    scripts = [*fences(README, "python"), *fences(ROOT / "docs" / "PYTHON.md", "python")]
+    assert len(scripts) == 3
+    for index, script in enumerate(scripts):
+        assert "env__max_frame=4000" in script
+        short = script.replace("env__max_frame=4000", "env__max_frame=800")
+        (tmp_path / f"{index}.py").write_text(short.replace("max_session=2", "max_session=1"))
     small = ["-s", "env.max_frame=800", "-s", "meta.log_frequency=200", "--device", "cpu", "--log-level", "WARNING"]
     commands = [[*words, *small] for words in command_lines(page)]
     assert len(commands) == 4
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, json.dumps(commands)],
+        [sys.executable, "-c", DRIVER, json.dumps(commands), *(f"{index}.py" for index in range(len(scripts)))],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLM_LAB_CACHE": str(tmp_path / "cache")},
         capture_output=True,
@@ -301,7 +306,7 @@ def test_code_in_extending_and_readme_runs(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Score ") == 4
     tables = sorted((tmp_path / "data").glob("*/info/*_session_df_train.csv"))
-    assert len(tables) == 5
+    assert len(tables) == 4 + len(scripts)
     # the columns of the algorithm of one's own are in its table, and it has trained
     header, *rows = next(table for table in tables if "my_algorithm" in table.name).read_text().splitlines()
     assert "elite_return" in header.split(",")
