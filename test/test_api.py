@@ -1,5 +1,12 @@
 """Use from Python: trained agents that act on what an env returns, one observation or a batch."""
 
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +17,15 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 import slm_lab
+from slm_lab.agent.algorithm.random import Random
+from slm_lab.agent.registry import register_algorithm
 from slm_lab.api import TrainedAgent
 from slm_lab.env.layout import flatten_obs
-from slm_lab.lib.errors import LabError
+from slm_lab.experiment.folder import find_run_path
+from slm_lab.lib.errors import LabError, SpecError
+from slm_lab.spec.algorithm import AlgorithmSpec
 
+ENVIRON = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 SPACES: dict[str, gym.Space[Any]] = {
     "dict": spaces.Dict(
         {
@@ -150,3 +162,148 @@ def test_a_recurrent_agent_keeps_its_state_until_it_is_reset(tmp_path: Path) -> 
 def test_an_observation_that_does_not_fit_is_named(kind: str, obs: Any, message: str) -> None:
     with pytest.raises(LabError, match=message):
         flatten_obs(SPACES[kind], obs)
+
+
+# --- modules of one's own
+
+SCRIPT = """
+from typing import Literal
+
+import gymnasium as gym
+import slm_lab
+from gymnasium.envs.classic_control import CartPoleEnv
+from slm_lab.agent.algorithm.random import Random
+from slm_lab.agent.registry import register_algorithm
+from slm_lab.experiment.folder import find_run_path
+from slm_lab.lib.errors import LabError, SpecError
+from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.spec.algorithm import AlgorithmSpec
+
+class OwnEnv(CartPoleEnv):
+    pass
+
+class OwnSpec(AlgorithmSpec):
+    name: Literal["Own"] = "Own"
+
+class Own(Random):
+    pass
+
+gym.register("Own-v0", entry_point=OwnEnv)
+register_algorithm("Own", OwnSpec, Own)
+
+def train(call=slm_lab.run, imports=(), **changes):
+    env = {"name": "CartPole-v1", "max_frame": 100, **changes.pop("env", {})}
+    net = {"type": "MLPNet", "hid_layers": [4]}
+    agent = {"algorithm": {"name": "Random"}, "memory": {"name": "OnPolicyReplay"}, "net": net}
+    agent |= changes.pop("agent", {})
+    spec = {"name": "own", "agent": agent, "env": env, "meta": {"max_session": 2, "log_frequency": 50}, **changes}
+    try:
+        print("score", call(spec, "data", imports, "ERROR").score > 0)
+    except LabError as error:
+        print(type(error).__name__, error)
+
+if __name__ == "__main__":
+    train(env={"name": "Own-v0"})
+    train(agent={"algorithm": {"name": "Own"}})
+    train(slm_lab.search, env={"name": "Own-v0"}, search={"agent.algorithm.gamma__uniform": [0.9, 0.99]})
+    import own_module
+    train(agent={"algorithm": {"name": "Other"}})
+    train(agent={"algorithm": {"name": "Other"}}, env={"name": "Own-v0"}, imports=["own_script"])
+"""
+OWN_MODULE = """
+from typing import Literal
+
+from slm_lab.agent.algorithm.random import Random
+from slm_lab.agent.registry import register_algorithm
+from slm_lab.spec.algorithm import AlgorithmSpec
+
+class OtherSpec(AlgorithmSpec):
+    name: Literal["Other"] = "Other"
+
+register_algorithm("Other", OtherSpec, Random)
+"""
+
+
+def test_what_only_a_script_knows_is_refused_for_session_processes(tmp_path: Path) -> None:
+    (tmp_path / "own_script.py").write_text(SCRIPT + "\nimport own_module\n")
+    (tmp_path / "own_module.py").write_text(OWN_MODULE)
+    done = subprocess.run(
+        [sys.executable, "own_script.py"], cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    refused = (
+        "is registered by your script (__main__), which the processes of sessions do not import; "
+        "move it to a module, such as my_module.py, and pass imports=['my_module'], or --import my_module"
+    )
+    assert lines == [
+        f"EnvError env.name: 'Own-v0' {refused}",
+        f"SpecError agent.algorithm.name: OwnSpec {refused}",
+        f"EnvError env.name: 'Own-v0' {refused}",
+        "SpecError agent.algorithm.name: OtherSpec is registered by own_module, which the processes of sessions do not "
+        "import; pass imports=['own_module'], or --import own_module",
+        "score True",
+    ]
+    # nothing is written before that
+    assert len(list((tmp_path / "data").iterdir())) == 1
+
+
+@pytest.fixture(scope="module")
+def random_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of random play."""
+    agent = {"algorithm": {"name": "Random"}, "memory": {"name": "OnPolicyReplay"}}
+    spec = {
+        "name": "random",
+        "agent": agent | {"net": {"type": "MLPNet", "hid_layers": [4]}},
+        "env": {"name": "CartPole-v1", "max_frame": 100},
+        "meta": {"log_frequency": 50, "max_session": 1},
+    }
+    return slm_lab.run(spec, tmp_path_factory.mktemp("data"), log_level="ERROR").folder
+
+
+@pytest.mark.parametrize(("known", "unknown"), [("Random", "Mine"), ("CartPole-v1", "Mine-v0"), ("MLPNet", "MineNet")])
+@pytest.mark.parametrize("use", [slm_lab.load_agent, slm_lab.resume])
+def test_the_modules_a_run_was_started_with_are_named(
+    random_run: Path, tmp_path: Path, known: str, unknown: str, use: Callable[[Path], Any]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(random_run, folder)
+    for file in folder.glob("*_spec.yaml"):
+        file.write_text(re.sub(rf": {known}$", f": {unknown}", file.read_text(), flags=re.M))
+    file = folder / "info" / "random_provenance.json"
+    facts = json.loads(file.read_text()) | {"imports": ["my.mine", "json", "; rm x", 3, "other"]}
+    with pytest.raises(LabError, match=unknown) as caught:
+        use(folder)
+    assert "--import my.mine" not in str(caught.value)
+    file.write_text(json.dumps(facts))
+    with pytest.raises(LabError, match=unknown) as caught:
+        use(folder)
+    words = "--import my.mine --import other"
+    assert str(caught.value).endswith(f"The run was started with {words}: run again with {words}")
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["random_spec.yaml", "info/random_t0_s0_session_df_train.csv", "model/random_t0_s0_ckpt-best_net_model.pt"],
+)
+def test_a_run_may_be_named_by_any_file_in_it(random_run: Path, inside: str) -> None:
+    file = random_run / inside
+    assert slm_lab.load_agent(file).spec.name == "random"
+    assert find_run_path(str(file), Path("elsewhere")) == random_run
+    assert find_run_path(f"{random_run.name}/{inside}", random_run.parent) == random_run
+    assert find_run_path(str(file.with_name("*random*" + file.suffix)), Path("elsewhere")) == random_run
+    assert find_run_path(str(file.parent), Path("elsewhere")) == random_run
+
+
+def test_a_spec_beside_a_folder_does_not_make_it_a_run(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "my_spec.yaml").touch()
+    assert find_run_path(str(tmp_path / "data"), tmp_path) == tmp_path / "data"
+
+
+def test_keys_without_their_name_are_refused_when_registered() -> None:
+    class Nameless(AlgorithmSpec):
+        name: str = "Nameless"
+
+    with pytest.raises(SpecError, match='Nameless: its keys need `name: Literal\\["Mine"\\] = "Mine"`'):
+        register_algorithm("Mine", Nameless, Random)

@@ -1,5 +1,7 @@
 """Algorithms, memories and nets by name, and the way to add one from outside the package."""
 
+from typing import get_args
+
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.crossq import CrossQ
@@ -13,6 +15,7 @@ from slm_lab.agent.algorithm.sil import PPOSIL, SIL
 from slm_lab.agent.memory.build import ON_POLICY
 from slm_lab.agent.memory.rollout import OnPolicyBatchReplay, OnPolicyReplay
 from slm_lab.agent.net.build import NETS, BodyBuilder
+from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.memory import MemorySpec
 from slm_lab.spec.net import NetSpec
@@ -36,12 +39,14 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 def register_algorithm(name: str, spec: type[AlgorithmSpec], algorithm: type[Algorithm]) -> None:
     """Make an algorithm and its keys known to specs."""
+    _check_name(spec, "name", name)
     ALGORITHM_SPECS[name] = spec
     ALGORITHMS[name] = algorithm
 
 
 def register_net(name: str, spec: type[NetSpec], builder: BodyBuilder) -> None:
     """Make a net body known to specs; its modules need `forward(obs)` and `out_size`."""
+    _check_name(spec, "type", name)
     NET_SPECS[name] = spec
     NETS[name] = builder
 
@@ -50,5 +55,13 @@ def register_memory(
     name: str, spec: type[MemorySpec], memory: type[OnPolicyBatchReplay] | type[OnPolicyReplay]
 ) -> None:
     """Make an on-policy memory known to specs."""
+    _check_name(spec, "name", name)
     MEMORY_SPECS[name] = spec
     ON_POLICY[name] = memory
+
+
+def _check_name(spec: type[AlgorithmSpec | NetSpec | MemorySpec], key: str, name: str) -> None:
+    """Specs are told apart by this key; without it every later spec would be refused."""
+    field = spec.model_fields.get(key)
+    if field is None or get_args(field.annotation) != (name,):
+        raise SpecError(f'{spec.__name__}: its keys need `{key}: Literal["{name}"] = "{name}"`')

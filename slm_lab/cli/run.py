@@ -140,8 +140,9 @@ def _enjoy(where: str, options: Options, episodes: int) -> None:
 def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
     """The score, the files and the next commands; the exit code tells whether all is well."""
     out = sys.stdout
+    needed = "".join(f" --import {name}" for name in options.imports)
     if result.stop_code:
-        out.write(f"\nStopped and saved. Continue with:\n  slm-lab run train@{result.folder}\n")
+        out.write(f"\nStopped and saved. Continue with:\n  slm-lab run train@{result.folder}{needed}\n")
         sys.exit(result.stop_code)
     if result.run is not None:
         out.write(f"\nScore    {summarize(result.run)}\n")
@@ -154,10 +155,11 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         out.write(f"Report   {result.report}\n")
     out.write(_time_split(result, profile))
     out.write(_diagnosis(result, options))
-    out.write(f"Replay   slm-lab run enjoy@{result.folder}\n")
+    out.write(f"Replay   slm-lab run enjoy@{result.folder}{needed}\n")
     if result.failures:
         out.write(
-            f"Failed   sessions {sorted(result.failures)}; continue them with slm-lab run train@{result.folder}\n"
+            f"Failed   sessions {sorted(result.failures)}; continue them with slm-lab run train@{result.folder}{needed}"
+            "\n"
         )
 
 

@@ -136,7 +136,8 @@ def resolve_name(name: str) -> str:
     else:
         env_id = name
     if env_id not in gym.registry:
-        raise EnvError(f"env.name: no env '{env_id}' is registered{nearest(env_id, gym.registry)}")
+        own = "" if sign else f" (an env of your own needs its module: my_module:{env_id}, or --import my_module)"
+        raise EnvError(f"env.name: no env '{env_id}' is registered{nearest(env_id, gym.registry)}{own}")
     return env_id
 
 

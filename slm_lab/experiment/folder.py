@@ -1,10 +1,14 @@
 """The files of a run: one place for every name."""
 
+import re
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from slm_lab.lib.errors import RunFolderError, nearest
+from slm_lab.lib.errors import EnvError, EnvFaultError, LabError, RunFolderError, SpecError, nearest
 from slm_lab.lib.io import is_locked
 from slm_lab.spec.loading import dump_spec, flatten_spec, load_spec
 from slm_lab.spec.reader import read_document
@@ -14,6 +18,7 @@ from slm_lab.spec.schema import Spec
 DATA_DIR = Path("data")
 SPEC_SUFFIX = "_spec.yaml"
 REPORT_NAME = "report.html"
+SUBFOLDERS = ("info", "model", "graph", "log", "video", "fault")
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,33 @@ def open_run_folder(where: str, data_dir: Path) -> tuple[RunFolder, Spec]:
     name = spec_files[0].name.removesuffix(SPEC_SUFFIX)
     if list(read_document(spec_files[0])) != [name]:
         raise RunFolderError(f"{spec_files[0]} does not hold the one spec '{name}'; was it renamed?")
-    return RunFolder(path, name), load_spec(spec_files[0], name).spec
+    folder = RunFolder(path, name)
+    with import_hint(folder):
+        return folder, load_spec(spec_files[0], name).spec
+
+
+@contextmanager
+def import_hint(folder: RunFolder) -> Iterator[None]:
+    """Where something of a run is unknown, name the modules it was started with; only the user may import them."""
+    try:
+        yield
+    except (SpecError, EnvError) as error:
+        missing = [] if isinstance(error, EnvFaultError) else _find_missing_imports(folder)
+        if not missing:
+            raise
+        words = shlex.join(word for name in missing for word in ("--import", name))
+        raise type(error)(f"{error}\n  The run was started with {words}: run again with {words}") from None
+
+
+def _find_missing_imports(folder: RunFolder) -> list[str]:
+    """Modules that a run was started with and that are not imported here."""
+    try:
+        names = read_document(folder.provenance_file).get("imports")
+    except (LabError, OSError):
+        return []
+    known = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    # what is shown is to be typed, and may come from a stranger
+    return [name for name in known if re.fullmatch(r"\w+(\.\w+)*", name, re.A) and name not in sys.modules]
 
 
 def find_run_path(where: str, data_dir: Path) -> Path:
@@ -164,18 +195,23 @@ def _find_path(where: str, data_dir: Path) -> Path:
         path = Path(where)
         base = Path(path.anchor) if path.is_absolute() else Path()
         pattern = str(path.relative_to(path.anchor)) if path.is_absolute() else where
-        matches = sorted({match if match.is_dir() else match.parent for match in base.glob(pattern)})
+        matches = sorted({_find_run_above(match) for match in base.glob(pattern)})
         if len(matches) != 1:
             found = "".join(f"\n  {match}" for match in matches) or " nothing"
             raise RunFolderError(f"'{where}' should match one run, it matches{found}")
         return matches[0]
     for candidate in (Path(where), data_dir / where):
-        if candidate.is_dir():
-            return candidate
-        if candidate.is_file():
-            return candidate.parent
+        if candidate.exists():
+            return _find_run_above(candidate)
     known = [folder.name for folder in data_dir.glob("*") if folder.is_dir()]
     raise RunFolderError(f"no run folder '{where}'{nearest(Path(where).name, known)} ({_where_runs_are(data_dir)})")
+
+
+def _find_run_above(path: Path) -> Path:
+    """The folder that a path is or lies in; that of the run where it is one of a run's own."""
+    folder = path if path.is_dir() else path.parent
+    is_own = folder.name in SUBFOLDERS and any(folder.parent.glob(f"*{SPEC_SUFFIX}"))
+    return folder.parent if is_own else folder
 
 
 def find_same_run(spec: Spec, data_dir: Path, is_search: bool) -> Path | None:

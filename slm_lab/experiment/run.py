@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import torch
 from loguru import logger
 
@@ -26,13 +27,13 @@ from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.disk import check_disk, estimate_disk
 from slm_lab.experiment.executor import Connect, load_ray
-from slm_lab.experiment.folder import DATA_DIR, RunFolder, find_best_trial, find_same_run, open_run_folder
+from slm_lab.experiment.folder import DATA_DIR, RunFolder, find_best_trial, find_same_run, import_hint, open_run_folder
 from slm_lab.experiment.results import Run
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import LabError, RunFolderError, StorageError
+from slm_lab.lib.errors import EnvError, LabError, RunFolderError, SpecError, StorageError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
@@ -105,12 +106,36 @@ def prepare(spec: Spec, render: bool = False, place: Path | None = None) -> tupl
     return spec, notes
 
 
+def check_known_to_processes(spec: Spec, options: Options) -> None:
+    """Refuse what only the caller's own script has registered, where sessions are processes of their own."""
+    if options.imports:
+        return  # they may import the rest
+    env, agent = gym.registry.get(spec.env.name), spec.agent
+    if env is not None and str(getattr(env.entry_point, "__module__", env.entry_point)).split(":")[0] == "__main__":
+        raise EnvError(f"env.name: '{spec.env.name}' {_tell_how_to_import('__main__')}")
+    parts = {"algorithm.name": agent.algorithm, "memory.name": agent.memory, "net.type": agent.net}
+    for key, part in parts.items():
+        if not (module := type(part).__module__).startswith("slm_lab."):
+            raise SpecError(f"agent.{key}: {type(part).__name__} {_tell_how_to_import(module)}")
+
+
+def _tell_how_to_import(module: str) -> str:
+    """What is wrong with something that a module has registered in this process only, and the fix."""
+    fix = f"pass imports=['{module}'], or --import {module}"
+    if module == "__main__":
+        module = "your script (__main__)"
+        fix = "move it to a module, such as my_module.py, and pass imports=['my_module'], or --import my_module"
+    return f"is registered by {module}, which the processes of sessions do not import; {fix}"
+
+
 def start(spec: Spec, options: Options) -> TrialResult:
     """Train a spec in a new run folder."""
     import_modules(options.imports)
     connect = find_cluster(options)
     # a folder that is not there yet holds nothing
     spec, notes = prepare(spec, options.render, options.data_dir / spec.name)
+    if spec.meta.max_session > 1 or connect is not None:
+        check_known_to_processes(spec, options)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     try:
         write_yaml(folder.trial_spec_file(0), dump_spec(spec))
@@ -174,7 +199,10 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
         raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{name}'; leave the spec out")
     if folder.study_file.exists():
         raise RunFolderError(f"{folder.path} is a search; continue it with search@{folder.path}")
-    saved, notes = prepare(saved, options.render, folder.path)
+    with import_hint(folder):
+        saved, notes = prepare(saved, options.render, folder.path)
+    if saved.meta.max_session > 1 or connect is not None:
+        check_known_to_processes(saved, options)
     # what is decided anew, such as updates that cannot be compiled here, holds for every session
     write_yaml(folder.trial_spec_file(0), dump_spec(saved))
     remove_orphans(folder.path)
@@ -242,7 +270,8 @@ def load_trained(
     torch.set_num_threads(spec.meta.num_threads)
     device = str(pick_device(spec.meta.device, session))
     settings = build_settings(spec.env, (ENJOY_ENV, spec.meta.seed, session), num_envs, device=device)
-    env = build_vec_env(settings, render_mode=render_mode)
+    with import_hint(folder):
+        env = build_vec_env(settings, render_mode=render_mode)
     try:
         # initial weights are drawn from torch's global generator, which belongs to the caller here
         with torch.random.fork_rng(devices=[]):

@@ -8,10 +8,19 @@ from pathlib import Path
 
 from loguru import logger
 
+from slm_lab.env.make import is_playground, resolve_name
 from slm_lab.experiment.executor import POLL_SECONDS, Executor, LocalExecutor, Resources, SessionTask
-from slm_lab.experiment.folder import RunFolder, find_same_run, open_run_folder
+from slm_lab.experiment.folder import RunFolder, find_same_run, import_hint, open_run_folder
 from slm_lab.experiment.progress import format_seconds
-from slm_lab.experiment.run import Options, find_cluster, prepare, start, start_or_continue, write_origin
+from slm_lab.experiment.run import (
+    Options,
+    check_known_to_processes,
+    find_cluster,
+    prepare,
+    start,
+    start_or_continue,
+    write_origin,
+)
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
 from slm_lab.experiment.search_result import SearchResult
 from slm_lab.experiment.trial import TrialResult
@@ -57,6 +66,7 @@ def start_search(spec: Spec, options: Options, keep: int = 3) -> SearchResult:
             f"meta.log_frequency: {spec.meta.log_frequency:,} is above meta.search_scheduler.grace_period "
             f"{scheduler.grace_period:,}, so trials could not be compared there; scores are taken from rows"
         )
+    check_known_to_processes(spec, options)
     # mistakes that hold for every trial are told before anything is written
     executor = _build_executor(spec, options)
     _, notes = prepare(spec.replace(meta={"max_session": executor.num_slot, "compile": False}))
@@ -88,6 +98,11 @@ def resume_search(where: str, options: Options, keep: int = 3, name: str | None 
         raise RunFolderError(f"{folder.path} is a search of '{spec.name}', not of '{name}'; leave the spec out")
     if not folder.study_file.exists():
         raise RunFolderError(f"{folder.path} is no search; continue it with train@{folder.path}")
+    check_known_to_processes(spec, options)
+    if not is_playground(spec.env.name):
+        # trials whose env is not known would fail one after the other
+        with import_hint(folder):
+            resolve_name(spec.env.name)
     logger.info(f"Continuing {folder.path}")
     return _run(spec, folder, _build_executor(spec, options), options, keep)
 

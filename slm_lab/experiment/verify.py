@@ -13,7 +13,14 @@ import torch
 from slm_lab.experiment.checkpoint import content_errors, load_state
 from slm_lab.experiment.control import FORMAT, Session, read_frame
 from slm_lab.experiment.difference import MODELS, Comparison, compare_sessions, read_rows
-from slm_lab.experiment.folder import RunFolder, find_best_trial, open_run_folder, previous_file, replay_file
+from slm_lab.experiment.folder import (
+    RunFolder,
+    find_best_trial,
+    import_hint,
+    open_run_folder,
+    previous_file,
+    replay_file,
+)
 from slm_lab.experiment.replay_files import parse_chunks
 from slm_lab.experiment.run import describe_machine, prepare
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, WorkerError
@@ -107,7 +114,8 @@ class Verification:
                 f"{self.folder.path} has no session {settings.session}; it has 0 to {len(sessions) - 1}"
             )
         self.sessions = list(sessions) if settings.session is None else [settings.session]
-        self.spec = self._plan(saved)
+        with import_hint(self.folder):
+            self.spec = self._plan(saved)
         self.facts, self.unknown = self._compare_machines()
 
     def _plan(self, saved: Spec) -> Spec:
