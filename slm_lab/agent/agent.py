@@ -100,7 +100,10 @@ class Agent:
     def observe(self, obs: Obs, act: Act, step: Step) -> None:
         """Remember a step; on-policy memories keep the policy's own view of the observation, a replay the env's."""
         if self.obs_normalizer is not None:
-            self.obs_normalizer.update(obs)
+            # what is acted on next is part of the statistics by then, so that no few samples make it look extreme
+            if not self.obs_normalizer.stats.count:
+                self.obs_normalizer.update(obs)
+            self.obs_normalizer.update(step.obs)
         extra = dict(act.extra)
         seen, action = extra.pop("obs"), extra.pop("action")
         is_raw = self.algorithm.stores_raw_obs

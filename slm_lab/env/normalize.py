@@ -135,13 +135,11 @@ class RewardScaler:
         scale: float,
         normalize: bool,
         clip: float | tuple[float, float] | None,
-        eps: float = 1e-8,
     ) -> None:
         self.gamma = gamma
         self.scale = scale
         self.normalize = normalize
         self.bounds = (-clip, clip) if isinstance(clip, (int, float)) else clip
-        self.eps = eps
         self.stats = RunningStats(())
         self.ret = np.zeros(num_envs)
         self.is_identity = scale == 1.0 and not normalize and clip is None
@@ -160,9 +158,11 @@ class RewardScaler:
 
     @property
     def std(self) -> float:
-        """Running std of the return; one imagined return of variance 1 keeps the first rewards from being blown up."""
-        count = self.stats.count
-        return float(np.sqrt((self.stats.var * count + 1) / (count + 1) + self.eps))
+        """Running std of the return and of one imagined return of 0, which keeps the first rewards from being blown up,
+        whatever their size; 1 while all returns are 0.
+        """
+        count, mean, var = self.stats.count, float(self.stats.mean), float(self.stats.var)
+        return math.sqrt((var + mean**2 / (count + 1)) * count / (count + 1)) or 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """Statistics and running returns."""

@@ -214,19 +214,36 @@ def test_clip_comes_after_scale() -> None:
 
 def test_reward_is_divided_by_the_std_of_the_discounted_return() -> None:
     one = scaler(normalize=True)
-    # returns 1 and 3: variance 1, as imagined before anything was seen, so rewards are unchanged
-    np.testing.assert_allclose(one(np.array([1.0, 3.0]), NO), [1.0, 3.0], rtol=1e-6)
-    # returns .5*1 + 2 = 2.5 and .5*3 + 2 = 3.5; all seen: 1, 3, 2.5, 3.5, mean 2.5, var (2.25+.25+0+1)/4 = .875;
-    # with the imagined one of variance 1: (4 * .875 + 1) / 5 = .9
-    np.testing.assert_allclose(one(np.array([2.0, 2.0]), NO), 2 / np.sqrt(0.9), rtol=1e-6)
+    # returns 1 and 3, and the imagined 0: mean 4/3, var (1 + 9 + 0)/3 - 16/9 = 14/9
+    np.testing.assert_allclose(one(np.array([1.0, 3.0]), NO), np.array([1.0, 3.0]) / np.sqrt(14 / 9), rtol=1e-6)
+    # returns .5*1 + 2 = 2.5 and .5*3 + 2 = 3.5; all seen: 1, 3, 2.5, 3.5 and 0, mean 2, var 28.5/5 - 4 = 1.7
+    np.testing.assert_allclose(one(np.array([2.0, 2.0]), NO), 2 / np.sqrt(1.7), rtol=1e-6)
     # the mean is not subtracted: a reward keeps its sign
 
 
-def test_the_first_reward_of_a_single_env_is_not_blown_up() -> None:
-    """One return has no spread: divided by it, -1 would become -10,000, and a replay would keep it."""
-    one = RewardScaler(1, 0.5, 1.0, True, None)
-    first = one(np.array([-1.0]), np.array([False]))
-    assert -2 < first[0] < -0.5
+@pytest.mark.parametrize("size", [1e-9, 1e-3, 1.0, 1e6])
+def test_rewards_of_any_size_are_scaled_alike_from_the_first_on(size: float) -> None:
+    """One return has no spread: divided by it, -1 would become -10,000, and a replay would keep it. A prior of a given
+    size would scale small rewards by that size for ever.
+    """
+    rng = np.random.default_rng(0)
+    one, other = (RewardScaler(1, 0.9, 1.0, True, None) for _ in range(2))
+    first = one(np.array([-size]), np.array([False]))
+    # returns -size and 0: std size/2
+    assert first.tolist() == pytest.approx([-2.0])
+    other(np.array([-1.0]), np.array([False]))
+    for reward in rng.normal(size=50):
+        small = one(np.array([size * reward]), np.array([False]))
+        assert small == pytest.approx(other(np.array([reward]), np.array([False])), rel=1e-9)
+    # the imagined return is one of 52
+    assert one.std == pytest.approx(float(np.sqrt(one.stats.var)), rel=0.02)
+
+
+def test_rewards_of_nothing_stay_nothing() -> None:
+    one = scaler(normalize=True)
+    for _ in range(3):
+        assert one(np.zeros(2), NO).tolist() == [0, 0]
+    assert one.std == 1
 
 
 def test_reward_return_starts_anew_after_done() -> None:
@@ -250,8 +267,7 @@ def test_reward_normaliser_against_numpy() -> None:
         out = one(reward, done)
         running = running * 0.5 + 2 * reward
         seen += running.tolist()
-        var = (np.var(seen) * len(seen) + 1) / (len(seen) + 1)
-        expected = np.clip(2 * reward / np.sqrt(var + 1e-8), -1.5, 1.5)
+        expected = np.clip(2 * reward / np.std([0, *seen]), -1.5, 1.5)
         np.testing.assert_allclose(out, expected, rtol=1e-6)
         running = np.where(done, 0, running)
 

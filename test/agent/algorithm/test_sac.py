@@ -497,7 +497,8 @@ def test_observations_are_kept_raw_and_normalised_when_drawn(lab, monkeypatch: p
         obs = step.obs
     np.testing.assert_array_equal(algorithm.memory.rows(0, 20)["obs"].view(20, 4, 3), np.stack(raw))
     agent.update(80)
-    mean, std = np.concatenate(raw).mean(0), np.concatenate(raw).std(0)
+    everything = np.concatenate([*raw, obs])
+    mean, std = everything.mean(0), everything.std(0)
     np.testing.assert_allclose(seen[0].obs, (drawn.batches[0].obs.numpy() - mean) / std, atol=1e-3)
     np.testing.assert_allclose(seen[0].next_obs, (drawn.batches[0].next_obs.numpy() - mean) / std, atol=1e-3)
     np.testing.assert_array_equal(policy_obs[0], seen[0].obs)
