@@ -44,7 +44,8 @@ def check(file: File, name: Name = None, set_: Set = None, imports: Import = Non
         else:
             path, only = locate(file, name)
             names = [only]
-        mistakes = []
+        mistakes: list[str] = []
+        shown: set[str] = set()
         for one in names:
             try:
                 loaded = load_spec(path, one, overrides)
@@ -52,7 +53,9 @@ def check(file: File, name: Name = None, set_: Set = None, imports: Import = Non
                 mistakes.append(str(error))
                 continue
             for note in loaded.notes:
-                sys.stderr.write(f"note: {note}\n")
+                if note not in shown:
+                    sys.stderr.write(f"note: {note}\n")
+                shown.add(note)
             sys.stdout.write(f"{one}: valid\n")
         if mistakes:
             raise SpecError("\n".join(mistakes))

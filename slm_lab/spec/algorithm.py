@@ -111,7 +111,7 @@ class PPOSpec(AlgorithmSpec):
     entropy_coef_spec: Schedule = Field(0.0, description="Weight of the entropy bonus.")
     val_loss_coef: NonNegativeFloat = Field(1.0, description="Weight of the value loss.")
     time_horizon: PositiveInt = Field(128, description="Steps of each env between trainings.")
-    minibatch_size: PositiveInt = Field(64, description="Samples per gradient step; must divide time_horizon*num_envs.")
+    minibatch_size: PositiveInt = Field(64, description="Samples per gradient step; the last of an epoch has the rest.")
     training_epoch: PositiveInt = Field(10, description="Passes over each batch.")
     normalize_advantages: Literal["standardize", "percentile"] = Field(
         "standardize",
@@ -125,7 +125,8 @@ class PPOSpec(AlgorithmSpec):
     target_kl: Float | None = Field(None, gt=0, description="Stop the epochs of a batch above this KL; null: never.")
 
     def calc_utd(self, num_envs: int) -> float:
-        return self.training_epoch / self.minibatch_size
+        batch = self.time_horizon * num_envs
+        return self.training_epoch * -(-batch // self.minibatch_size) / batch
 
 
 class SarsaSpec(AlgorithmSpec):

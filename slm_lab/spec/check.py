@@ -39,7 +39,7 @@ def check_combination(spec: Spec) -> list[str]:
     if env.num_workers and env.backend == "array":
         problems.append("env.num_workers: array steps all envs at once; use null or 0")
     if isinstance(algorithm, PPOSpec):
-        problems += _ppo_problems(algorithm, env.num_envs, memory.name)
+        problems += _ppo_problems(algorithm, memory.name)
     if isinstance(algorithm, ActorCriticSpec):
         problems += _actor_critic_problems(algorithm, memory.name)
     if isinstance(algorithm, ReinforceSpec):
@@ -47,8 +47,24 @@ def check_combination(spec: Spec) -> list[str]:
     problems += _memory_problems(spec)
     problems += _net_problems(spec)
     problems += _recurrent_problems(spec)
-    problems += search_problems(spec)
+    problems += search_problems(spec).values()
     return problems
+
+
+def find_remarks(spec: Spec) -> list[str]:
+    """What is valid but may not be meant."""
+    algorithm, num_envs = spec.agent.algorithm, spec.env.num_envs
+    if not isinstance(algorithm, PPOSpec) or not (rest := algorithm.time_horizon * num_envs % algorithm.minibatch_size):
+        return []
+    batch = algorithm.time_horizon * num_envs
+    top = min(batch, algorithm.minibatch_size)
+    # a bounded look: a hostile number must not turn the hint into hours
+    near = next((size for size in range(top, max(0, top - 10_000), -1) if batch % size == 0), 1)
+    return [
+        f"agent.algorithm.minibatch_size {algorithm.minibatch_size} does not divide time_horizon*num_envs = "
+        f"{algorithm.time_horizon}*{num_envs} = {batch}: the last minibatch of each epoch has {rest} samples; {near} "
+        "would divide it"
+    ]
 
 
 ON_POLICY = (ReinforceSpec, ActorCriticSpec, PPOSpec, SarsaSpec)
@@ -230,19 +246,10 @@ def _reinforce_problems(net: NetSpec) -> list[str]:
     return problems
 
 
-def _ppo_problems(algorithm: PPOSpec, num_envs: int, memory: str) -> list[str]:
+def _ppo_problems(algorithm: PPOSpec, memory: str) -> list[str]:
     problems = []
     if memory != "OnPolicyBatchReplay":
         problems.append(f"agent.memory.name: {algorithm.name} needs OnPolicyBatchReplay, got {memory}")
-    batch = algorithm.time_horizon * num_envs
-    if batch % algorithm.minibatch_size:
-        top = min(batch, algorithm.minibatch_size)
-        # a bounded look: a hostile number must not turn the hint into hours
-        near = next((size for size in range(top, max(0, top - 10_000), -1) if batch % size == 0), 1)
-        problems.append(
-            f"agent.algorithm.minibatch_size: {algorithm.minibatch_size} does not divide "
-            f"time_horizon*num_envs = {algorithm.time_horizon}*{num_envs} = {batch}; {near} would"
-        )
     if algorithm.clip_vloss and algorithm.normalize_v_targets:
         problems.append("agent.algorithm.clip_vloss: contradicts normalize_v_targets; set one of them to false")
     return problems

@@ -3,6 +3,8 @@
 from typing import Any
 
 from slm_lab.lib.errors import SpecError
+from slm_lab.spec.published import is_published, translate
+from slm_lab.spec.reader import printable
 
 ALGORITHM_ALIASES = {
     "REINFORCE": "Reinforce",
@@ -11,7 +13,8 @@ ALGORITHM_ALIASES = {
     "DDQN": "DoubleDQN",
 }
 # values of actions need no distribution: their policy says how one is picked
-PDTYPE_ALIASES = {"NormalTanh": "TanhNormal", "Argmax": "default"}
+PDTYPE_ALIASES = {"NormalTanh": "TanhNormal", "Argmax": "default", "GumbelSoftmax": "Categorical"}
+ACTIVATION_ALIASES = {"leakyrelu": "leaky_relu"}
 OPTIM_ALIASES = {"GlobalAdam": "Adam", "GlobalRMSprop": "RMSprop"}
 # Options of well-known envs that older specs put beside the lab's own keys.
 ENV_KWARGS = (
@@ -65,7 +68,11 @@ def modernize(spec: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     for key, change in (("agent", _agent), ("env", _env), ("meta", _meta)):
         if isinstance(spec.get(key), dict):
             spec[key] = change(dict(spec[key]), notes)
-    _gather_workers(spec, notes)
+    if is_published(spec):
+        _gather_workers(spec, notes)
+        translate(spec, notes)
+    elif isinstance(spec.get("meta"), dict):
+        spec["meta"].pop("distributed", None)
     return spec, notes
 
 
@@ -75,16 +82,19 @@ def _gather_workers(spec: dict[str, Any], notes: list[str]) -> None:
     Each had its own envs and an equal part of the frames, and applied its gradient to weights that others changed
     meanwhile. The average of their gradients at the same weights is that of one batch from all envs.
     """
-    meta, env = spec.get("meta"), spec.get("env")
-    if not isinstance(meta, dict) or not isinstance(env, dict) or meta.get("distributed") not in ("shared", "synced"):
+    meta, env = spec["meta"], spec.get("env")
+    mode = meta.pop("distributed")
+    if mode is False or not isinstance(env, dict):
         return
+    if mode not in ("shared", "synced"):
+        raise SpecError(f"meta.distributed: false, shared or synced expected, got {printable(str(mode))}")
     num_worker, num_envs = meta.get("max_session", 1), env.get("num_envs", 1)
     if not all(isinstance(number, (int, float)) and number >= 1 for number in (num_worker, num_envs)):
         return  # refused as what they are
     spec["env"] = {**env, "num_envs": num_worker * num_envs}
-    spec["meta"] = {**meta, "max_session": 1, "distributed": False}
+    spec["meta"] = {**meta, "max_session": 1}
     notes.append(
-        f"meta.distributed '{meta['distributed']}' with {num_worker:g} sessions is now one learner fed by "
+        f"meta.distributed '{mode}' with {num_worker:g} sessions is now one learner fed by "
         f"{num_worker * num_envs:g} envs, which learns from all of them at once and repeats from its seed; "
         "env.num_workers sets the processes that step them"
     )
@@ -92,7 +102,7 @@ def _gather_workers(spec: dict[str, Any], notes: list[str]) -> None:
 
 def _rename(section: dict[str, Any], key: str, aliases: dict[str, str], where: str, notes: list[str]) -> None:
     value = section.get(key)
-    if isinstance(value, str) and value in aliases:
+    if isinstance(value, str) and aliases.get(value, value) != value:
         section[key] = aliases[value]
         notes.append(f"{where} '{value}' is now '{aliases[value]}'")
 
@@ -147,9 +157,9 @@ def _net(net: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         if key.endswith("optim_spec") and isinstance(value, dict):
             net[key] = dict(value)
             _rename(net[key], "name", OPTIM_ALIASES, "optimiser", notes)
-        if key.endswith("activation") and isinstance(value, str) and value != value.lower():
-            net[key] = value.lower()
-            notes.append(f"agent.net.{key} '{value}' is now '{value.lower()}'")
+        if key.endswith("activation") and isinstance(value, str):
+            lower = value.lower()
+            _rename(net, key, {value: ACTIVATION_ALIASES.get(lower, lower)}, f"agent.net.{key}", notes)
     return net
 
 

@@ -13,9 +13,10 @@ from pydantic_core import ErrorDetails
 
 from slm_lab.lib.errors import SpecError, nearest
 from slm_lab.lib.secret import find_secret
-from slm_lab.spec.check import check_combination
+from slm_lab.spec.check import check_combination, find_remarks
 from slm_lab.spec.compat import modernize
 from slm_lab.spec.net import ROLES, NetSpec
+from slm_lab.spec.published import drop_dead_search, is_published
 from slm_lab.spec.reader import kind_of, parse_value, printable, read_document
 from slm_lab.spec.schema import ALGORITHM_SPECS, MEMORY_SPECS, NET_SPECS, Spec, build_spec_model
 from slm_lab.spec.types import ScheduleSpec
@@ -40,23 +41,41 @@ def load_spec(
     source: str | Path, name: str | None = None, overrides: Mapping[str, Any] | None = None, *, extend_name: bool = True
 ) -> Loaded:
     """Load one spec of a file, or a shipped spec by its bare name."""
+    overrides = overrides or {}
     path, name = locate(source, name)
     document = read_document(path)
     raw = _select(document, name, path)
     where = f"spec '{printable(name)}' in {path}"
-    raw, used = _fill(raw, overrides or {})
-    raw = _override(raw, {key: value for key, value in (overrides or {}).items() if key not in used}, where, used)
+    origins = {place: key for place, key in _placeholder_places(raw) if key in overrides}
+    raw, used = _fill(raw, overrides)
+    env = raw.get("env")
+    env_name = env.get("name") if isinstance(env, dict) else None
+    given = {key: value for key, value in overrides.items() if key not in used}
+    raw = _override(raw, given, where, used)
     _refuse_unfilled(raw, where)
+    notes = [] if _is_named(source, path) else [f"there is no such spec in {source}; it is from {_in_package(path)}"]
     if extend_name and "env" in used:
-        name = name_for_env(name, str((overrides or {})["env"]))
+        name = name_for_env(name, str(overrides["env"]))
+    elif extend_name and overrides.get("env.name", env_name) != env_name:
+        name = name_for_env(name, str(overrides["env.name"]))
+        notes.append(f"the run is called {printable(name)}, since the spec's own env is {printable(str(env_name))}")
     raw = _inline_arc_files(raw, path)
-    spec, notes = parse_spec({**raw, "name": name}, where)
-    return Loaded(spec, path, notes)
+    origins |= {key: key for key in given}
+    spec, more = parse_spec(
+        {**raw, "name": name}, where, {place: (key, overrides[key]) for place, key in origins.items()}
+    )
+    return Loaded(spec, path, (*notes, *more))
 
 
-def parse_spec(raw: dict[str, Any], where: str = "spec") -> tuple[Spec, tuple[str, ...]]:
-    """Validate plain data as a spec; all mistakes are reported at once."""
+def parse_spec(
+    raw: dict[str, Any], where: str = "spec", given: Mapping[str, tuple[str, Any]] | None = None
+) -> tuple[Spec, tuple[str, ...]]:
+    """Validate plain data as a spec; all mistakes are reported at once.
+
+    `given` has the keys and values of the command line, by the dotted paths that they set.
+    """
     refuse_secrets(raw, where)
+    published = is_published(raw)
     try:
         raw, notes = modernize(raw)
     except SpecError as error:
@@ -64,17 +83,36 @@ def parse_spec(raw: dict[str, Any], where: str = "spec") -> tuple[Spec, tuple[st
     model = build_spec_model()
     try:
         spec = model.model_validate(raw)
+        if published:
+            spec = drop_dead_search(spec, notes)
         problems = _role_problems(raw) or check_combination(spec)
     except ValidationError as error:
         problems = [*_describe_all(error, model), *_role_problems(raw)]
-    problems = list(dict.fromkeys(problems))
+    problems = [_name_origin(problem, given or {}) for problem in dict.fromkeys(problems)]
+    if problems and all(problem.startswith("-s ") for problem in problems):
+        raise SpecError("\n".join(problems[:MAX_PROBLEMS]))
     if problems:
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
         shown = problems[:MAX_PROBLEMS]
         shown += [f"... and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+        changes = ", ".join(dict.fromkeys(_show_change(*change) for change in (given or {}).values()))
+        where += f" with {changes}" if changes else ""
         raise SpecError(f"{where} has {count}:\n" + "\n".join(f"  {problem}" for problem in shown))
     agent = spec.agent.model_copy(update={"net": spec.agent.net.resolved()})
-    return spec.model_copy(update={"agent": agent}), tuple(dict.fromkeys(notes))
+    return spec.model_copy(update={"agent": agent}), tuple(dict.fromkeys([*notes, *find_remarks(spec)]))
+
+
+def _name_origin(problem: str, given: Mapping[str, tuple[str, Any]]) -> str:
+    """A mistake under the name it has on the command line, if it was made there."""
+    for place, (key, value) in given.items():
+        if problem.startswith((f"{place}:", f"{place}.", f"{place}[")):
+            rest = problem.removeprefix(place)
+            return f"{_show_change(key, value)}{rest if rest.startswith(':') else f': {problem}'}"
+    return problem
+
+
+def _show_change(key: str, value: Any) -> str:
+    return f"-s {printable(key)}={printable(value if isinstance(value, str) else json.dumps(value), limit=60)}"
 
 
 def refuse_secrets(raw: Mapping[str, Any], where: str) -> None:
@@ -111,7 +149,7 @@ def locate(source: str | Path, name: str | None) -> tuple[Path, str]:
     """The file and spec name meant by a path, a path inside the package, a shipped file's name, or a bare spec name."""
     path = Path(source)
     if path.suffix in SUFFIXES:
-        found = find_file(path)
+        found = find_file(path, name)
         return found, _only_name(found) if name is None else name
     if name not in (None, str(source)):
         if (file := find_bare_file(str(source), str(name))) is not None:
@@ -135,19 +173,39 @@ def find_bare_file(stem: str, name: str) -> Path | None:
     return None
 
 
-def find_file(path: Path) -> Path:
-    """A spec file by its path, also of a shipped file from any folder."""
-    # `slm_lab/spec/...` names a shipped file from any folder, as specs are written down in result tables
-    candidates = [path]
-    if path.parts[:2] == ("slm_lab", "spec"):
-        candidates.append(SHIPPED.joinpath(*path.parts[2:]))
-    elif not path.is_absolute():
-        candidates.append(SHIPPED / path)
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    known = [str(file.relative_to(SHIPPED.parent.parent)) for file in spec_files()]
+def find_file(path: Path, name: str | None = None) -> Path:
+    """A spec file by its path, also of a shipped file from any folder.
+
+    Published documents name files that are shipped elsewhere or with another suffix. Where there is no such file with
+    that spec, its name is enough, or else the name of the spec.
+    """
+    files = spec_files()
+    holding = [file for file in files if name is not None and name in spec_names(file)]
+    existing = next((candidate for candidate in _candidates(path) if candidate.is_file()), None)
+    if existing is not None and (existing in holding or existing not in files or not holding):
+        return existing
+    if not path.is_absolute():  # which is a file of one's own
+        same = [file for file in files if file.stem == path.stem]
+        for found in (*(file for file in same if file in holding), *holding, *(same if name is None else ())):
+            return found
+    known = [_in_package(file) for file in files]
     raise SpecError(f"no spec file {path}{nearest(str(path), known)} (`slm-lab spec list` shows what is shipped)")
+
+
+def _candidates(path: Path) -> list[Path]:
+    # `slm_lab/spec/...` names a shipped file from any folder, as specs are written down in result tables
+    if path.parts[:2] == ("slm_lab", "spec"):
+        return [path, SHIPPED.joinpath(*path.parts[2:])]
+    return [path] if path.is_absolute() else [path, SHIPPED / path]
+
+
+def _is_named(source: str | Path, found: Path) -> bool:
+    """Whether a file is the one that was asked for: by its path, or by no path at all."""
+    return Path(source).suffix not in SUFFIXES or found in _candidates(Path(source))
+
+
+def _in_package(file: Path) -> str:
+    return str(file.relative_to(SHIPPED.parent.parent))
 
 
 def spec_files() -> list[Path]:
@@ -260,8 +318,13 @@ def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, node
 
 
+def _placeholder_places(raw: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where each placeholder stands."""
+    return ((path, key) for path, leaf in _walk(raw) if isinstance(leaf, str) for key in _PLACEHOLDER.findall(leaf))
+
+
 def _placeholders(raw: dict[str, Any]) -> dict[str, str]:
-    return {key: path for path, leaf in _walk(raw) if isinstance(leaf, str) for key in _PLACEHOLDER.findall(leaf)}
+    return {key: path for path, key in _placeholder_places(raw)}
 
 
 def _refuse_unfilled(raw: dict[str, Any], where: str) -> None:

@@ -96,14 +96,16 @@ class LinearToZeroSpec(Model):
     """Learning rate falling in a line to zero at `frame`."""
 
     name: Literal["LinearToZero"] = "LinearToZero"
-    frame: PositiveInt = Field(description="Frame at which the learning rate is zero.")
+    frame: PositiveInt | None = Field(
+        None, description="Frame at which the learning rate is zero; default env.max_frame."
+    )
 
 
 class LinearToMinSpec(Model):
     """Learning rate falling in a line to `min_factor` of itself at `frame`."""
 
     name: Literal["LinearToMin"] = "LinearToMin"
-    frame: PositiveInt = Field(description="Frame at which the floor is reached.")
+    frame: PositiveInt | None = Field(None, description="Frame at which the floor is reached; default env.max_frame.")
     min_factor: Fraction = Field(0.0, description="Share of the first learning rate that stays.")
 
 

@@ -181,9 +181,6 @@ class MetaSpec(Model):
     wandb: Bool = Field(
         False, description="Also send rows to Weights & Biases; needs `uv sync --group wandb`, offline by WANDB_MODE."
     )
-    distributed: Literal[False] = Field(
-        False, description="Older specs have shared or synced, for workers on one net; they become one learner's envs."
-    )
     search_resources: SearchResources = Field(SearchResources(), description="Cores and GPUs per session of a search.")
     search_scheduler: SearchScheduler | None = Field(None, description="Early stopping in a search.")
 
@@ -230,6 +227,16 @@ class Spec(Model):
                     data = {**data, "agent": {**data["agent"], "algorithm": algorithm}}
         return data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_last_frame(cls, data: Any) -> Any:
+        """A learning rate that falls over frames falls to the end of the run, unless the spec says otherwise."""
+        match data:
+            case {"agent": dict(agent), "env": {"max_frame": int() | float() as max_frame}}:
+                filled = {key: _with_last_frame(agent[key], max_frame) for key in ("net", "critic_net") if key in agent}
+                data = {**data, "agent": {**agent, **filled}}
+        return data
+
     def replace(self, **sections: dict[str, Any]) -> Self:
         """A copy with some keys of some sections changed, e.g. `replace(meta={"seed": 3})`."""
         changes = {
@@ -237,6 +244,20 @@ class Spec(Model):
             for section, values in sections.items()
         }
         return self.model_copy(update=changes)
+
+
+def _with_last_frame(net: Any, max_frame: Any) -> Any:
+    """The same net, with a frame in each schedule that goes by frames."""
+    match net:
+        case {"name": "LinearToZero" | "LinearToMin"} if net.get("frame") is None:
+            return {**net, "frame": max_frame}
+        case {}:
+            nested = ("actor", "critic")
+            return {
+                key: _with_last_frame(value, max_frame) if key.endswith("lr_scheduler_spec") or key in nested else value
+                for key, value in net.items()
+            }
+    return net
 
 
 def _union(kinds: tuple[Any, ...], tag: str) -> Any:

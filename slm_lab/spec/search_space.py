@@ -108,9 +108,9 @@ def read_dimensions(spec: Spec) -> list[Dimension]:
     return found
 
 
-def search_problems(spec: Spec) -> list[str]:
-    """What is wrong with the search section of a spec."""
-    problems: list[str] = []
+def search_problems(spec: Spec) -> dict[str, str]:
+    """What is wrong with the search section of a spec, by its keys."""
+    problems: dict[str, str] = {}
     known = set(_paths(spec.model_dump(mode="json", serialize_as_any=True)))
     searched: set[str] = set()
     for key, arguments in dimensions(spec.search):
@@ -118,19 +118,19 @@ def search_problems(spec: Spec) -> list[str]:
         shown = f"search.{printable(key, limit=160)}"
         with_hint = len(problems) < MAX_HINTS
         if not mark:
-            problems.append(f"{shown}: a search key ends in a space, e.g. {shown.removeprefix('search.')}__uniform")
+            problems[key] = f"{shown}: a search key ends in a space, e.g. {shown.removeprefix('search.')}__uniform"
         elif space not in SPACES:
             hint = nearest(space, SPACES) if with_hint else ""
-            problems.append(f"{shown}: unknown space '{printable(space)}'{hint}")
+            problems[key] = f"{shown}: unknown space '{printable(space)}'{hint}"
         elif not isinstance(arguments, list) or not arguments:
-            problems.append(f"{shown}: {space} takes a list of arguments")
+            problems[key] = f"{shown}: {space} takes a list of arguments"
         elif space != "choice" and (problem := _argument_problem(space, arguments)):
-            problems.append(f"{shown}: {space} {problem}")
+            problems[key] = f"{shown}: {space} {problem}"
         elif path not in known:
             hint = nearest(path, known) if with_hint else ""
-            problems.append(f"{shown}: the spec has no key '{printable(path, limit=160)}'{hint}")
+            problems[key] = f"{shown}: the spec has no key '{printable(path, limit=160)}'{hint}"
         elif path in searched:
-            problems.append(f"{shown}: '{path}' is searched twice; keep one of them")
+            problems[key] = f"{shown}: '{path}' is searched twice; keep one of them"
         searched.add(path)
     return problems
 

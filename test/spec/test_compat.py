@@ -204,10 +204,17 @@ def test_workers_on_one_net_become_the_envs_of_one_learner(mode: str) -> None:
     raw["meta"] |= {"distributed": mode, "max_session": 4}
     raw["env"]["num_envs"] = 2
     spec, notes = parse(raw)
-    assert (spec["env"]["num_envs"], spec["meta"]["max_session"], spec["meta"]["distributed"]) == (8, 1, False)
+    assert (spec["env"]["num_envs"], spec["meta"]["max_session"]) == (8, 1)
     # all of them share the frames, as before
     assert spec["env"]["max_frame"] == demo()["env"]["max_frame"]
-    assert notes[-1].startswith(f"meta.distributed '{mode}' with 4 sessions is now one learner fed by 8 envs")
+    assert notes[0].startswith(f"meta.distributed '{mode}' with 4 sessions is now one learner fed by 8 envs")
+
+
+def test_an_unknown_kind_of_workers_is_refused() -> None:
+    raw = demo()
+    raw["meta"]["distributed"] = "hogwild"
+    with pytest.raises(SpecError, match=r"^spec: meta\.distributed: false, shared or synced expected, got hogwild$"):
+        parse_spec(raw)
 
 
 @pytest.mark.parametrize("number", ["4", None, 0, [4]])

@@ -237,9 +237,7 @@ def test_a_value_with_a_comma_is_one_wrong_value(write: Write) -> None:
     text = json.dumps({"demo": demo()}).replace("0.98", "${x}")
     with pytest.raises(SpecError) as caught:
         load_spec(write("a.json", text), overrides=dict([parse_override('x=1, "gamma": 0')]))
-    assert str(caught.value).splitlines()[1:] == [
-        r'  agent.algorithm.gamma: number expected, got "1, \"gamma\": 0"',
-    ]
+    assert str(caught.value) == r'-s x=1, "gamma": 0: number expected, got "1, \"gamma\": 0"'
 
 
 def test_a_filled_value_is_not_filled_again(write: Write) -> None:
@@ -275,8 +273,15 @@ def test_a_filled_env_extends_the_name(write: Write, env: str, name: str) -> Non
     assert load_spec(path, overrides={"env": env}, extend_name=False).spec.name == "demo"
 
 
-def test_an_overridden_env_does_not_extend_the_name(write_data: WriteData) -> None:
-    assert load_spec(write_data(demo=demo()), overrides={"env.name": "Acrobot-v1"}).spec.name == "demo"
+def test_another_env_is_in_the_name(write_data: WriteData) -> None:
+    loaded = load_spec(write_data(demo=demo()), overrides={"env.name": "Acrobot-v1"})
+    assert loaded.spec.name == "demo_acrobot"
+    assert loaded.notes == ("the run is called demo_acrobot, since the spec's own env is CartPole-v1",)
+
+
+def test_the_same_env_leaves_the_name_as_it_is(write_data: WriteData) -> None:
+    loaded = load_spec(write_data(demo=demo()), overrides={"env.name": "CartPole-v1"})
+    assert (loaded.spec.name, loaded.notes) == ("demo", ())
 
 
 # --- overrides
@@ -351,8 +356,40 @@ def test_a_dotted_path_takes_over_a_placeholder(write: Write) -> None:
 
 
 def test_a_dotted_path_that_the_spec_does_not_know_is_an_unknown_key(write_data: WriteData) -> None:
-    with pytest.raises(SpecError, match=r"agent\.algorithm\.gama: unknown key; did you mean 'gamma'\?"):
+    with pytest.raises(SpecError, match=r"^-s agent\.algorithm\.gama=0\.5: unknown key; did you mean 'gamma'\?$"):
         load_spec(write_data(demo=demo()), overrides={"agent.algorithm.gama": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env.max_frame": "abc"}, '-s env.max_frame=abc: whole number expected, got "abc"'),
+        (
+            {"agent.net": {"type": "MLPNet", "hid_layer": [1]}},
+            '-s agent.net={"type": "MLPNet", "hid_layer": [1]}: agent.net.hid_layer: unknown key; did you mean '
+            "'hid_layers'?",
+        ),
+        ({"meta.device": "gpu", "env.num_envs": 0}, "-s env.num_envs=0: greater than 0 expected, got 0\n"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_not_the_files(
+    write_data: WriteData, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec(write_data(demo=demo()), overrides=changes)
+    assert str(caught.value).startswith(message)
+    assert "a.json" not in str(caught.value)
+
+
+def test_mistakes_of_both_are_told_apart(write_data: WriteData) -> None:
+    raw = demo()
+    raw["agent"]["algorithm"]["lamb"] = 0.9
+    path = write_data(demo=raw)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, overrides={"env.max_frame": "abc"})
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"spec 'demo' in {path} with -s env.max_frame=abc has 2 errors:"
+    assert sorted(line[:8] for line in lines) == ["  -s env", "  agent."]
 
 
 def test_a_dotted_path_through_a_value_is_refused(write_data: WriteData) -> None:
@@ -386,6 +423,33 @@ def test_a_shipped_spec_is_found_by_its_bare_name() -> None:
     loaded = load_spec("ppo_cartpole")
     assert loaded.source == SHIPPED / "benchmark/ppo/ppo_cartpole.json"
     assert isinstance(loaded.spec.agent.algorithm, PPOSpec)
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "found"),
+    [
+        # another suffix, another folder, another file that holds the spec
+        ("slm_lab/spec/benchmark/ppo/ppo_cartpole.yaml", None, "benchmark/ppo/ppo_cartpole.json"),
+        ("slm_lab/spec/experimental/ppo/ppo_cartpole.json", "ppo_cartpole", "benchmark/ppo/ppo_cartpole.json"),
+        ("spec/dqn/ddqn.json", "ddqn_per_boltzmann_cartpole", "benchmark/dqn/dqn_cartpole.json"),
+        # the file is shipped, but without that spec
+        ("benchmark/ppo/ppo_cartpole.json", "ppo_acrobot", "benchmark/ppo/ppo_acrobot.json"),
+    ],
+)
+def test_a_file_that_is_shipped_elsewhere_is_found_by_name(written: str, name: str | None, found: str) -> None:
+    loaded = load_spec(written, name)
+    assert loaded.source == SHIPPED / found
+    assert loaded.notes[0] == f"there is no such spec in {written}; it is from slm_lab/spec/{found}"
+
+
+def test_a_file_that_is_shipped_elsewhere_must_hold_the_spec() -> None:
+    with pytest.raises(SpecError, match=r"no spec file elsewhere/ppo_cartpole\.json"):
+        load_spec("elsewhere/ppo_cartpole.json", "no_such_spec")
+
+
+def test_a_path_from_the_root_names_no_shipped_file(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no spec file"):
+        load_spec(tmp_path / "ppo_cartpole.json")
 
 
 @pytest.mark.parametrize("written", ["slm_lab/spec/benchmark/ppo/ppo_cartpole.json", "benchmark/ppo/ppo_cartpole.json"])

@@ -98,7 +98,7 @@ def test_a_search_without_a_section_says_what_one_looks_like() -> None:
     ("key", "arguments", "message"),
     [
         ("agent.algorithm.gamma__uniform", [0.9, 1.5], "1.5 is refused: agent.algorithm.gamma"),
-        ("agent.algorithm.minibatch_size__choice", [128, 100], "100 is refused: agent.algorithm.minibatch_size"),
+        ("agent.algorithm.minibatch_size__choice", [128, 0], "0 is refused: agent.algorithm.minibatch_size"),
         ("agent.net.hid_layers__choice", [[64], "wide"], "wide is refused: agent.net.hid_layers"),
         ("agent.net.optim_spec.lr__loguniform", [1e-5, 1e-2], "has no effect, since actor and critic have that key"),
         ("meta.max_session__choice", [1, 2], "only keys of agent. and env. can be searched"),

@@ -64,4 +64,4 @@ def view_rollout(rollout: Rollout, seq_len: int) -> Tensor | Stretches:
 def rows_of_stretches(order: Tensor, num_envs: int, seq_len: int, minibatch_size: int) -> Tensor:
     """Rows t*N+n of the stretches in an order, as minibatches one after the other, time first within each."""
     rows = cut(torch.arange(len(order) * seq_len, device=order.device).view(-1, num_envs), seq_len)
-    return rows[:, order].unflatten(1, (-1, minibatch_size // seq_len)).transpose(0, 1).flatten()
+    return torch.cat([part.flatten() for part in rows[:, order].split(minibatch_size // seq_len, dim=1)])

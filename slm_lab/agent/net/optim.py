@@ -259,6 +259,12 @@ class LearningRate:
         self.num_call = int(state["num_call"])
 
 
+def _calc_rest(last: int | None, frame: int) -> float:
+    """Share of the frames up to the last that are still to come."""
+    assert last is not None, "a spec sets it to env.max_frame by default"
+    return max(0.0, 1 - frame / last)
+
+
 def calc_lr(spec: LrSchedulerSpec | None, start: float, frame: int, num_call: int) -> float:
     """The learning rate at a frame and after so many training calls.
 
@@ -266,9 +272,9 @@ def calc_lr(spec: LrSchedulerSpec | None, start: float, frame: int, num_call: in
     """
     match spec:
         case LinearToZeroSpec():
-            return start * max(0.0, 1 - frame / spec.frame)
+            return start * _calc_rest(spec.frame, frame)
         case LinearToMinSpec():
-            return start * (spec.min_factor + (1 - spec.min_factor) * max(0.0, 1 - frame / spec.frame))
+            return start * (spec.min_factor + (1 - spec.min_factor) * _calc_rest(spec.frame, frame))
         case StepLRSpec():
             return start * spec.gamma ** (num_call // spec.step_size)
         case MultiStepLRSpec():

@@ -258,6 +258,9 @@ def test_minibatches_of_whole_stretches_by_hand() -> None:
     # 4 steps of 2 envs in stretches of 2: rows (0, 2), (1, 3), (4, 6), (5, 7)
     rows = rows_of_stretches(torch.tensor([3, 0, 1, 2]), num_envs=2, seq_len=2, minibatch_size=4)
     assert rows.view(2, 4).tolist() == [[5, 0, 7, 2], [1, 4, 3, 6]]
+    # three stretches, then the one that is left
+    rows = rows_of_stretches(torch.tensor([3, 0, 1, 2]), num_envs=2, seq_len=2, minibatch_size=6)
+    assert rows.tolist() == [5, 0, 1, 7, 2, 3, 4, 6]
 
 
 # --- memories
