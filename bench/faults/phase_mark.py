@@ -76,6 +76,6 @@ elif PHASE == "eval":
 elif PHASE == "video":
     Session._film = marked(Session._film)  # type: ignore[method-assign]
 elif PHASE == "plot":
-    trial.plot_trial = marked(trial.plot_trial)
+    trial.plot_run = marked(trial.plot_run)
 elif PHASE == "upload":
     push.send = marked(push.send)

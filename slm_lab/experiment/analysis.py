@@ -120,27 +120,34 @@ def calc_consistency(strengths: Sequence[Array]) -> float:
 
 
 def calc_spread(values: Sequence[float]) -> Spread:
-    """Mean, std, interquartile mean and 95 % bootstrap interval of per-session values.
-
-    Means of sessions drawn with replacement stay between the lowest and the highest of them, so the interval holds
-    nothing impossible. Its percentiles are those of Hesterberg (2015, the expanded percentile interval): a plain
-    bootstrap of four sessions is much too narrow. The draws are the same for the same number of sessions.
-    """
+    """Mean, std, interquartile mean and 95 % interval of per-session values."""
     array = np.asarray(values, float)
     mean = float(array.mean())
     # the mean of the middle half
     cut = len(array) // 4
     iqm = float(np.sort(array)[cut : len(array) - cut].mean())
     std = float(array.std(ddof=1)) if len(array) > 1 else math.nan
-    low = high = math.nan
-    if len(array) >= MIN_INTERVAL:
-        count = len(array)
-        drawn = np.random.default_rng(0).integers(count, size=(NUM_RESAMPLE, count))
-        outside = 100 * float(ndtr(-math.sqrt(count / (count - 1)) * stdtrit(count - 1, 0.975)))
-        bounds = np.percentile(array[drawn].mean(1), (outside, 100 - outside))
-        # rounding may take a mean past the values it is of
-        low, high = (float(bound) for bound in np.clip(bounds, array.min(), array.max()))
-    return Spread(mean, std, iqm, low, high, tuple(values))
+    low, high = calc_interval(array) or (math.nan, math.nan)
+    return Spread(mean, std, iqm, float(low), float(high), tuple(values))
+
+
+def calc_interval(values: Array, num_resample: int = NUM_RESAMPLE) -> tuple[Array, Array] | None:
+    """The 95 % bootstrap interval of the mean over sessions, the first axis; None of too few.
+
+    Means of sessions drawn with replacement stay between the lowest and the highest of them, so the interval holds
+    nothing impossible. Its percentiles are those of Hesterberg (2015, the expanded percentile interval): a plain
+    bootstrap of four sessions is much too narrow. The draws are the same for the same number of sessions.
+    """
+    count = len(values)
+    if count < MIN_INTERVAL:
+        return None
+    drawn = np.random.default_rng(0).integers(count, size=(num_resample, count))
+    weights = (drawn[:, :, None] == np.arange(count)).mean(axis=1)
+    outside = 100 * float(ndtr(-math.sqrt(count / (count - 1)) * stdtrit(count - 1, 0.975)))
+    low, high = np.percentile(weights @ values, (outside, 100 - outside), axis=0)
+    # rounding may take a mean past the values it is of
+    lowest, highest = values.min(axis=0), values.max(axis=0)
+    return np.clip(low, lowest, highest), np.clip(high, lowest, highest)
 
 
 def format_spread(spread: Spread) -> str:

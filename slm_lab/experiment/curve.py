@@ -1,35 +1,56 @@
 """Curves of tables: the rows that can be drawn, their mean over sessions, and fewer points that look the same."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from slm_lab.experiment.analysis import Array, Table
+from slm_lab.experiment.analysis import Array, Table, calc_interval, mask_partial_ma
 
 # Everything else in a table belongs to the algorithm.
 BOOKKEEPING = {"total_reward", "total_reward_ma", "fps", "frame", "wall_t", "t", "epi", "opt_step"}
 GRID_POINTS = 1000
 # Values near the float limit overflow inside the renderers, and no axis could show them.
 LARGEST = 1e100
+# of the interval at each of a thousand frames
+NUM_RESAMPLE = 1000
+# percentiles of a panel's values between which its axis is fitted, with this many times as much room on either side
+CORE = (5, 95)
+ROOM = 2
 
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of several curves and its spread, at frames that all of them reach."""
+    """The mean of several curves at frames that all of them reach, with its 95 % interval; None of too few curves."""
 
     x: Array
     mean: Array
-    std: Array
+    interval: tuple[Array, Array] | None
     # whether the curves had frames of their own
     is_interpolated: bool
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a panel's axis shows, and the extremes of all values, of which one at least is beyond it."""
+
+    low: float
+    high: float
+    lowest: float
+    highest: float
+
+
 def read_curve(table: Table, column: str) -> tuple[Array, Array]:
-    """The rows of a column that can be drawn, by increasing frame; of rows at the same frame the last counts."""
+    """The rows of a column that can be drawn, by increasing frame; of rows at the same frame the last counts.
+
+    The moving average starts where its window is full: before that it is the mean of ever more rows, and its curve
+    would have a kink.
+    """
     x = np.asarray(table.get("frame", ()), dtype=float)
     y = np.asarray(table.get(column, ()), dtype=float)
+    if column == "total_reward_ma" and {column, "total_reward"} <= set(table):
+        y = mask_partial_ma(table)
     size = min(x.size, y.size)
     x, y = x[:size], y[:size]
     # NaN compares false as well.
@@ -40,7 +61,7 @@ def read_curve(table: Table, column: str) -> tuple[Array, Array]:
 
 
 def average_curves(curves: Sequence[tuple[Array, Array]]) -> Average | None:
-    """Mean and spread where the frames of the curves overlap; None where they share none."""
+    """Mean and interval where the frames of the curves overlap; None where they share none."""
     start = max(x[0] for x, _ in curves)
     end = min(x[-1] for x, _ in curves)
     if start > end:
@@ -53,7 +74,29 @@ def average_curves(curves: Sequence[tuple[Array, Array]]) -> Average | None:
     else:
         grid = first
     values = np.stack([np.interp(grid, x, y) for x, y in curves])
-    return Average(grid, values.mean(axis=0), values.std(axis=0), is_interpolated)
+    return Average(grid, values.mean(axis=0), calc_interval(values, NUM_RESAMPLE), is_interpolated)
+
+
+def find_constant(curves: Sequence[tuple[Array, Array]]) -> float | None:
+    """The value of curves that never change; None where they do."""
+    y = np.concatenate([y for _, y in curves])
+    return float(y[0]) if y.size > 1 and np.ptp(y) <= 1e-9 * np.abs(y).max() else None
+
+
+def describe_constants(constants: Mapping[str, float]) -> str:
+    """Metrics that never changed, which need no panel, in one line."""
+    return f"constant: {', '.join(f'{name} {value:.4g}' for name, value in constants.items())}" if constants else ""
+
+
+def find_limits(curves: Sequence[tuple[Array, Array]]) -> Limits | None:
+    """Limits of an axis that a few extreme values, such as a spike at the start, do not flatten; None if all fit."""
+    y = np.concatenate([y for _, y in curves])
+    core_low, core_high = np.percentile(y, CORE)
+    span = core_high - core_low
+    inner = y[(y >= core_low - ROOM * span) & (y <= core_high + ROOM * span)]
+    if not span or inner.size == y.size:
+        return None
+    return Limits(*(float(value) for value in (inner.min(), inner.max(), y.min(), y.max())))
 
 
 def pick_points(y: Array, limit: int) -> Array:

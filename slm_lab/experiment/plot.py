@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from io import BytesIO
-from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -22,56 +21,48 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from plotly.offline import get_plotlyjs
 
-from slm_lab.experiment.analysis import Table
-from slm_lab.experiment.curve import BOOKKEEPING, average_curves, read_curve
-from slm_lab.lib.io import write_bytes, write_text
+from slm_lab.experiment.analysis import MIN_INTERVAL, Table
+from slm_lab.experiment.curve import (
+    BOOKKEEPING,
+    average_curves,
+    describe_constants,
+    find_constant,
+    find_limits,
+    read_curve,
+)
+from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.palette import Look, find_look, find_looks, find_place
+from slm_lab.experiment.results import Run
+from slm_lab.lib.io import read_bytes, write_bytes, write_text
 
 _DPI = 150
 _SIZE = (8.0, 5.0)
-# Okabe-Ito without black, which is the mean; the pale yellow comes last.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
-# More sessions than colours differ by dashes: matplotlib's name, then plotly's.
-_DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"))
-_STYLES = tuple((color, *dash) for dash, color in product(_DASHES, PALETTE))
 INK = "#222222"
 MUTED = "#666666"
 GRID = "#E4E4E4"
 FRAMES = "frames (env steps)"
-_BAND = "±1 std over sessions"
+BAND = "95 % interval of the mean"
 _BAND_OPACITY = 0.18
+# more sessions than this are told apart by the pointer alone
+_MAX_NAMED = 4
 # A dollar sign in a name is no formula.
 TITLE: dict[str, Any] = dict(fontsize=13, fontweight="bold", color=INK, parse_math=False)
 # From here on a reward is written in k or M.
 LONG_NUMBER = 10_000
-# Column, name in the file name, meaning when training, meaning when evaluating.
-_RETURNS = (
-    ("total_reward", "mean_returns", "total reward (mean of last 100 episodes)", "total reward (evaluation)"),
-    (
-        "total_reward_ma",
-        "mean_returns_ma",
-        "total reward, moving average over 100 checkpoints",
-        "total reward (evaluation), moving average over 100 checkpoints",
-    ),
-)
-
-
-# Colour of each algorithm in every figure that compares them, and how its line is dashed.
-_ALGORITHMS = {
-    "REINFORCE": (INK, *_DASHES[0]),
-    "SARSA": ("#F0E442", *_DASHES[0]),
-    "DQN": ("#56B4E9", *_DASHES[0]),
-    "DDQN": ("#0072B2", *_DASHES[2]),
-    "DQN+PER": ("#56B4E9", *_DASHES[2]),
-    "DDQN+PER": ("#0072B2", *_DASHES[0]),
-    "A2C": ("#E69F00", *_DASHES[0]),
-    "SIL": ("#E69F00", *_DASHES[1]),
-    "PPO": ("#D55E00", *_DASHES[0]),
-    "PPO+SIL": ("#D55E00", *_DASHES[1]),
-    "SAC": ("#009E73", *_DASHES[0]),
-    "CrossQ": ("#CC79A7", *_DASHES[0]),
-    "Random": (MUTED, *_DASHES[2]),
+RETURN = "total_reward"
+AVERAGE = "total_reward_ma"
+_EVALUATION = "evaluation, deterministic policy"
+# Names of graphs, and what their axis says.
+_NAMES = {RETURN: "mean_returns", AVERAGE: "mean_returns_ma"}
+RETURN_LABELS = {
+    RETURN: "total reward, mean of the last 100 episodes",
+    AVERAGE: "total_reward_ma, mean of the last 100 rows",
 }
-_MEAN_LOOK = (INK, *_DASHES[0])
+_LABELS = {
+    "train": RETURN_LABELS,
+    "eval": {RETURN: "total reward, evaluation", AVERAGE: "total reward, mean of the last 100 evaluations"},
+}
+_NO_AVERAGE = "fewer than 100 rows, so there is no moving average: these are the returns themselves"
 
 
 @dataclass(frozen=True)
@@ -81,9 +72,10 @@ class _Line:
     name: str
     x: np.ndarray
     y: np.ndarray
-    # colour, matplotlib's dash and plotly's
-    look: tuple[str, str, str]
+    look: Look
     is_mean: bool = False
+    # evaluations, which lie on top
+    is_dotted: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +97,7 @@ class DrawnRun:
     name: str
     algorithm: str
     tables: Sequence[Table]
+    evals: Sequence[Table] = ()
 
 
 @dataclass(frozen=True)
@@ -126,32 +119,69 @@ class _Chart:
     @property
     def largest(self) -> float:
         """The largest magnitude, which decides how numbers are written."""
-        return max(float(np.abs(line.y).max()) for line in self.lines)
+        return max((float(np.abs(line.y).max()) for line in self.lines if line.y.size), default=0.0)
 
     def weight(self, line: _Line) -> tuple[float, float]:
         """Width and opacity: thin, paler sessions below a bold mean; a lone curve in between."""
+        if line.is_dotted:
+            return 1.2, 1.0
         if line.is_mean:
             return (2.4, 1.0) if len(self.bands) <= 1 else (1.8, 1.0)
-        return (1.6, 1.0) if len(self.lines) == 1 else (1.0, 0.65)
+        return (1.6, 1.0) if sum(not other.is_dotted for other in self.lines) == 1 else (0.9, 0.65)
 
 
 @dataclass(frozen=True)
 class DrawnSession:
-    """A session to draw: what its graphs' names begin with, their title, and its table."""
+    """A session to draw: what its graphs' names begin with, their title, its table and that of its evaluations."""
 
     prefix: Path
     title: str
     table: Table
+    evals: Table | None = None
 
 
-def plot_sessions(sessions: Sequence[DrawnSession], kind: str = "train") -> list[Path]:
+def plot_run(run: Run) -> None:
+    """Draw all graphs of a run; a session that failed has some of its own."""
+    folder = RunFolder(run.path, run.name)
+    for kind, tables in (("train", run.tables), ("eval", run.eval_tables)):
+        sessions = [
+            DrawnSession(
+                folder.graph_prefix(run.trial, session),
+                f"{run.title}, session {session}",
+                table,
+                run.eval_tables.get(session) if kind == "train" else None,
+            )
+            for session, table in tables.items()
+        ]
+        plot_sessions(sessions, run.label, kind)
+    plot_run_curve(run)
+
+
+def plot_run_curve(run: Run) -> None:
+    """Draw the curve of all sessions that count."""
+    prefix = RunFolder(run.path, run.name).graph_prefix(run.trial)
+    counted = run.counted_tables
+    evals = {session: table for session, table in run.eval_tables.items() if session in counted}
+    plot_trial(counted, prefix, run.title, run.label, evals)
+
+
+def plot_sessions(sessions: Sequence[DrawnSession], algorithm: str, kind: str = "train") -> list[Path]:
     """Draw each session's returns and its algorithm's metrics on the same axes; returns the graphs written."""
     paths = []
-    for column, name, train_label, eval_label in _RETURNS:
-        label = eval_label if kind == "eval" else train_label
-        drawn = [(one, *read_curve(one.table, column)) for one in sessions]
+    look = Look(find_look(algorithm).name)
+    for column, name in _NAMES.items():
+        shown = _choose_column([one.table for one in sessions], column)
+        drawn = [(one, *read_curve(one.table, shown)) for one in sessions]
         drawn = [(one, x, y) for one, x, y in drawn if x.size]
-        charts = [_Chart(one.title, "", label, [_Line(column, x, y, _STYLES[0])]) for one, x, y in drawn]
+        subtitle = _NO_AVERAGE if shown != column else ""
+        # on axes of their own only where there are some, so that a legend names nothing that is not there
+        has_evals = shown == RETURN and any(one.evals for one, _, _ in drawn)
+        charts = []
+        for one, x, y in drawn:
+            lines = [_Line("training" if kind == "train" else _EVALUATION, x, y, look)]
+            if has_evals:
+                lines.append(_Line(_EVALUATION, *read_curve(one.evals or {}, RETURN), look, is_dotted=True))
+            charts.append(_Chart(one.title, subtitle, _LABELS[kind][shown], lines))
         for (one, _, _), chart, png in zip(drawn, charts, _draw_alike(charts), strict=True):
             paths += _write_chart(chart, one.prefix, f"session_graph_{kind}_{name}_vs_frames", png)
     columns = dict.fromkeys(column for one in sessions for column in one.table if column not in BOOKKEEPING)
@@ -159,85 +189,105 @@ def plot_sessions(sessions: Sequence[DrawnSession], kind: str = "train") -> list
     names = sorted(columns, key=lambda column: column == "lr")
     metrics = [{name: read_curve(one.table, name) for name in names} for one in sessions]
     names = [name for name in names if any(curves[name][0].size for curves in metrics)]
+    constants = {name: find_constant([curves[name] for curves in metrics]) for name in names}
+    names = [name for name in names if constants[name] is None]
     if names:
         titles = [one.title for one in sessions]
-        for one, png in zip(sessions, _draw_metrics(names, metrics, titles), strict=True):
+        note = describe_constants({name: value for name, value in constants.items() if value is not None})
+        for one, png in zip(sessions, _draw_metrics(names, metrics, titles, look.color, note), strict=True):
             path = one.prefix.with_name(f"{one.prefix.name}_session_graph_{kind}_metrics_vs_frames.png")
             write_bytes(path, png)
             paths.append(path)
     return paths
 
 
-def plot_trial(tables: Mapping[int, Table], prefix: Path, title: str) -> list[Path]:
-    """Draw the returns of a trial's sessions, their mean and ±1 standard deviation; returns the graphs written."""
+def plot_trial(
+    tables: Mapping[int, Table], prefix: Path, title: str, algorithm: str, evals: Mapping[int, Table]
+) -> list[Path]:
+    """Draw the returns of a trial's sessions, their mean and its interval; returns the graphs written."""
     paths = []
-    for column, name, label, _ in _RETURNS:
-        curves = {session: read_curve(table, column) for session, table in tables.items()}
-        looks = zip(curves.items(), cycle(_STYLES), strict=False)
-        lines = [_Line(f"session {session}", x, y, look) for (session, (x, y)), look in looks if x.size]
-        if lines:
-            chart = _trial_chart(lines, title, label)
-            paths += _write_chart(chart, prefix, f"trial_graph_{name}_vs_frames")
+    color = find_look(algorithm).name
+    for column, name in _NAMES.items():
+        shown = _choose_column(list(tables.values()), column)
+        curves = {session: read_curve(table, shown) for session, table in tables.items()}
+        curves = {session: curve for session, curve in curves.items() if curve[0].size}
+        if not curves:
+            continue
+        is_named = len(curves) <= _MAX_NAMED
+        lines = [
+            _Line(f"session {session}", *curve, Look(color, place if is_named else 0))
+            for place, (session, curve) in enumerate(curves.items())
+        ]
+        chart = _trial_chart(lines, title, RETURN_LABELS[shown], Look(color))
+        if shown == RETURN:
+            chart.lines.extend(_average_evals(list(evals.values()), Look(color)))
+        if shown != column:
+            chart = replace(chart, subtitle=_NO_AVERAGE)
+        paths += _write_chart(chart, prefix, f"trial_graph_{name}_vs_frames")
     return paths
 
 
+def _choose_column(tables: Sequence[Table], column: str) -> str:
+    """The column itself, or the returns where no moving average has a full window."""
+    return column if any(read_curve(table, column)[0].size for table in tables) else RETURN
+
+
+def _average_evals(tables: Sequence[Table], look: Look) -> list[_Line]:
+    """The mean over sessions of their evaluations, as dots; nothing where there are none."""
+    curves = [curve for table in tables if (curve := read_curve(table, RETURN))[0].size]
+    average = average_curves(curves) if curves else None
+    return [] if average is None else [_Line(_EVALUATION, average.x, average.mean, look, is_dotted=True)]
+
+
 def plot_runs(runs: Sequence[DrawnRun], folder: Path, title: str, has_legend: bool = True) -> list[Path]:
-    """Draw runs of one env side by side, each as the mean and spread of its sessions; returns the graphs written."""
-    chart = _runs_chart(runs, title, has_legend)
-    if chart is None:
-        return []
+    """Draw runs of one env side by side, each as the mean of its sessions and its interval; returns the graphs."""
     stem = re.sub(r"[^\w.+-]+", "_", title.rsplit("/", 1)[-1]).strip("_") or "runs"
-    return _write_chart(chart, folder / stem, f"multi_trial_graph_{_RETURNS[1][1]}_vs_frames")
+    paths = []
+    for column, name in _NAMES.items():
+        shown = _choose_column([table for run in runs for table in run.tables], column)
+        chart = _runs_chart(runs, title, has_legend, shown)
+        if chart is not None:
+            chart = replace(chart, subtitle=_NO_AVERAGE) if shown != column else chart
+            paths += _write_chart(chart, folder / stem, f"multi_trial_graph_{name}_vs_frames")
+    return paths
 
 
 def draw_runs(runs: Sequence[DrawnRun], title: str) -> bytes | None:
-    """The same as a PNG; None if there is nothing to draw."""
-    chart = _runs_chart(runs, title, has_legend=True)
+    """Runs side by side as a PNG: their returns, or the moving averages where only those are kept of some run."""
+    has_returns = all(RETURN in table for run in runs for table in run.tables)
+    chart = _runs_chart(runs, title, has_legend=True, column=RETURN if has_returns else AVERAGE)
     return None if chart is None else _chart_png(chart)
 
 
-def _runs_chart(runs: Sequence[DrawnRun], title: str, has_legend: bool) -> _Chart | None:
-    column, _, label, _ = _RETURNS[1]
+def _runs_chart(runs: Sequence[DrawnRun], title: str, has_legend: bool, column: str) -> _Chart | None:
     lines, bands, notes = [], [], []
+    dots: list[_Line] = []
     # algorithms in a fixed order, so that figures can be compared too
-    order = list(_ALGORITHMS)
-    places = {key: place for place, key in enumerate(order)}
-    seen: dict[str, int] = {}
-    for run in sorted(runs, key=lambda run: places.get(run.algorithm, len(order))):
-        color, *_ = look = _find_look(run.algorithm, seen)
+    ordered = sorted(runs, key=lambda run: find_place(run.algorithm))
+    for run, look in zip(ordered, find_looks([run.algorithm for run in ordered]), strict=True):
         sessions = [curve for table in run.tables if (curve := read_curve(table, column))[0].size]
         if not sessions:
             notes.append(f"nothing to draw of {run.name}")
-            continue
-        if len(sessions) == 1:
-            lines.append(_Line(f"{run.name} (1 session)", *sessions[0], look, is_mean=True))
             continue
         average = average_curves(sessions)
         if average is None:
             notes.append(f"no mean of {run.name}: its sessions share no frames")
             continue
-        lines.append(_Line(f"{run.name} ({len(sessions)} sessions)", average.x, average.mean, look, is_mean=True))
-        bands.append(_Band(average.x, average.mean - average.std, average.mean + average.std, color))
+        count = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
+        lines.append(_Line(f"{run.name} ({count})", average.x, average.mean, look, is_mean=True))
+        if average.interval is not None:
+            bands.append(_Band(average.x, *average.interval, look.color))
+        if column == RETURN:
+            dots += _average_evals(run.evals, look)
     if not lines:
         return None
-    subtitle = "; ".join([f"mean and {_BAND}" if bands else "one session each", *notes])
-    return _Chart(title, subtitle, label, lines, tuple(bands), has_legend)
+    parts = [f"mean of sessions and {BAND}" if bands else f"no interval: fewer than {MIN_INTERVAL} sessions each"]
+    parts += [f"dots: {_EVALUATION}"] if dots else []
+    return _Chart(title, "; ".join([*parts, *notes]), RETURN_LABELS[column], [*lines, *dots], tuple(bands), has_legend)
 
 
-def _find_look(algorithm: str, seen: dict[str, int]) -> tuple[str, str, str]:
-    """The look of an algorithm; another run of it has the same colour and other dashes."""
-    count = seen[algorithm] = seen.get(algorithm, -1) + 1
-    known = _ALGORITHMS.get(algorithm)
-    if known is None:
-        place = list(seen).index(algorithm)
-        return _STYLES[(len(PALETTE) + place) % len(_STYLES)]
-    dashes = [dash for dash, _ in _DASHES]
-    dash = _DASHES[(dashes.index(known[1]) + count) % len(_DASHES)]
-    return (known[0], *dash)
-
-
-def _trial_chart(sessions: list[_Line], title: str, label: str) -> _Chart:
-    """Add mean and spread to the sessions, where their frames overlap."""
+def _trial_chart(sessions: list[_Line], title: str, label: str, look: Look) -> _Chart:
+    """Add mean and interval to the sessions, where their frames overlap."""
     if len(sessions) == 1:
         return _Chart(title, "", label, sessions)
     count = len(sessions)
@@ -248,9 +298,9 @@ def _trial_chart(sessions: list[_Line], title: str, label: str) -> _Chart:
     if average.is_interpolated:
         end = shorten(average.x[-1])
         subtitle = f"mean of {count} sessions interpolated on common frames, up to the shortest ({end} frames)"
-    mean = _Line(f"mean of {count} sessions", average.x, average.mean, _MEAN_LOOK, is_mean=True)
-    band = _Band(average.x, average.mean - average.std, average.mean + average.std, INK, _BAND)
-    return _Chart(title, subtitle, label, [*sessions, mean], (band,))
+    mean = _Line(f"mean of {count} sessions", average.x, average.mean, look, is_mean=True)
+    bands = (_Band(average.x, *average.interval, look.color, BAND),) if average.interval is not None else ()
+    return _Chart(title, subtitle, label, [*sessions, mean], bands)
 
 
 def _write_chart(chart: _Chart, prefix: Path, name: str, drawn: bytes | None = None) -> list[Path]:
@@ -264,13 +314,20 @@ def _write_chart(chart: _Chart, prefix: Path, name: str, drawn: bytes | None = N
 
 def write_page(path: Path, figure: dict[str, Any], title: str) -> None:
     """Write a figure of plotly as a page, with plotly's script next to it."""
-    script = path.with_name("plotly.min.js")
-    if not script.exists():
-        write_text(script, get_plotlyjs())
+    _write_script(path.with_name("plotly.min.js"))
     # A fixed id makes the same data the same page.
     options = dict(include_plotlyjs="directory", div_id="graph", validate=False, config=dict(displaylogo=False))
     page: str = plotly.io.to_html(figure, **options)
     write_text(path, page.replace("<head>", f"<head><title>{escape(title)}</title>", 1))
+
+
+def _write_script(path: Path) -> None:
+    """Put plotly's script where pages load it from; any other, such as one that came with a pulled run, is replaced."""
+    script = get_plotlyjs().encode()
+    # neither a link, whose target may change, nor a pipe, which never ends
+    is_file = path.is_file() and not path.is_symlink()
+    if not is_file or path.stat().st_size != len(script) or read_bytes(path) != script:
+        write_bytes(path, script)
 
 
 def shorten(value: float, _position: int | None = None) -> str:
@@ -307,15 +364,21 @@ def _build_figure(chart: _Chart) -> tuple[Figure, Text]:
     figure = Figure(figsize=_SIZE, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     axes = figure.add_subplot()
     style_axes(axes, font_size=10)
-    for i, line in enumerate(chart.lines):
-        color, dash, _ = line.look
+    named: set[str] = set()
+    for line in chart.lines:
         width, opacity = chart.weight(line)
-        # Beyond the distinct styles a legend could not tell sessions apart; matplotlib skips a leading underscore.
-        label = line.name if line.is_mean or i < len(_STYLES) else f"_{line.name}"
-        marker = "o" if line.x.size == 1 else None
-        axes.plot(line.x, line.y, dash, color=color, alpha=opacity, linewidth=width, marker=marker, label=label)
+        # Curves that look alike are named once; matplotlib skips a leading underscore.
+        name = _name_line(line, chart)
+        label = f"_{name}" if name in named else name
+        named.add(name)
+        look: dict[str, Any] = dict(color=line.look.color, alpha=opacity, linewidth=width, label=label)
+        if line.is_dotted:
+            look |= dict(linestyle="None", marker="o", markersize=4.5, markerfacecolor="white", zorder=3)
+        else:
+            look |= dict(linestyle=line.look.dashes[0], marker="o" if line.x.size == 1 else None)
+        axes.plot(line.x, line.y, **look)
     for band in chart.bands:
-        look: dict[str, Any] = dict(color=band.color, alpha=_BAND_OPACITY, linewidth=0, label=band.name or None)
+        look = dict(color=band.color, alpha=_BAND_OPACITY, linewidth=0, label=band.name or None)
         axes.fill_between(band.x, band.low, band.high, **look)
     if chart.largest >= LONG_NUMBER:
         axes.yaxis.set_major_formatter(FuncFormatter(shorten))
@@ -326,10 +389,16 @@ def _build_figure(chart: _Chart) -> tuple[Figure, Text]:
     axes.annotate(chart.subtitle, (0, 1), (0, 8), fontsize=9.5, color=MUTED, **above)
     if chart.shows_legend:
         # Below the axes it never hides a curve.
-        columns = 4 if len(chart.bands) > 1 else min(len(chart.lines) + 1, 6)
+        columns = 4 if len(chart.bands) > 1 else min(len(named) + len(chart.bands), 4)
         look = dict(fontsize=9, frameon=False, handlelength=1.5, columnspacing=1.4)
         figure.legend(loc="outside lower center", ncols=columns, **look)
     return figure, title
+
+
+def _name_line(line: _Line, chart: _Chart) -> str:
+    """What a legend calls a curve; sessions too many to be told apart have one name."""
+    sessions = [other for other in chart.lines if not other.is_mean and not other.is_dotted]
+    return "each session" if line in sessions and len(sessions) > _MAX_NAMED else line.name
 
 
 class _Sheet:
@@ -349,7 +418,8 @@ class _Sheet:
         self.canvas.restore_region(self.background)
         for line, (x, y) in zip(self.lines, curves, strict=True):
             line.set_data(x, y)
-            line.set_marker("o" if x.size == 1 else "None")
+            if line.get_linestyle() != "None":
+                line.set_marker("o" if x.size == 1 else "None")
             self.figure.draw_artist(line)
         self.title.set_text(wrap(title))
         self.figure.draw_artist(self.title)
@@ -359,21 +429,26 @@ class _Sheet:
 
 
 def _draw_alike(charts: Sequence[_Chart]) -> list[bytes]:
-    """Charts of one curve each, on axes that hold them all."""
+    """Charts of the same kinds of curves, on axes that hold them all."""
     if not charts:
         return []
-    curves = [(chart.lines[0].x, chart.lines[0].y) for chart in charts]
-    x, y = (np.concatenate([curve[part] for curve in curves]) for part in (0, 1))
-    every = replace(charts[0].lines[0], x=x, y=y)
-    figure, title = _build_figure(replace(charts[0], lines=[every]))
+    every = [
+        replace(lines[0], x=np.concatenate([line.x for line in lines]), y=np.concatenate([line.y for line in lines]))
+        for lines in zip(*(chart.lines for chart in charts), strict=True)
+    ]
+    figure, title = _build_figure(replace(charts[0], lines=every))
     sheet = _Sheet(figure, figure.axes[0].lines, title)
-    return [sheet.draw([curve], chart.title) for curve, chart in zip(curves, charts, strict=True)]
+    return [sheet.draw([(line.x, line.y) for line in chart.lines], chart.title) for chart in charts]
 
 
 def _draw_metrics(
-    names: list[str], sessions: Sequence[Mapping[str, tuple[np.ndarray, np.ndarray]]], titles: Sequence[str]
+    names: list[str],
+    sessions: Sequence[Mapping[str, tuple[np.ndarray, np.ndarray]]],
+    titles: Sequence[str],
+    color: str,
+    note: str,
 ) -> list[bytes]:
-    """Draw small multiples, one panel per metric, over the same frames."""
+    """Draw small multiples, one panel per metric, over the same frames; below them the metrics that need none."""
     count = len(names)
     columns = {1: 1, 2: 2, 4: 2}.get(count, 3)
     rows = -(-count // columns)
@@ -382,7 +457,8 @@ def _draw_metrics(
     # Margins in inches: a layout engine takes a second for nine panels.
     figure.subplots_adjust(0.7 / width, 0.7 / height, 1 - 0.25 / width, 1 - 0.85 / height, wspace=0.28, hspace=0.3)
     title = figure.text(0.2 / width, 1 - 0.2 / height, wrap(titles[0]), va="top", **TITLE)
-    figure.text(0.5, 0.15 / height, FRAMES, fontsize=11, color=INK, ha="center")
+    figure.text(0.5, 0.22 / height, FRAMES, fontsize=11, color=INK, ha="center")
+    figure.text(0.2 / width, 0.06 / height, note, fontsize=8.5, color=MUTED, parse_math=False)
     first: Axes | None = None
     lines = []
     for i, name in enumerate(names):
@@ -395,10 +471,32 @@ def _draw_metrics(
         axes.ticklabel_format(axis="y", scilimits=(-3, 4))
         axes.yaxis.get_offset_text().set_fontsize(8)
         x, y = (np.concatenate([curves[name][part] for curves in sessions]) for part in (0, 1))
-        lines += axes.plot(x, y, color=PALETTE[0], linewidth=1.2)
+        lines += axes.plot(x, y, color=color, linewidth=1.2)
         axes.set_title(name, fontsize=10.5, color=INK, parse_math=False)
+        _clip(axes, x, y)
     sheet = _Sheet(figure, lines, title)
     return [sheet.draw([curves[name] for name in names], text) for curves, text in zip(sessions, titles, strict=True)]
+
+
+def _clip(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
+    """Keep a few extreme values from flattening a panel, and mark where they are."""
+    limits = find_limits([(x, y)])
+    if limits is None:
+        return
+    room = 0.05 * (limits.high - limits.low)
+    axes.set_ylim(limits.low - room, limits.high + room)
+    edges = ((limits.highest, limits.high, "^", 1.0), (limits.lowest, limits.low, "v", 0.0))
+    for extreme, edge, marker, height in edges:
+        if extreme == edge:
+            continue
+        at = float(x[y == extreme][0])
+        is_left = at < x.mean()
+        on_edge = axes.get_xaxis_transform()
+        axes.plot(at, height, marker, markersize=5, color=INK, transform=on_edge, clip_on=False)
+        offset = (6 if is_left else -6, -2 if height else 2)
+        look: dict[str, Any] = dict(fontsize=8, color=INK, ha="left" if is_left else "right")
+        look |= dict(va="top" if height else "bottom", xycoords=on_edge, textcoords="offset points")
+        axes.annotate(f"to {shorten(float(f'{extreme:.3g}'))}", (at, height), offset, **look)
 
 
 def to_png(figure: Figure) -> bytes:
@@ -414,16 +512,18 @@ def _chart_figure(chart: _Chart) -> dict[str, Any]:
     """Draw a chart with plotly: a click in the legend shows or hides a session."""
     traces: list[dict[str, Any]] = []
     for line in chart.lines:
-        color, _, dash = line.look
+        if not line.x.size:
+            continue
+        color, dash = line.look.color, line.look.dashes[1]
         width, opacity = chart.weight(line)
         trace = dict(
             type="scatter",
             name=line.name,
             x=line.x.tolist(),
             y=line.y.tolist(),
-            mode="lines" if line.x.size > 1 else "markers",
+            mode="lines" if line.x.size > 1 and not line.is_dotted else "markers",
             line=dict(color=color, width=width * 1.3, dash=dash),
-            marker=dict(color=color),
+            marker=dict(color=color, symbol="circle-open" if line.is_dotted else "circle"),
             opacity=opacity,
         )
         traces.append(trace)

@@ -11,7 +11,7 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -19,12 +19,21 @@ from urllib.parse import quote
 
 import numpy as np
 
-from slm_lab.experiment.analysis import METRICS, Array, Spread, Table, calc_spread, calc_total_reward_ma
-from slm_lab.experiment.curve import BOOKKEEPING, average_curves, pick_points, read_curve
+from slm_lab.experiment.analysis import MA_WINDOW, METRICS, MIN_INTERVAL, Array, Spread, Table, calc_spread
+from slm_lab.experiment.curve import (
+    BOOKKEEPING,
+    average_curves,
+    describe_constants,
+    find_constant,
+    find_limits,
+    pick_points,
+    read_curve,
+)
 from slm_lab.experiment.doctor import conclude, diagnose
 from slm_lab.experiment.folder import SPEC_SUFFIX
+from slm_lab.experiment.palette import COLORS, DASHES, find_looks
 from slm_lab.experiment.progress import format_seconds
-from slm_lab.experiment.results import Run, find_common_kind
+from slm_lab.experiment.results import Run, ScoreKind, find_common_kind
 from slm_lab.lib.io import dump_yaml, write_text
 from slm_lab.spec.loading import flatten_spec
 
@@ -34,9 +43,13 @@ NUM_POINT = 1000
 NUM_POINT_SMALL = 300
 NOTHING = "–"
 RETURNS = {"raw": "total_reward", "ma": "total_reward_ma"}
-TITLES = {
-    "train": "Total reward while training, the mean of the last 100 episodes",
-    "eval": "Total reward in evaluations, with the deterministic policy",
+TITLE = f"Total reward while training, mean of the last {MA_WINDOW} episodes"
+MA_TITLE = f"total_reward_ma while training, mean of the last {MA_WINDOW} rows, each the mean of {MA_WINDOW} episodes"
+# what the scores of runs side by side are
+SCORES = {
+    "final": "return of the deterministic policy at the end",
+    "eval": "return of the deterministic policy when it was last evaluated",
+    "train": f"mean return of the last {MA_WINDOW} episodes of training",
 }
 MEANINGS = {
     "frame": "env steps of the longest session",
@@ -74,11 +87,18 @@ def build_report(
     names = name_runs(runs)
     envs = list(dict.fromkeys(run.env_name for run in runs))
     labels = list(dict.fromkeys(run.label for run in runs))
+    kind = find_common_kind(runs)
+    looks = find_looks([run.label for run in runs])
     return {
         "title": f"{', '.join(labels)} on {', '.join(envs)}",
         "problems": list(problems),
-        "runs": [_build_run(run, name, folder) for run, name in zip(runs, names, strict=True)],
-        "envs": [{"name": env, "charts": _build_charts(runs, env)} for env in envs],
+        "colors": [_variable(name) for name in COLORS],
+        "dashes": [svg for _, _, svg in DASHES],
+        "runs": [
+            _build_run(run, name, folder, kind) | {"color": _variable(look.name), "dash": look.dashes[2]}
+            for run, name, look in zip(runs, names, looks, strict=True)
+        ],
+        "envs": [_build_env(runs, env) for env in envs],
         "comparison": _build_comparison(runs, names, verdicts) if len(runs) > 1 else None,
         "spec_diff": build_spec_diff(runs, names) if len(runs) > 1 else None,
     }
@@ -86,7 +106,7 @@ def build_report(
 
 def render_page(data: Mapping[str, Any]) -> str:
     """The page with the data in it; it holds no text of a spec, a name or a log outside its JSON and its title."""
-    script, style = (PAGE / "page.js").read_text(), (PAGE / "page.css").read_text()
+    script, style = (PAGE / "page.js").read_text(), (PAGE / "page.css").read_text() + _write_colors()
     # "<" is what could end the block early; the rest is ASCII
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return Template((PAGE / "page.html").read_text()).substitute(
@@ -97,6 +117,17 @@ def render_page(data: Mapping[str, Any]) -> str:
         style_hash=_hash(style),
         data=text,
     )
+
+
+def _variable(name: str) -> str:
+    """What the page calls a colour."""
+    return f"var(--color-{name})"
+
+
+def _write_colors() -> str:
+    """The colours as variables of the style: on white, on dark, and on paper."""
+    light, dark = (";".join(f"--color-{name}:{pair[i]}" for name, pair in COLORS.items()) for i in (0, 1))
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark) {{ :root{{{dark}}} }}\n"
 
 
 def _hash(text: str) -> str:
@@ -110,15 +141,15 @@ def name_runs(runs: Sequence[Run]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
-def _build_run(run: Run, name: str, folder: Path) -> dict[str, Any]:
-    scores, evals = run.session_scores, run.final_evals or _get_evals(run)
-    spread = calc_spread(list(scores.values()))
+def _build_run(run: Run, name: str, folder: Path, kind: ScoreKind) -> dict[str, Any]:
+    scores = run.get_scores(kind)
+    spread = calc_spread([score for score in scores.values() if math.isfinite(score)] or [math.nan])
     return {
         "name": name,
         "title": f"{run.label} on {run.env_name}",
         "env": run.env_name,
         "problems": [*run.problems, *find_problems(run)],
-        "facts": _build_facts(run, spread, evals),
+        "facts": _build_facts(run, spread),
         "score": {
             "mean": _number(spread.mean),
             "low": _number(spread.low),
@@ -126,7 +157,7 @@ def _build_run(run: Run, name: str, folder: Path) -> dict[str, Any]:
             "values": [[session, _number(value)] for session, value in scores.items()],
         },
         "doctor": _build_doctor(run),
-        "sessions": _build_sessions(run, scores, evals),
+        "sessions": _build_sessions(run, scores),
         "metrics": _build_metrics(run),
         "phases": _build_phases(run),
         "videos": _find_videos(run, folder),
@@ -136,19 +167,9 @@ def _build_run(run: Run, name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def _get_evals(run: Run) -> dict[int, float]:
-    """The last evaluation of each session that has one."""
-    evals = {}
-    for session, table in run.eval_tables.items():
-        _, y = read_curve(table, "total_reward")
-        if y.size:
-            evals[session] = float(y[-1])
-    return evals
-
-
 def find_problems(run: Run) -> list[str]:
     """What a reader should know about a run that was read, a line each."""
-    problems = []
+    problems = list(run.score_notes)
     failed = run.metrics.get("failed")
     if isinstance(failed, list) and failed:
         problems.append(f"failed and not in the score: session {', '.join(map(str, failed))}")
@@ -175,21 +196,20 @@ def find_problems(run: Run) -> list[str]:
     return problems
 
 
-def _build_facts(run: Run, spread: Spread, evals: Mapping[int, float]) -> list[list[str]]:
+def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
     """The numbers at the top: name, value, what to know about it."""
     asked = run.metrics.get("num_session")
     asked = asked if isinstance(asked, int) else len(run.tables)
-    facts = [
-        ["Score", _format(spread.mean), run.score_meaning],
-        ["95 % interval", _format_interval(spread.low, spread.high), "of the mean"],
-        ["IQM", _format(spread.iqm), "interquartile mean"],
-    ]
-    counted = [value for session, value in evals.items() if session in run.counted_tables]
-    if counted:
-        last = calc_spread(counted)
-        note = f"95 % interval {_format_interval(last.low, last.high)}" if len(counted) > 1 else "1 session"
-        facts.append(["Last evaluation", _format(last.mean), note])
-    facts.append(["Sessions", f"{len(spread.values)} of {asked}", "with a result"])
+    count = sum(math.isfinite(value) for value in spread.values)
+    facts = [["Score", _format(spread.mean), run.score_meaning]]
+    if count >= MIN_INTERVAL:
+        facts.append(["95 % interval", _format_interval(spread.low, spread.high), "of the mean"])
+        facts.append(["IQM", _format(spread.iqm), "interquartile mean"])
+    if run.score_kind != "train":
+        training = [score for score in run.get_scores("train").values() if math.isfinite(score)]
+        if training:
+            facts.append(["While training", _format(np.mean(training)), f"last {MA_WINDOW} episodes, exploring"])
+    facts.append(["Sessions", f"{count} of {asked}", "with a score"])
     facts.append(["Frames", _format(_furthest(run, "frame")), "env steps"])
     wall = _furthest(run, "wall_t")
     if math.isfinite(wall):
@@ -204,18 +224,17 @@ def _build_doctor(run: Run) -> dict[str, Any]:
     return {"findings": [asdict(finding) for finding in findings], "conclusion": conclude(run) if is_quiet else ""}
 
 
-def _build_sessions(run: Run, scores: Mapping[int, float], evals: Mapping[int, float]) -> dict[str, Any]:
+def _build_sessions(run: Run, scores: Mapping[int, float]) -> dict[str, Any]:
     failed = run.metrics.get("failed")
     failed = failed if isinstance(failed, list) else []
     rows = []
     for session, table in run.tables.items():
         is_done = run.session_metrics.get(session, {}).get("is_done")
         state = "failed" if session in failed else "done" if is_done is True else "not done"
-        score = scores.get(session, calc_total_reward_ma(table["total_reward"]))
-        row = [str(session), state, _format(score), *([_format(evals.get(session))] if evals else [])]
-        row += [_format(_last(table, column)) for column in ("frame", "epi", "opt_step", "fps")]
+        row = [str(session), state, _format(scores.get(session))]
+        row += [_format(_last(table, column)) for column in ("total_reward", "frame", "epi", "opt_step", "fps")]
         rows.append(row)
-    heads = ["session", "state", "score", *(["last evaluation"] if evals else [])]
+    heads = ["session", "state", "score", f"last {MA_WINDOW} episodes"]
     return {"head": [*heads, "frames", "episodes", "gradient steps", "frames per second"], "rows": rows}
 
 
@@ -299,29 +318,43 @@ def _build_machine(provenance: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _build_charts(runs: Sequence[Run], env: str) -> list[dict[str, Any]]:
-    """The curves of all runs in one env: returns first, then the columns of the algorithms."""
+def _build_env(runs: Sequence[Run], env: str) -> dict[str, Any]:
+    """The curves of all runs in one env: returns first, then the columns of the algorithms that change."""
     here = {index: run for index, run in enumerate(runs) if run.env_name == env}
     charts = []
-    for kind, title in TITLES.items():
-        curves = {name: _build_curves(here, column, NUM_POINT, kind) for name, column in RETURNS.items()}
-        if curves["raw"]:
-            charts.append({"name": kind, "title": title, "is_small": False, **curves})
+    tables = {index: run.tables for index, run in here.items()}
+    returns = {name: _build_curves(here, tables, column, NUM_POINT) for name, column in RETURNS.items()}
+    if returns["raw"]:
+        evals = _build_curves(here, {index: run.eval_tables for index, run in here.items()}, "total_reward", NUM_POINT)
+        # of several sessions the mean, so that dots do not hide curves
+        means = {curve["run"]: curve for curve in evals}
+        titles = {"title": TITLE, "ma_title": MA_TITLE}
+        charts.append({"name": "train", **titles, "is_small": False, **returns, "evals": list(means.values())})
     columns = dict.fromkeys(column for run in here.values() for table in run.tables.values() for column in table)
+    constants = {}
     # The learning rate is a setting, the others are results.
     for column in sorted((name for name in columns if name not in BOOKKEEPING), key=lambda name: name == "lr"):
-        curves = {"raw": _build_curves(here, column, NUM_POINT_SMALL)}
-        if curves["raw"]:
-            charts.append({"name": column, "title": column, "is_small": True, **curves})
-    return charts
+        curves = [read_curve(table, column) for run in here.values() for table in run.tables.values()]
+        if not any(x.size for x, _ in curves):
+            continue
+        constant = find_constant(curves)
+        if constant is not None:
+            constants[column] = constant
+            continue
+        limits = find_limits(curves)
+        raw = _build_curves(here, tables, column, NUM_POINT_SMALL)
+        chart = {"name": column, "title": column, "is_small": True, "raw": raw}
+        charts.append(chart | ({"limits": _rounded(np.array(astuple(limits)))} if limits is not None else {}))
+    return {"name": env, "charts": charts, "constants": describe_constants(constants)}
 
 
-def _build_curves(runs: Mapping[int, Run], column: str, num_point: int, kind: str = "train") -> list[dict[str, Any]]:
-    """One column: a curve for every session of every run that has values, and the mean of those that count."""
+def _build_curves(
+    runs: Mapping[int, Run], tables: Mapping[int, Mapping[int, Table]], column: str, num_point: int
+) -> list[dict[str, Any]]:
+    """One column: a curve for every session of every run that has values, then the mean of those that count."""
     result = []
     for index, run in runs.items():
-        tables = run.tables if kind == "train" else run.eval_tables
-        curves = {session: read_curve(table, column) for session, table in tables.items()}
+        curves = {session: read_curve(table, column) for session, table in tables[index].items()}
         curves = {session: curve for session, curve in curves.items() if curve[0].size}
         for session, (x, y) in curves.items():
             picked = pick_points(y, num_point)
@@ -330,9 +363,15 @@ def _build_curves(runs: Mapping[int, Run], column: str, num_point: int, kind: st
         average = average_curves(counted) if len(counted) > 1 else None
         if average is not None:
             picked = pick_points(average.mean, num_point)
-            x, y, std = average.x[picked], average.mean[picked], average.std[picked]
-            band = {"low": _plain(y - std), "high": _plain(y + std)}
-            result.append({"run": index, "session": None, "x": _plain(x), "y": _plain(y), **band})
+            mean: dict[str, Any] = {
+                "run": index,
+                "session": None,
+                "x": _plain(average.x[picked]),
+                "y": _plain(average.mean[picked]),
+            }
+            if average.interval is not None:
+                mean["low"], mean["high"] = (_plain(edge[picked]) for edge in average.interval)
+            result.append(mean)
     return result
 
 
@@ -351,7 +390,7 @@ def _build_comparison(runs: Sequence[Run], names: Sequence[str], verdicts: Seque
         for row, verdict in zip(rows, verdicts, strict=True):
             row += [verdict.difference, verdict.improvement]
     told = [f"{name}: {verdict.text}" for name, verdict in zip(names, verdicts, strict=False) if verdict.text]
-    return {"head": head, "rows": rows, "verdicts": told}
+    return {"head": head, "rows": rows, "verdicts": told, "score": SCORES[kind]}
 
 
 def build_spec_diff(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:

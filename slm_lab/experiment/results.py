@@ -64,11 +64,12 @@ class Run:
     @property
     def label(self) -> str:
         """The algorithm by the name that papers use."""
-        name = str(look_up(self.spec, "agent", "algorithm", "name") or "unknown algorithm")
-        label = _LABEL_OF.get(name, name)
-        if str(look_up(self.spec, "agent", "memory", "name")).startswith("Prioritized") and label in ("DQN", "DDQN"):
-            label += "+PER"
-        return label
+        return name_algorithm(self.spec)
+
+    @property
+    def title(self) -> str:
+        """Agent and env."""
+        return f"{look_up(self.spec, 'agent', 'name') or self.label} on {self.env_name}"
 
     @property
     def counted_tables(self) -> dict[int, Mapping[str, Array]]:
@@ -214,6 +215,14 @@ def find_shipped_random_return(env_name: str) -> float | None:
     """Mean return of random play as shipped; None for an env that has none."""
     shipped = _read_json([BASELINES]).get(env_name)
     return float(shipped["mean"]) if shipped else None
+
+
+def name_algorithm(spec: Mapping[str, Any]) -> str:
+    """The algorithm of a spec by the name that papers use."""
+    name = str(look_up(spec, "agent", "algorithm", "name") or "unknown algorithm")
+    label = _LABEL_OF.get(name, name)
+    is_prioritized = str(look_up(spec, "agent", "memory", "name")).startswith("Prioritized")
+    return f"{label}+PER" if is_prioritized and label in ("DQN", "DDQN") else label
 
 
 def look_up(data: Any, *keys: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from slm_lab.experiment.analysis import calc_session_metrics, calc_trial_metrics
 from slm_lab.experiment.folder import RunFolder
-from slm_lab.experiment.plot import DrawnSession, plot_sessions, plot_trial
+from slm_lab.experiment.plot import plot_run
 from slm_lab.experiment.report import write_report
 from slm_lab.experiment.results import Run, read_run
 from slm_lab.lib.io import write_json
@@ -33,15 +33,9 @@ def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
         new = asdict(calc_session_metrics(table, random_return))
         write_json(folder.session_metrics_file(run.trial, session), {"session": session, **old, **new})
     write_json(folder.trial_metrics_file(run.trial), metrics)
-    title = f"{run.label} on {run.env_name}"
-    for kind, of_kind in (("train", run.tables), ("eval", run.eval_tables)):
-        drawn = [
-            DrawnSession(folder.graph_prefix(run.trial, session), f"{title}, session {session}", table)
-            for session, table in of_kind.items()
-        ]
-        plot_sessions(drawn, kind)
-    plot_trial(counted, folder.graph_prefix(run.trial), title)
-    write_report([read_run(run.path, run.trial)], folder.report_file)
+    run = read_run(run.path, run.trial)
+    plot_run(run)
+    write_report([run], folder.report_file)
     return metrics
 
 

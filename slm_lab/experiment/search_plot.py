@@ -11,21 +11,34 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
+from matplotlib.colors import ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from slm_lab.experiment.analysis import Array, Table
 from slm_lab.experiment.curve import average_curves, read_curve
-from slm_lab.experiment.plot import FRAMES, INK, MUTED, PALETTE, TITLE, shorten, style_axes, to_png, wrap, write_page
+from slm_lab.experiment.palette import find_look
+from slm_lab.experiment.plot import (
+    AVERAGE,
+    FRAMES,
+    INK,
+    MUTED,
+    RETURN,
+    RETURN_LABELS,
+    TITLE,
+    style_axes,
+    to_png,
+    wrap,
+    write_page,
+)
 from slm_lab.lib.io import write_bytes
 
-_SCORE = "total_reward_ma"
-# dark is bad, bright is good, also in grey
-_SCALE = colormaps["viridis"]
-_EARLY = "#B8B8B8"
-_BEST = "#D55E00"
+_SCORE = "score"
+# from low to high scores: the brighter end of viridis cannot be seen on white
+_SCALE = ListedColormap(colormaps["viridis"](np.linspace(0, 0.58, 64)))
+_EARLY = "#8F8F8F"
+_DONE = "#444444"
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,12 @@ class DrawnTrial:
     # in the order of the keys
     values: Sequence[Any]
     tables: Sequence[Table]
+    algorithm: str
+
+    @property
+    def color(self) -> str:
+        """The algorithm's own for the best trial; the others are grey, those that were stopped paler."""
+        return find_look(self.algorithm).color if self.is_best else _DONE if self.is_done else _EARLY
 
 
 @dataclass(frozen=True)
@@ -71,15 +90,20 @@ def plot_search(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], prefi
     """Draw all graphs of a search; returns those written."""
     scatter = prefix.with_name(f"{prefix.name}_experiment_graph.png")
     parallel = prefix.with_name(f"{prefix.name}_parallel_coordinates.png")
-    curves = prefix.with_name(f"{prefix.name}_multi_trial_graph_mean_returns_ma_vs_frames.png")
+    curves, averages = (
+        prefix.with_name(f"{prefix.name}_multi_trial_graph_{name}_vs_frames.png")
+        for name in ("mean_returns", "mean_returns_ma")
+    )
     write_bytes(scatter, _draw_scatter(trials, keys, f"Search: {title}"))
     write_bytes(parallel, _draw_parallel(trials, keys, f"Search: {title}"))
-    write_bytes(curves, _draw_curves(trials, f"Search: {title}"))
+    write_bytes(curves, _draw_curves(trials, f"Search: {title}", RETURN))
+    has_averages = any(read_curve(table, AVERAGE)[0].size for trial in trials for table in trial.tables)
+    write_bytes(averages, _draw_curves(trials, f"Search: {title}", AVERAGE if has_averages else RETURN))
     page = parallel.with_suffix(".html")
     write_page(page, _build_page(trials, keys, title), f"Search: {title}")
     points = scatter.with_suffix(".html")
     write_page(points, _build_points(trials, keys, title), f"Search: {title}")
-    return [scatter, points, parallel, page, curves]
+    return [scatter, points, parallel, page, curves, averages]
 
 
 def _read_axis(key: SearchedKey, values: Sequence[Any]) -> _Axis:
@@ -147,16 +171,14 @@ def _draw_scatter(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], tit
 
 def _scatter(axes: Axes, x: Array, trials: Sequence[DrawnTrial]) -> None:
     groups: tuple[tuple[str, list[int], dict[str, Any]], ...] = (
-        ("stopped early", _pick(trials, is_done=False), dict(color=_EARLY, s=26)),
-        ("done", _pick(trials, is_done=True), dict(color=PALETTE[0], s=34)),
-        (
-            "best",
-            [i for i, trial in enumerate(trials) if trial.is_best],
-            dict(color=_BEST, s=90, marker="*", zorder=3),
-        ),
+        ("stopped early", _pick(trials, is_done=False), dict(s=26, facecolors="none")),
+        ("done", _pick(trials, is_done=True), dict(s=34)),
+        ("best", [i for i, trial in enumerate(trials) if trial.is_best], dict(s=90, marker="*", zorder=3)),
     )
     for label, picked, look in groups:
         if picked:
+            edge = dict(edgecolors=trials[picked[0]].color)
+            look = edge | dict(facecolors=trials[picked[0]].color) | look
             axes.scatter(x[picked], [trials[i].score for i in picked], label=label, **look)
 
 
@@ -182,7 +204,7 @@ def _draw_parallel(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], ti
             color=_SCALE(norm(scores[index])), linewidth=1.2, alpha=0.9 if trial.is_done else 0.5
         )
         if trial.is_best:
-            look = dict(color=_BEST, linewidth=2.6, zorder=3)
+            look = dict(color=trial.color, linewidth=2.6, zorder=3)
         axes.plot(range(len(line)), line, solid_joinstyle="round", **look)
     for position, (axis, name) in enumerate(zip(axes_of, names, strict=True)):
         axes.plot([position, position], [0, 1], color=MUTED, linewidth=0.9, zorder=2)
@@ -194,29 +216,27 @@ def _draw_parallel(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], ti
     return to_png(figure)
 
 
-def _draw_curves(trials: Sequence[DrawnTrial], title: str) -> bytes:
+def _draw_curves(trials: Sequence[DrawnTrial], title: str, column: str) -> bytes:
     """The mean curve of each trial: where the weak ones were stopped is seen."""
     figure = Figure(figsize=(8.0, 5.0), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     axes = figure.add_subplot()
     style_axes(axes, font_size=10)
     named: set[str] = set()
     for trial in sorted(trials, key=lambda one: (one.is_best, one.is_done)):
-        sessions = [curve for table in trial.tables if (curve := read_curve(table, _SCORE))[0].size]
+        sessions = [curve for table in trial.tables if (curve := read_curve(table, column))[0].size]
         if not sessions:
             continue
-        average = average_curves(sessions) if len(sessions) > 1 else None
+        average = average_curves(sessions)
         x, y = (average.x, average.mean) if average is not None else sessions[0]
         kind = f"best (trial {trial.number})" if trial.is_best else "done" if trial.is_done else "stopped early"
-        color = _BEST if trial.is_best else PALETTE[0] if trial.is_done else _EARLY
-        look: dict[str, Any] = dict(color=color, linewidth=2.4 if trial.is_best else 1.2)
+        look: dict[str, Any] = dict(color=trial.color, linewidth=2.4 if trial.is_best else 1.2)
         axes.plot(x, y, label=None if kind in named else kind, **look)
         if not trial.is_done:
-            axes.plot(x[-1:], y[-1:], "o", color=color, markersize=3.5)
+            axes.plot(x[-1:], y[-1:], "o", color=trial.color, markersize=3.5)
         named.add(kind)
     axes.set_xlabel(FRAMES, fontsize=11, color=INK)
-    axes.set_ylabel("total reward,\nmoving average over 100 checkpoints", fontsize=11, color=INK)
+    axes.set_ylabel(RETURN_LABELS[column].replace(", ", ",\n"), fontsize=11, color=INK)
     axes.set_title(wrap(title), loc="left", pad=10, **TITLE)
-    axes.xaxis.set_major_formatter(lambda value, _: shorten(value))
     figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return to_png(figure)
 
@@ -230,7 +250,8 @@ def _build_page(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], title
         dimensions.append(look | dict(range=[0, 1]))
     scores = [trial.score for trial in trials]
     dimensions.append(dict(label=_SCORE, values=scores))
-    line = dict(color=scores, colorscale="Viridis", showscale=True, colorbar=dict(title=dict(text=_SCORE)))
+    scale = [[place, to_hex(_SCALE(place))] for place in np.linspace(0, 1, 9).tolist()]
+    line = dict(color=scores, colorscale=scale, showscale=True, colorbar=dict(title=dict(text=_SCORE)))
     data = [dict(type="parcoords", dimensions=dimensions, line=line)]
     layout = dict(title=dict(text=f"<b>Search: {escape(title, quote=False)}</b>"), font=dict(size=14, color=INK))
     return dict(data=data, layout=layout | dict(margin=dict(t=110), paper_bgcolor="white"))
@@ -254,7 +275,7 @@ def _build_points(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], tit
         )
         for trial in trials
     ]
-    colors = [_BEST if trial.is_best else PALETTE[0] if trial.is_done else _EARLY for trial in trials]
+    colors = [trial.color for trial in trials]
     for index, key in enumerate(keys):
         number = "" if index == 0 else str(index + 1)
         values = [trial.values[index] for trial in trials]

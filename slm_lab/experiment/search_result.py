@@ -15,6 +15,7 @@ from scipy.stats import rankdata
 
 from slm_lab.experiment.analysis import METRICS, Array, read_table
 from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.results import name_algorithm
 from slm_lab.experiment.search_plot import DrawnTrial, SearchedKey, plot_search
 from slm_lab.experiment.study import TrialRow
 from slm_lab.lib.io import write_json, write_text, write_yaml
@@ -177,13 +178,15 @@ def _draw(
 ) -> list[Path]:
     """The graphs; whatever is wrong with them, the search is not lost."""
     keys = [SearchedKey(d.path, d.space == "choice", d.is_log, importance.get(d.path)) for d in dimensions]
+    algorithm = name_algorithm(dump_spec(spec)[spec.name])
     trials = []
     for row in rows:
         tables = read_tables(folder, row.trial)
         if tables and math.isfinite(row.score):
             values = [row.values[dimension.path] for dimension in dimensions]
             is_best = best is not None and row.trial == best.trial
-            trials.append(DrawnTrial(row.trial, row.state == "done", is_best, row.score, values, list(tables.values())))
+            is_done = row.state == "done"
+            trials.append(DrawnTrial(row.trial, is_done, is_best, row.score, values, list(tables.values()), algorithm))
     if not trials:
         return []
     try:

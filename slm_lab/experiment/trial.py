@@ -23,13 +23,13 @@ from slm_lab.experiment.analysis import (
 from slm_lab.experiment.control import Progress, Session, SessionResult, write_session_metrics
 from slm_lab.experiment.executor import Connect, Executor, LocalExecutor, Outcome, Resources, SessionTask, run_tasks
 from slm_lab.experiment.folder import RunFolder
-from slm_lab.experiment.plot import DrawnSession, plot_sessions, plot_trial
+from slm_lab.experiment.plot import plot_run, plot_run_curve
 from slm_lab.experiment.progress import ProgressView
 from slm_lab.experiment.report import write_report
 from slm_lab.experiment.results import Run, read_run
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import DivergenceError, LabError, StorageError, WorkerDeathError, WorkerError
+from slm_lab.lib.errors import DivergenceError, LabError, RunFolderError, StorageError, WorkerDeathError, WorkerError
 from slm_lab.lib.io import write_json
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.secret import redact
@@ -209,7 +209,7 @@ class Trial:
             write_json(self.folder.trial_metrics_file(self.trial), metrics)
             run = read_run(self.folder.path, self.trial)
             if stop_code != TERMINATED:
-                self._plot(tables)
+                plot_run(run)
                 report = self._write_report(run)
             logger.info(format_trial_metrics(metrics["scalar"]))
         if failures:
@@ -217,7 +217,7 @@ class Trial:
         elif not stop_code:
             logger.info(f"Trial {self.trial} done")
         prefix = self.folder.graph_prefix(self.trial)
-        curve = prefix.with_name(f"{prefix.name}_trial_graph_mean_returns_ma_vs_frames.png")
+        curve = prefix.with_name(f"{prefix.name}_trial_graph_mean_returns_vs_frames.png")
         return TrialResult(self.folder.path, self.trial, metrics, results, failures, stop_code, curve, run, report)
 
     def _tables(self, sessions: list[int]) -> dict[int, dict[str, Any]]:
@@ -235,22 +235,14 @@ class Trial:
     def _plot_now_and_then(self) -> None:
         """The trial's curve so far; the sessions' own are drawn at the end."""
         if time.monotonic() - self.last_plot > PLOT_SECONDS:
-            tables = self._tables(list(range(self.spec.meta.max_session)))
             try:
-                if tables:
-                    plot_trial(tables, self.folder.graph_prefix(self.trial), self._title)
+                plot_run_curve(read_run(self.folder.path, self.trial))
+            except RunFolderError:
+                pass  # no session has a row yet
             except StorageError as error:
                 # a checkpoint that does not fit ends a session; a curve on the way is no reason
                 logger.warning(f"No curve: {error}")
             self.last_plot = time.monotonic()
-
-    def _plot(self, tables: dict[int, dict[str, Any]]) -> None:
-        sessions = [
-            DrawnSession(self.folder.graph_prefix(self.trial, session), f"{self._title}, session {session}", table)
-            for session, table in tables.items()
-        ]
-        plot_sessions(sessions)
-        plot_trial(tables, self.folder.graph_prefix(self.trial), self._title)
 
     def _write_report(self, run: Run) -> Path | None:
         """The page about the run; whatever is wrong with it, the run is not lost."""

@@ -20,11 +20,12 @@ import pytest
 from loguru import logger
 
 from slm_lab.cli.main import main
-from slm_lab.experiment import plot, trial
+from slm_lab.experiment import trial
 from slm_lab.experiment.analysis import calc_spread, calc_trial_metrics
 from slm_lab.experiment.curve import pick_points, read_curve
 from slm_lab.experiment.doctor import RULES
 from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.palette import COLORS
 from slm_lab.experiment.report import PAGE, build_commands, build_report, build_spec_diff, render_page, write_report
 from slm_lab.experiment.report_comparison import compare_runs
 from slm_lab.experiment.results import Run, read_run
@@ -142,12 +143,29 @@ def test_curves_are_those_of_the_tables(tmp_path) -> None:
         assert curves[session]["x"] == run.tables[session]["frame"].tolist()
     stack = np.stack([table["total_reward"] for table in run.tables.values()])
     np.testing.assert_allclose(curves[4]["y"], stack.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(curves[4]["high"], stack.mean(0) + stack.std(0), rtol=1e-5)
-    smooth = get_chart(data, "train")["ma"]
-    np.testing.assert_allclose(smooth[0]["y"], run.tables[0]["total_reward_ma"], rtol=1e-6)
-    # the first rows have no entropy, and the learning rate comes last
+    assert (stack.min(0) <= np.array(curves[4]["low"]) + 1e-3).all()
+    assert (np.array(curves[4]["high"]) <= stack.max(0) + 1e-3).all()
+    # no moving average of fewer rows than its window
+    assert get_chart(data, "train")["ma"] == []
+    # the first rows have no entropy, and the learning rate never changes
     assert len(get_chart(data, "entropy")["raw"][0]["y"]) == 37
-    assert [chart["name"] for chart in data["envs"][0]["charts"]] == ["train", "loss", "entropy", "lr"]
+    assert [chart["name"] for chart in data["envs"][0]["charts"]] == ["train", "loss", "entropy"]
+    assert data["envs"][0]["constants"] == "constant: lr 0.0003"
+
+
+def test_a_moving_average_starts_where_its_window_is_full(tmp_path) -> None:
+    run = write_run(tmp_path / "run", {0: make_table(rows=130)})
+    (curve,) = get_chart(build_report([run], tmp_path), "train")["ma"]
+    assert curve["x"] == run.tables[0]["frame"][99:].tolist()
+    np.testing.assert_allclose(curve["y"], run.tables[0]["total_reward_ma"][99:], rtol=1e-6)
+
+
+def test_a_spike_is_cut_off_and_told(tmp_path) -> None:
+    table = make_table(rows=200)
+    table["loss"][0] = 1e6
+    chart = get_chart(build_report([write_run(tmp_path / "run", {0: table})], tmp_path), "loss")
+    assert chart["limits"][1] < 2
+    assert chart["limits"][3] == chart["raw"][0]["y"][0] == 1e6
 
 
 def test_the_score_is_that_of_the_last_rows(tmp_path) -> None:
@@ -191,15 +209,15 @@ def write_failed_run(folder: Path) -> Run:
 def test_a_failed_session_is_drawn_but_not_in_means(tmp_path) -> None:
     run = write_failed_run(tmp_path / "run")
     data = build_report([run], tmp_path)
-    for kind in ("train", "eval"):
-        curves = get_chart(data, kind)["raw"]
-        assert [curve["session"] for curve in curves] == [0, 1, 2, 3, None]
-        tables = run.tables if kind == "train" else run.eval_tables
+    chart = get_chart(data, "train")
+    assert [curve["session"] for curve in chart["raw"]] == [0, 1, 2, 3, None]
+    assert [curve["session"] for curve in chart["evals"]] == [None]
+    for curve, tables in ((chart["raw"][4], run.tables), (chart["evals"][0], run.eval_tables)):
         stack = np.stack([tables[session]["total_reward"] for session in (0, 1, 3)])
-        np.testing.assert_allclose(curves[4]["y"], stack.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(curve["y"], stack.mean(0), rtol=1e-5)
     assert not any("unequal length" in problem for problem in data["runs"][0]["problems"])
     last = np.mean([run.eval_tables[session]["total_reward"][-1] for session in (0, 1, 3)])
-    assert ["Last evaluation", f"{last:.4g}"] in [fact[:2] for fact in data["runs"][0]["facts"]]
+    assert ["Score", f"{last:.4g}"] in [fact[:2] for fact in data["runs"][0]["facts"]]
 
 
 def test_a_failed_session_is_not_compared(tmp_path) -> None:
@@ -210,13 +228,21 @@ def test_a_failed_session_is_not_compared(tmp_path) -> None:
     assert comparison["rows"][0][2:] == comparison["rows"][1][2:]
 
 
-def test_evaluations_have_a_score_and_a_chart(tmp_path) -> None:
+def test_evaluations_are_the_score_and_over_the_curve(tmp_path) -> None:
     evals = {session: make_table(rows=5, step=4000, seed=session) for session in range(4)}
     run = write_run(tmp_path / "run", evals=evals)
     data = build_report([run], tmp_path)
     last = np.mean([table["total_reward"][-1] for table in evals.values()])
-    assert ["Last evaluation", f"{last:.2f}"] in [fact[:2] for fact in data["runs"][0]["facts"]]
-    assert len(get_chart(data, "eval")["raw"][0]["x"]) == 5
+    facts = {name: (value, note) for name, value, note in data["runs"][0]["facts"]}
+    assert facts["Score"][0] == f"{last:.2f}"
+    assert facts["Score"][1].startswith("deterministic policy")
+    training = np.mean([table["total_reward"][-1] for table in run.tables.values()])
+    assert facts["While training"] == (f"{training:.2f}", "last 100 episodes, exploring")
+    (dots,) = get_chart(data, "train")["evals"]
+    assert dots["x"] == evals[0]["frame"].tolist()
+    assert [row[2] for row in data["runs"][0]["sessions"]["rows"]] == [
+        f"{table['total_reward'][-1]:.2f}" for table in evals.values()
+    ]
 
 
 def test_sessions_of_unequal_length(tmp_path) -> None:
@@ -232,7 +258,7 @@ def test_sessions_of_unequal_length(tmp_path) -> None:
 def test_one_session_has_no_mean_and_no_interval(tmp_path) -> None:
     data = build_report([write_run(tmp_path / "run", {0: make_table()})], tmp_path)
     assert [curve["session"] for curve in get_chart(data, "train")["raw"]] == [0]
-    assert ["95 % interval", "–"] in [fact[:2] for fact in data["runs"][0]["facts"]]
+    assert not {"95 % interval", "IQM"} & {fact[0] for fact in data["runs"][0]["facts"]}
     render_page(data)
 
 
@@ -241,7 +267,7 @@ def test_columns_without_a_value_are_named(tmp_path) -> None:
     data = build_report([write_run(tmp_path / "run", {0: table, 1: table})], tmp_path)
     assert "no value in column kl" in data["runs"][0]["problems"]
     assert any("no episode has ended" in problem for problem in data["runs"][0]["problems"])
-    assert [chart["name"] for chart in data["envs"][0]["charts"]] == ["loss", "entropy", "lr"]
+    assert [chart["name"] for chart in data["envs"][0]["charts"]] == ["loss", "entropy"]
     assert data["runs"][0]["score"]["mean"] is None
     render_page(data)
 
@@ -263,9 +289,9 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path) -> None:
 
 def test_tables_with_few_columns_are_shown(tmp_path) -> None:
     short = {name: make_table()[name] for name in ("frame", "total_reward")}
-    run = write_run(tmp_path / "run", {0: short, 1: make_table()}, has_end=False)
+    run = write_run(tmp_path / "run", {0: short, 1: make_table(rows=110)}, has_end=False)
     data = build_report([run], tmp_path)
-    assert ["Time", "22s"] in [fact[:2] for fact in data["runs"][0]["facts"]]
+    assert ["Time", "1m01s"] in [fact[:2] for fact in data["runs"][0]["facts"]]
     assert data["runs"][0]["sessions"]["rows"][0][-1] == "–"
     assert [curve["session"] for curve in get_chart(data, "train")["ma"]] == [1]
 
@@ -430,11 +456,20 @@ def test_same_run_same_page(tmp_path) -> None:
     assert render_page(build_report([run], tmp_path)) == render_page(build_report([run], tmp_path))
 
 
-def test_colours_are_those_of_the_graphs() -> None:
-    script = (PAGE / "page.js").read_text()
-    match = re.search(r"const PALETTE = (\[.*?\]);", script)
-    assert match
-    assert tuple(json.loads(match[1])) == plot.PALETTE
+def test_colours_are_those_of_the_graphs(tmp_path) -> None:
+    """Those of the algorithms, whatever the order of the runs; the page has no other of its own."""
+    specs = [{**SPEC, "agent": {"algorithm": {"name": name}}} for name in ("SARSA", "PPO", "PPO")]
+    runs = [write_run(tmp_path / f"run_{i}", {0: make_table()}, spec=spec) for i, spec in enumerate(specs)]
+    data = build_report(runs, tmp_path)
+    assert [run["color"] for run in data["runs"]] == ["var(--color-yellow)", "var(--color-red)", "var(--color-red)"]
+    assert data["runs"][1]["dash"] != data["runs"][2]["dash"]
+    (alone,) = build_report(runs[2:], tmp_path)["runs"]
+    assert alone["color"] == "var(--color-red)"
+    page = render_page(data)
+    for name, (light, dark) in COLORS.items():
+        assert f"--color-{name}:{light}" in page
+        assert f"--color-{name}:{dark}" in page
+    assert not re.search(r"#[0-9A-Fa-f]{6}", (PAGE / "page.js").read_text())
 
 
 def test_page_names_no_other_file_and_no_address() -> None:
@@ -660,9 +695,11 @@ def test_page_opens_offline_and_draws(tmp_path, show) -> None:
     assert page.find_requests() == [(run.path / "report.html").as_uri()]
     assert page.run("document.title") == page.run("document.querySelector('h1').textContent") == "PPO on CartPole-v1"
     assert drawn(page, "train") == {"0/0": 40, "0/1": 40, "0/2": 40, "0/3": 40, "0/mean": 40}
-    assert drawn(page, "eval") == {"0/0": 5, "0/1": 5, "0/2": 5, "0/3": 5, "0/mean": 5}
+    assert page.run("document.querySelectorAll('circle.evaluation').length") == 5
     assert drawn(page, "entropy")["0/2"] == 37
-    assert page.run("document.querySelectorAll('path.band').length") == 5
+    # of the returns, loss and entropy; the learning rate never changes
+    assert page.run("document.querySelectorAll('path.band').length") == 3
+    assert "constant: lr 0.0003" in page.run("document.body.innerText")
     assert page.run("document.querySelectorAll('[data-score]').length") == 4
     # what was drawn has a height: the curve rises
     box = page.run("(() => {const b = document.querySelector('path.curve').getBBox(); return [b.width, b.height]})()")
@@ -676,7 +713,7 @@ def test_page_opens_offline_and_draws(tmp_path, show) -> None:
 
 @in_browser
 def test_a_click_hides_a_session_in_every_chart(tmp_path, show) -> None:
-    page = show(write_run(tmp_path / "run"))
+    page = show(write_run(tmp_path / "run", {s: make_table(rows=120, seed=s) for s in range(4)}))
     click = "document.querySelector('[data-toggle=\"{}\"]').click()"
     page.run(click.format("0/1"))
     assert set(drawn(page, "train")) == {"0/0", "0/2", "0/3", "0/mean"}
@@ -693,9 +730,11 @@ def test_a_click_hides_a_session_in_every_chart(tmp_path, show) -> None:
     page.run(click.format("0/all"))
     ticks = "document.querySelector('[data-chart=train] svg').textContent"
     assert "400" in page.run(ticks)
-    # the moving average of these tables is half of the reward
+    # the moving average of these tables is half of the reward, and the title says what is drawn
+    assert "mean of the last 100 episodes" in page.run("document.querySelector('[data-chart=train]').textContent")
     page.run(click.format("smooth"))
     assert "400" not in page.run(ticks)
+    assert "total_reward_ma" in page.run("document.querySelector('[data-chart=train] figcaption').textContent")
     assert page.find_errors() == []
 
 

@@ -3,9 +3,6 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const page = document.getElementById("page");
   const SVG = "http://www.w3.org/2000/svg";
-  // Okabe-Ito without black, which is the mean; more sessions than colours differ by dashes
-  const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442"];
-  const DASHES = ["", "7 4", "2 3"];
   const isSingle = data.runs.length === 1;
   const MAX_TIP_ROWS = 14;
   const MAX_OPEN_ROWS = 30;
@@ -65,30 +62,26 @@
 
   const key = (curve) => (curve.session === null ? `${curve.run}/mean` : `${curve.run}/${curve.session}`);
 
-  // A lone run gives each session a colour; of several runs each has one for all of its own.
+  // The colour is that of the algorithm; sessions of a lone run differ by dashes, unless they are too many for that.
   function look(run, session) {
-    if (isSingle) {
-      if (session === null) return { color: "var(--ink)", dash: "", width: 2.4, opacity: 1 };
-      const isLone = sessionPlaces[run].length < 2;
-      return { ...pick(sessionPlaces[run].indexOf(session)), width: isLone ? 1.8 : 1.2, opacity: isLone ? 1 : "var(--session)" };
-    }
-    return session === null
-      ? { ...pick(run), width: 2.4, opacity: 1 }
-      : { ...pick(run), width: 0.9, opacity: 0.55 };
+    const { color, dash } = data.runs[run];
+    if (session === null) return { color, dash: isSingle ? "" : dash, width: 2.4, opacity: 1 };
+    if (!isSingle) return { color, dash, width: 0.9, opacity: 0.55 };
+    const places = sessionPlaces[run];
+    const own = places.length <= data.dashes.length ? data.dashes[places.indexOf(session)] || "" : "";
+    return { color, dash: own, width: places.length < 2 ? 1.8 : 1.1, opacity: places.length < 2 ? 1 : 0.7 };
   }
 
-  function pick(index) {
-    const place = Math.max(index, 0);
-    return { color: PALETTE[place % PALETTE.length], dash: DASHES[Math.floor(place / PALETTE.length) % DASHES.length] };
-  }
-
-  function swatch({ color, dash, opacity }) {
-    const background = dash ? `repeating-linear-gradient(90deg, ${color} 0 4px, transparent 4px 7px)` : color;
-    return make("span", { class: "swatch", style: { background, opacity: opacity || 1 } });
+  function swatch({ color, dash, opacity, isRing }) {
+    if (isRing) return make("span", { class: "ring", style: { borderColor: color } });
+    if (!dash) return make("span", { class: "swatch", style: { background: color, opacity: opacity || 1 } });
+    const svg = draw("svg", { class: "dashes", viewBox: "0 0 20 6" });
+    draw("line", { x1: 0, x2: 20, y1: 3, y2: 3, "stroke-width": 2.5, "stroke-dasharray": dash }, svg).style.stroke = color;
+    return svg;
   }
 
   function label(run, session) {
-    const text = session === null ? "mean" : `session ${session}`;
+    const text = session === null ? "mean" : session === "evaluation" ? "evaluation" : `session ${session}`;
     return isSingle ? text : `${data.runs[run].name}: ${text}`;
   }
 
@@ -112,15 +105,20 @@
       this.tip = make("div", { class: "tip", hidden: "" });
       this.figure = make("figure", { class: "chart", "data-chart": chart.name },
         make("figcaption", { text: chart.title }), this.tip);
+      this.evals = (chart.evals || []).map((curve) => ({ ...curve, session: "evaluation" }));
+    }
+
+    isSmooth() {
+      return this.state.isSmooth && this.chart.ma && this.chart.ma.length > 0;
     }
 
     visible() {
-      const curves = this.state.isSmooth && this.chart.ma && this.chart.ma.length ? this.chart.ma : this.chart.raw;
-      return curves.filter((curve) => !this.state.hidden.has(key(curve)));
+      const curves = this.isSmooth() ? this.chart.ma : this.chart.raw;
+      return [...curves, ...this.evals].filter((curve) => !this.state.hidden.has(key(curve)));
     }
 
     hasBand(curve) {
-      return curve.low && !this.state.hidden.has(`${curve.run}/band`);
+      return curve.low && curve.session !== "evaluation" && !this.state.hidden.has(`${curve.run}/band`);
     }
 
     measure() {
@@ -132,6 +130,7 @@
       const height = this.chart.is_small ? 160 : Math.max(240, Math.min(380, Math.round(width * 0.42)));
       const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": this.chart.title });
       const curves = this.visible();
+      this.figure.querySelector("figcaption").textContent = this.isSmooth() ? this.chart.ma_title : this.chart.title;
       let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
       for (const curve of curves) {
         left = Math.min(left, curve.x[0]);
@@ -142,7 +141,12 @@
           for (const y of curve.high) high = Math.max(high, y);
         }
       }
-      if (!curves.length) [left, right, low, high] = [0, 1, 0, 1];
+      // a few extreme values, such as a spike at the start, do not flatten the rest
+      const [floor, ceiling] = this.chart.limits || [-Infinity, Infinity];
+      const [lowest, highest] = [low, high];
+      [low, high] = [Math.max(low, floor), Math.min(high, ceiling)];
+      if (!curves.length || high < low) [low, high] = [0, 1];
+      if (!curves.length) [left, right] = [0, 1];
       if (right === left) { left -= 0.5; right += 0.5; }
       if (high - low <= Math.abs(high) * 1e-9) { const room = Math.abs(high) * 0.1 || 1; low -= room; high += room; }
       const room = (high - low) * 0.05;
@@ -171,24 +175,40 @@
       if (!curves.length) {
         draw("text", { class: "tick", x: width / 2, y: height / 2, "text-anchor": "middle" }, svg).textContent = "all curves are hidden";
       }
+      const box = { x: margin.left, y: margin.top, width: width - margin.left - margin.right, height: base - margin.top };
+      // an inner picture cuts off what leaves it
+      const inner = draw("svg", { ...box, viewBox: `${box.x} ${box.y} ${box.width} ${box.height}` }, svg);
+      inner.style.overflow = this.chart.limits ? "hidden" : "visible";
+      const clipped = [highest > ceiling ? `▲ to ${short(highest)}` : "", lowest < floor ? `▼ to ${short(lowest)}` : ""];
+      clipped.forEach((text, i) => {
+        if (text) draw("text", { class: "clipped", x: width - margin.right, y: i ? base - 4 : margin.top + 9, "text-anchor": "end" }, svg).textContent = text;
+      });
       const point = (x, y) => `${toX(x).toFixed(1)},${toY(y).toFixed(1)}`;
       for (const curve of curves.filter((one) => this.hasBand(one))) {
         const up = curve.x.map((x, i) => point(x, curve.high[i]));
         const down = curve.x.map((x, i) => point(x, curve.low[i])).reverse();
-        const band = draw("path", { class: "band", "data-curve": `${curve.run}/band`, d: `M${up.concat(down).join("L")}Z`, opacity: isSingle ? 0.16 : 0.13 }, svg);
+        const band = draw("path", { class: "band", "data-curve": `${curve.run}/band`, d: `M${up.concat(down).join("L")}Z`, opacity: 0.16 }, inner);
         band.style.fill = look(curve.run, null).color;
       }
       // means last, so that they lie above
-      const ordered = [...curves].sort((one, other) => (one.session === null) - (other.session === null));
+      const layer = ({ session }) => (session === "evaluation" ? 2 : session === null ? 1 : 0);
+      const ordered = [...curves].sort((one, other) => layer(one) - layer(other));
       for (const curve of ordered) {
         const { color, dash, width: stroke, opacity } = look(curve.run, curve.session);
         const scale = this.chart.is_small ? 0.65 : 1;
+        if (curve.session === "evaluation") {
+          for (const [i, x] of curve.x.entries()) {
+            const dot = draw("circle", { class: "evaluation", "data-curve": key(curve), cx: toX(x), cy: toY(curve.y[i]), r: 3.2, "stroke-width": 1.6 }, inner);
+            dot.style.stroke = color;
+          }
+          continue;
+        }
         if (curve.x.length === 1) {
-          const dot = draw("circle", { "data-curve": key(curve), cx: toX(curve.x[0]), cy: toY(curve.y[0]), r: 3 }, svg);
+          const dot = draw("circle", { "data-curve": key(curve), cx: toX(curve.x[0]), cy: toY(curve.y[0]), r: 3 }, inner);
           dot.style.fill = color;
           continue;
         }
-        const path = draw("path", { class: "curve", "data-curve": key(curve), d: "M" + curve.x.map((x, i) => point(x, curve.y[i])).join("L"), "stroke-width": stroke * scale }, svg);
+        const path = draw("path", { class: "curve", "data-curve": key(curve), d: "M" + curve.x.map((x, i) => point(x, curve.y[i])).join("L"), "stroke-width": stroke * scale }, inner);
         path.style.stroke = color;
         path.style.opacity = opacity;
         if (dash) path.setAttribute("stroke-dasharray", dash);
@@ -237,12 +257,13 @@
       const rows = [];
       // a curve that has ended is not read
       const reach = (view.right - view.left) * 0.02;
-      const place = ({ run, session }) => run * 1e6 + (session === null ? -1 : session);
+      const place = ({ run, session }) => run * 1e6 + (session === "evaluation" ? -2 : session === null ? -1 : session);
       for (const [curve, i] of found.sort(([one], [other]) => place(one) - place(other))) {
         if (Math.abs(curve.x[i] - frame) > reach) continue;
         const { color, dash } = look(curve.run, curve.session);
-        draw("circle", { cx: view.toX(curve.x[i]), cy: view.toY(curve.y[i]), r: 3.2 }, marks).style.fill = color;
-        const text = this.hasBand(curve) ? `${exact(curve.y[i])} ± ${short((curve.high[i] - curve.low[i]) / 2)}` : exact(curve.y[i]);
+        const y = Math.min(Math.max(view.toY(curve.y[i]), view.margin.top), view.base);
+        draw("circle", { cx: view.toX(curve.x[i]), cy: y, r: 3.2 }, marks).style.fill = color;
+        const text = exact(curve.y[i]) + (this.hasBand(curve) ? ` [${short(curve.low[i])}, ${short(curve.high[i])}]` : "");
         rows.push(make("div", {}, swatch({ color, dash }),
           make("span", { text: label(curve.run, curve.session) }), make("b", { text })));
       }
@@ -335,7 +356,7 @@
       }
       runs.forEach(({ name, score }, row) => {
         const y = row * gap + (isSingle ? 18 : 30);
-        const color = isSingle ? "var(--ink)" : pick(indices[row]).color;
+        const { color } = data.runs[indices[row]];
         if (!isSingle) draw("text", { class: "tick", x: 24, y: y - 14 }, svg).textContent = name;
         if (score.low !== null && score.high !== null) {
           const bar = draw("rect", { x: toX(score.low), y: y - 5, width: Math.max(toX(score.high) - toX(score.low), 1), height: 10, opacity: 0.18 }, svg);
@@ -344,7 +365,7 @@
         for (const [session, value] of score.values) {
           if (value === null) continue;
           const dot = draw("circle", { cx: toX(value), cy: y, r: 4.5, opacity: 0.85, "data-score": `${indices[row]}/${session}` }, svg);
-          dot.style.fill = isSingle ? look(indices[row], session).color : color;
+          dot.style.fill = color;
           draw("title", {}, dot).textContent = `session ${session}: ${exact(value)}`;
         }
         if (score.mean !== null) {
@@ -357,15 +378,18 @@
     return figure;
   }
 
+  // phases are no algorithms: their colours only tell them apart here
+  const paint = (i) => data.colors[(i + 2) % data.colors.length];
+
   function bars({ names, rows }) {
     const box = make("div", { class: "bars" });
     for (const row of rows) {
       const parts = row.shares.map((share, i) => make("span", {
-        title: `${names[i]} ${(share * 100).toFixed(1)} %`, style: { width: `${share * 100}%`, background: pick(i).color },
+        title: `${names[i]} ${(share * 100).toFixed(1)} %`, style: { width: `${share * 100}%`, background: paint(i) },
       }));
       box.append(make("span", { text: row.label }), make("span", { class: "muted", text: row.time }), make("div", { class: "bar" }, ...parts));
     }
-    const order = names.map((name, i) => [name, rows[0].shares[i], pick(i).color]).sort((one, other) => other[1] - one[1]);
+    const order = names.map((name, i) => [name, rows[0].shares[i], paint(i)]).sort((one, other) => other[1] - one[1]);
     const keys = order.map(([name, share, color]) => make("span", {}, swatch({ color }), `${name} ${(share * 100).toFixed(1)} %`));
     return make("div", {}, box, make("div", { class: "keys" }, ...keys));
   }
@@ -411,7 +435,7 @@
     return make("div", {}, player, caption, run.videos.length > 1 ? make("div", { class: "links" }, ...links) : null);
   }
 
-  function legend(indices, state, redraw) {
+  function legend(env, indices, state, redraw) {
     const box = make("div", { class: "legend" });
     const buttons = [];
     const refresh = () => buttons.forEach(([button, isOn]) => button.setAttribute("aria-pressed", isOn()));
@@ -425,9 +449,14 @@
     for (const index of indices) {
       const row = make("div", {}, isSingle ? null : make("strong", { text: data.runs[index].name }));
       const sessions = sessionPlaces[index];
+      const hasBands = env.charts.some((chart) => chart.raw.some((curve) => curve.run === index && curve.low));
+      if (env.charts.some((chart) => (chart.evals || []).some((curve) => curve.run === index))) {
+        const name = `${index}/evaluation`;
+        add(row, "evaluations, deterministic policy", () => !state.hidden.has(name), () => flip(name), { color: data.runs[index].color, isRing: true }, name);
+      }
       if (sessions.length > 1) {
         add(row, "mean", () => !state.hidden.has(`${index}/mean`), () => flip(`${index}/mean`), look(index, null), `${index}/mean`);
-        add(row, "±1 std", () => !state.hidden.has(`${index}/band`), () => flip(`${index}/band`), { ...look(index, null), opacity: 0.3 }, `${index}/band`);
+        if (hasBands) add(row, "95 % interval of the mean", () => !state.hidden.has(`${index}/band`), () => flip(`${index}/band`), { ...look(index, null), opacity: 0.3 }, `${index}/band`);
       }
       for (const session of sessions) {
         const name = `${index}/${session}`;
@@ -443,9 +472,11 @@
       }
       box.append(row);
     }
-    const row = make("div", {});
-    add(row, "moving average over 100 rows", () => state.isSmooth, () => { state.isSmooth = !state.isSmooth; }, null, "smooth");
-    box.append(row);
+    if (env.charts.some((chart) => chart.ma && chart.ma.length)) {
+      const row = make("div", {});
+      add(row, "total_reward_ma: mean of the last 100 rows", () => state.isSmooth, () => { state.isSmooth = !state.isSmooth; }, null, "smooth");
+      box.append(row);
+    }
     refresh();
     return box;
   }
@@ -461,9 +492,10 @@
     const large = charts.filter((chart) => !chart.chart.is_small).map((chart) => chart.figure);
     const small = charts.filter((chart) => chart.chart.is_small).map((chart) => chart.figure);
     return [
-      legend(indices, state, redraw), ...large,
+      legend(env, indices, state, redraw), ...large,
       small.length ? make("h3", { text: "Metrics of the algorithm" }) : null,
       small.length ? make("div", { class: "grid" }, ...small) : null,
+      env.constants ? make("p", { class: "muted small constants", text: env.constants }) : null,
     ];
   }
 
@@ -499,11 +531,11 @@
       make("p", { class: "muted", text: isSingle ? first.name : `${data.runs.length} runs side by side` })),
     problemBox(lines),
     isSingle ? facts(first) : null,
-    isSingle ? strip([0]) : null,
-    isSingle ? make("p", { class: "muted small", text: "Every dot is a session, the stroke their mean, the bar its 95 % interval." }) : null,
+    ...(isSingle && first.score.values.length > 1 ? [strip([0]), make("p", { class: "muted small",
+      text: `Every dot is a session, the stroke their mean${first.score.low === null ? "" : ", the bar its 95 % interval"}.` })] : []),
     data.comparison ? section("Comparison",
       ...data.envs.map((env) => strip(data.runs.map((_, i) => i).filter((i) => data.runs[i].env === env.name))),
-      make("p", { class: "muted small", text: "Every dot is a session, the stroke their mean, the bar its 95 % interval. Each run is compared with the first one in its env." }),
+      make("p", { class: "muted small", text: `Every dot is a session, the stroke their mean, the bar its 95 % interval. The score is the ${data.comparison.score}. Each run is compared with the first one in its env.` }),
       table(data.comparison),
       make("ul", { class: "verdicts" }, ...data.comparison.verdicts.map((text) => make("li", { text })))) : null,
     ...data.envs.map((env) => section(heading(env), ...envCharts(env))),

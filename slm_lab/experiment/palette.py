@@ -1,0 +1,75 @@
+"""One colour per algorithm, in every figure and page.
+
+Each colour has a contrast of at least 3 to its background, white or the dark one of pages, and differs from the others
+for the colour-blind too; tests compute both. Runs of one algorithm share its colour and differ by dashes.
+"""
+
+from dataclasses import dataclass
+from zlib import crc32
+
+# name: on white, on the dark background of pages (Okabe and Ito's colours)
+COLORS = {
+    "ink": ("#222222", "#E8E8E8"),
+    "yellow": ("#9F9308", "#F0E442"),
+    "sky": ("#239CB4", "#56B4E9"),
+    "blue": ("#0F0FFD", "#0072B2"),
+    "orange": ("#573110", "#E69F00"),
+    "red": ("#B83D08", "#D55E00"),
+    "green": ("#066749", "#009E73"),
+    "pink": ("#970387", "#CC79A7"),
+    "grey": ("#777777", "#6A6A6A"),
+}
+# how matplotlib, plotly and SVG write the same dashes
+DASHES = (("-", "solid", ""), ("--", "dash", "7 4"), (":", "dot", "2 3"), ("-.", "dashdot", "7 3 2 3"))
+# colour and dashes of each algorithm, in the order in which figures list them
+_ALGORITHMS = {
+    "REINFORCE": ("ink", 0),
+    "SARSA": ("yellow", 0),
+    "DQN": ("sky", 0),
+    "DDQN": ("blue", 2),
+    "DQN+PER": ("sky", 2),
+    "DDQN+PER": ("blue", 0),
+    "A2C": ("orange", 0),
+    "SIL": ("orange", 1),
+    "PPO": ("red", 0),
+    "PPO+SIL": ("red", 1),
+    "SAC": ("green", 0),
+    "CrossQ": ("pink", 0),
+    "Random": ("grey", 2),
+}
+# those of an algorithm from elsewhere; ink and grey would look like text
+_OTHERS = tuple(name for name in COLORS if name not in ("ink", "grey"))
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a curve is drawn."""
+
+    name: str
+    dash: int = 0
+
+    @property
+    def color(self) -> str:
+        """The colour on white."""
+        return COLORS[self.name][0]
+
+    @property
+    def dashes(self) -> tuple[str, str, str]:
+        """The dashes for matplotlib, plotly and SVG."""
+        return DASHES[self.dash % len(DASHES)]
+
+
+def find_look(algorithm: str, count: int = 0) -> Look:
+    """The look of an algorithm, the same in every figure; `count` is how many other curves of it are there already."""
+    name, dash = _ALGORITHMS.get(algorithm) or (_OTHERS[crc32(algorithm.encode()) % len(_OTHERS)], 3)
+    return Look(name, (dash + count) % len(DASHES))
+
+
+def find_looks(algorithms: list[str]) -> list[Look]:
+    """The looks of runs that are in one figure."""
+    return [find_look(name, algorithms[:index].count(name)) for index, name in enumerate(algorithms)]
+
+
+def find_place(algorithm: str) -> int:
+    """Where figures list an algorithm: those from elsewhere come last."""
+    return list(_ALGORITHMS).index(algorithm) if algorithm in _ALGORITHMS else len(_ALGORITHMS)
