@@ -1,6 +1,7 @@
 """`slm-lab list`: the runs there are."""
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -55,7 +56,10 @@ def list_runs(
         if hub:
             _list_hub(pattern, data_dir)
             return
-        runs = [run for run in find_runs(data_dir) if pattern in run.path.name]
+        found, problems = find_runs(data_dir)
+        for problem in problems:
+            sys.stderr.write(f"Left out: {problem}\n")
+        runs = [run for run in found if pattern in run.path.name]
         if not runs:
             what = f"no run named like '{pattern}'" if pattern else "no run with results"
             elsewhere = f", or see those at {get_repo()} with `slm-lab list --hub`" if get_repo() else ""

@@ -8,7 +8,7 @@ import typer
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.experiment.analysis import format_trial_metrics
-from slm_lab.experiment.folder import DATA_DIR, REPORT_NAME
+from slm_lab.experiment.folder import DATA_DIR, REPORT_NAME, RunFolder
 from slm_lab.experiment.results import load_run
 from slm_lab.experiment.retro import find_models, recompute
 
@@ -31,7 +31,9 @@ def retro(
             tell(problem)
         metrics = recompute(run, tell)
         count, foreign = find_models(run.path)
-        if foreign:
+        if foreign and RunFolder(run.path, run.name).is_published:
+            tell(f"{foreign} of {count} weight files are of the published SLM-Lab; slm-lab run enjoy@{run.path}")
+        elif foreign:
             tell(f"{foreign} of {count} weight files are not of this lab and cannot be played")
         sys.stdout.write(f"{format_trial_metrics(metrics['scalar'])}\n")
         sys.stdout.write(f"Graphs   {run.path / 'graph'}\nReport   {run.path / REPORT_NAME}\n")

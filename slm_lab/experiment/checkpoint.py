@@ -22,9 +22,10 @@ from slm_lab.experiment.safe_state import (
     BadStateError,
     check_state,
     read_state,
+    read_weights,
 )
 from slm_lab.lib.errors import CheckpointError, LabError, StorageError
-from slm_lab.lib.io import read_sealed, seal, write_bytes
+from slm_lab.lib.io import read_bytes, read_sealed, seal, write_bytes
 from slm_lab.spec.reader import printable
 
 _ARRAY, _UNSIGNED = "__array__", "__unsigned__"
@@ -196,6 +197,16 @@ def load_state(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: does not hold a state")
     return state
+
+
+def load_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The weights of a net that another program wrote with torch; nothing in the file is run."""
+    try:
+        return read_weights(read_bytes(path))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: there is no such file") from None
+    except BadStateError as error:
+        raise CheckpointError(f"{path}: refused ({error})") from None
 
 
 def load_latest(

@@ -8,15 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from loguru import logger
+
 from slm_lab.lib.errors import EnvError, EnvFaultError, LabError, RunFolderError, SpecError, nearest
-from slm_lab.lib.io import is_locked
-from slm_lab.spec.loading import dump_spec, flatten_spec, load_spec
-from slm_lab.spec.reader import read_document
+from slm_lab.lib.io import is_locked, write_yaml
+from slm_lab.lib.runtime import git_sha
+from slm_lab.spec.loading import dump_spec, flatten_spec, load_spec, name_for_env, read_specs
+from slm_lab.spec.reader import printable, read_document
 from slm_lab.spec.schema import Spec
 
 # where runs are, unless told otherwise
 DATA_DIR = Path("data")
 SPEC_SUFFIX = "_spec.yaml"
+# what the published SLM-Lab called it
+PUBLISHED_SUFFIX = "_spec.json"
 REPORT_NAME = "report.html"
 SUBFOLDERS = ("info", "model", "graph", "log", "video", "fault")
 
@@ -31,6 +36,11 @@ class RunFolder:
     @property
     def spec_file(self) -> Path:
         return self.path / f"{self.name}{SPEC_SUFFIX}"
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the published SLM-Lab made the run, which saved other weights and nothing to continue from."""
+        return not self.spec_file.exists()
 
     @property
     def provenance_file(self) -> Path:
@@ -133,20 +143,38 @@ def replay_file(prefix: Path, start: int, end: int) -> Path:
     return prefix.with_name(f"{prefix.name}_{start}-{end}.pt")
 
 
-def open_run_folder(where: str, data_dir: Path) -> tuple[RunFolder, Spec]:
-    """The run meant by a folder, a file in it, a glob, or `latest`, with its saved spec."""
-    path = find_run_path(where, data_dir)
-    spec_files = [file for file in path.glob(f"*{SPEC_SUFFIX}") if file.is_file()]
-    # {name}_spec.yaml is the shortest; {name}_t0_spec.yaml are its trials
-    spec_files.sort(key=lambda file: (len(file.name), file.name))
-    if not spec_files:
+def save_spec(path: Path, spec: Spec) -> None:
+    """Write a spec as a run keeps it: with the commit of the code, which is no part of the spec when it is read."""
+    document = dump_spec(spec)
+    document[spec.name]["meta"]["git_sha"] = git_sha() or "unknown"
+    write_yaml(path, document)
+
+
+def open_run_folder(
+    where: str, data_dir: Path, name: str | None = None, may_be_published: bool = False
+) -> tuple[RunFolder, Spec]:
+    """The run meant by a folder, a file in it, a glob, or `latest`, with its saved spec.
+
+    With a name the run is one of that spec; a run of the published lab can only be played.
+    """
+    suffixes = (SPEC_SUFFIX, PUBLISHED_SUFFIX) if may_be_published else (SPEC_SUFFIX,)
+    path = find_run_path(where, data_dir, name, suffixes)
+    files = _find_spec_files(path, SPEC_SUFFIX)
+    if not files and (files := _find_spec_files(path, PUBLISHED_SUFFIX)) and not may_be_published:
+        raise RunFolderError(
+            f"{path} is a run of the published SLM-Lab, which saved nothing to continue from; play it with "
+            f"enjoy@{path}, or train its spec again: slm-lab run {files[0]} train"
+        )
+    if not files:
         raise RunFolderError(f"{path} is not a run of this lab: it has no *{SPEC_SUFFIX} ({_where_runs_are(data_dir)})")
-    name = spec_files[0].name.removesuffix(SPEC_SUFFIX)
-    if list(read_document(spec_files[0])) != [name]:
-        raise RunFolderError(f"{spec_files[0]} does not hold the one spec '{name}'; was it renamed?")
-    folder = RunFolder(path, name)
+    saved_name = _name_of(files[0])
+    if list(read_specs(files[0])) != [saved_name]:
+        raise RunFolderError(f"{files[0]} does not hold the one spec '{saved_name}'; was it renamed?")
+    if name is not None and not _is_run_of(files[0], name):
+        raise RunFolderError(f"{path} is a run of '{saved_name}', not of '{name}'; leave the spec out")
+    folder = RunFolder(path, saved_name)
     with import_hint(folder):
-        return folder, load_spec(spec_files[0], name).spec
+        return folder, load_spec(files[0], saved_name).spec
 
 
 @contextmanager
@@ -173,9 +201,32 @@ def _find_missing_imports(folder: RunFolder) -> list[str]:
     return [name for name in known if re.fullmatch(r"\w+(\.\w+)*", name, re.A) and name not in sys.modules]
 
 
-def find_run_path(where: str, data_dir: Path) -> Path:
+def _find_spec_files(path: Path, suffix: str) -> list[Path]:
+    """The spec files of a run, that of the whole run first: `{name}_t0_spec.yaml` of a trial is longer."""
+    files = [file for file in path.glob(f"*{suffix}") if file.is_file()]
+    return sorted(files, key=lambda file: (len(file.name), file.name))
+
+
+def _name_of(file: Path) -> str:
+    return file.name.removesuffix(PUBLISHED_SUFFIX).removesuffix(SPEC_SUFFIX)
+
+
+def _is_run_of(file: Path, name: str) -> bool:
+    """Whether a saved spec is that of a name, or of the name extended by the env that was given at the start."""
+    saved_name = _name_of(file)
+    if not saved_name.startswith(f"{name}_"):
+        return saved_name == name
+    match read_specs(file).get(saved_name):
+        case {"env": {"name": str(env)}}:
+            return name_for_env(name, env) == saved_name
+    return False
+
+
+def find_run_path(
+    where: str, data_dir: Path, name: str | None = None, suffixes: tuple[str, ...] = (SPEC_SUFFIX, PUBLISHED_SUFFIX)
+) -> Path:
     """The folder meant by its name, a file in it, a glob, or `latest`; refused if what is written would leave it."""
-    path = _find_path(where, data_dir)
+    path = _find_latest(data_dir, name, suffixes) if where == "latest" else _find_path(where, data_dir)
     # other files are replaced, and not written to through a link
     for item in (*path.glob("*/"), *path.glob("*/*/"), *path.glob("info/*_study.log")):
         if item.is_symlink():
@@ -185,12 +236,30 @@ def find_run_path(where: str, data_dir: Path) -> Path:
     return path
 
 
+def _find_latest(data_dir: Path, name: str | None, suffixes: tuple[str, ...]) -> Path:
+    """The run whose spec was saved last, of one spec or of any; one that cannot be read is passed over."""
+    ages: dict[Path, int] = {}
+    for folder in data_dir.glob("*"):
+        try:
+            files = [file for suffix in suffixes for file in _find_spec_files(folder, suffix)]
+            if files and (name is None or _is_run_of(files[0], name)):
+                ages[folder] = max(file.stat().st_mtime_ns for file in files)
+        except (LabError, OSError) as error:
+            logger.warning(f"Passed over {folder}: {describe_failure(error)}")
+    if not ages:
+        of_spec = "" if name is None else f" of '{name}'"
+        raise RunFolderError(f"there is no run{of_spec} in {data_dir} yet; start one with `slm-lab run`")
+    return max(ages, key=lambda folder: ages[folder])
+
+
+def describe_failure(error: LabError | OSError) -> str:
+    """Why something of a run cannot be read, on one line."""
+    if isinstance(error, LabError) or error.strerror is None:
+        return printable(str(error), limit=400)
+    return printable(f"{error.filename}: cannot be read ({error.strerror})", limit=400)
+
+
 def _find_path(where: str, data_dir: Path) -> Path:
-    if where == "latest":
-        runs = [folder for folder in data_dir.glob("*") if any(folder.glob(f"*{SPEC_SUFFIX}"))]
-        if not runs:
-            raise RunFolderError(f"there is no run in {data_dir} yet; start one with `slm-lab run`")
-        return max(runs, key=lambda folder: max(file.stat().st_mtime_ns for file in folder.glob(f"*{SPEC_SUFFIX}")))
     if any(char in where for char in "*?["):
         path = Path(where)
         base = Path(path.anchor) if path.is_absolute() else Path()

@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from slm_lab.experiment.analysis import MA_WINDOW, Array, Spread, calc_spread, calc_total_reward_ma, read_table
-from slm_lab.experiment.folder import find_best_trial, find_run_path
+from slm_lab.experiment.folder import describe_failure, find_best_trial, find_run_path
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import read_text
-from slm_lab.spec.reader import read_document
+from slm_lab.spec.compat import META_DROPPED
+from slm_lab.spec.loading import read_specs
 
 BASELINES = Path(__file__).parents[1] / "env" / "random_baseline.json"
 # a table without these is not one of a session
@@ -35,6 +36,10 @@ _LABEL_OF = {
     "PPOSIL": "PPO+SIL",
     "SoftActorCritic": "SAC",
 }
+
+
+class NoResultsError(RunFolderError):
+    """A folder without the tables of a run."""
 
 
 @dataclass(frozen=True)
@@ -242,15 +247,19 @@ def find_common_kind(runs: Sequence[Run]) -> ScoreKind:
     return kinds.pop() if len(kinds) == 1 else "train"
 
 
-def find_runs(data_dir: Path) -> list[Run]:
-    """All runs of a folder that have results, the newest first."""
-    runs = []
-    for folder in data_dir.glob("*"):
+def find_runs(data_dir: Path) -> tuple[list[Run], list[str]]:
+    """All runs of a folder that have results, the newest first, and a line for each that cannot be read."""
+    runs: list[tuple[float, Run]] = []
+    problems: list[str] = []
+    for folder in sorted(data_dir.glob("*")):
         try:
-            runs.append(load_run(str(folder), data_dir))
-        except LabError:
-            continue  # it has none, or is no run
-    return sorted(runs, key=lambda run: run.ended, reverse=True)
+            run = load_run(str(folder), data_dir)
+            runs.append((run.ended, run))
+        except NoResultsError:
+            continue  # it has none yet, or is no run
+        except (LabError, OSError) as error:
+            problems.append(f"{folder.name}: {describe_failure(error)}")
+    return [run for _, run in sorted(runs, key=lambda pair: pair[0], reverse=True)], problems
 
 
 def load_run(where: str, data_dir: Path, trial: int | None = None) -> Run:
@@ -298,7 +307,8 @@ def read_run(path: Path, trial: int | None = None) -> Run:
             problems.append(f"{file.name} is left out: it has no rows yet")
     if not tables["train"]:
         told = "".join(f"; {problem}" for problem in problems)
-        raise RunFolderError(f"{path} has no results: no info/*_session_df_train.csv with rows{told}")
+        kind = RunFolderError if problems else NoResultsError
+        raise kind(f"{path} has no results: no info/*_session_df_train.csv with rows{told}")
     # the published lab writes the table of training once more where it evaluated nothing
     evals = {s: table for s, table in tables["eval"].items() if not _is_same(table, tables["train"].get(s, {}))}
     name = min(names, key=lambda text: (len(text), text))
@@ -341,14 +351,23 @@ def _read_spec(path: Path, name: str, trial: int, problems: list[str]) -> Mappin
             if not file.exists():
                 continue
             try:
-                document = read_document(file)
+                specs = read_specs(file)
             except LabError as error:
                 problems.append(str(error))
                 continue
-            spec = document.get(name, document)
-            return spec if isinstance(spec, Mapping) else {}
+            # bare and without a name, as older ones are
+            spec = specs.get(name, specs)
+            return _without_bookkeeping(spec) if isinstance(spec, Mapping) else {}
     problems.append(f"{path} has no {name}_spec.yaml, so env and algorithm are unknown")
     return {}
+
+
+def _without_bookkeeping(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved spec without what a lab wrote into it, such as paths and the commit: no settings."""
+    kept = {key: value for key, value in spec.items() if key != "name"}
+    if isinstance(meta := spec.get("meta"), Mapping):
+        kept["meta"] = {key: value for key, value in meta.items() if key not in META_DROPPED}
+    return kept
 
 
 def _read_json(paths: list[Path]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.plot import plot_run
 from slm_lab.experiment.report import write_report
 from slm_lab.experiment.results import Run, read_run
-from slm_lab.lib.io import write_json
+from slm_lab.lib.io import is_sealed, write_json
 
 # what tables do not tell
 KEPT = ("num_session", "failed", "is_complete", "final_eval")
@@ -42,4 +42,4 @@ def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
 def find_models(path: Path) -> tuple[int, int]:
     """How many weight files a run has, and how many of them this lab did not write."""
     files = list((path / "model").glob("*_model.pt"))
-    return len(files), sum("_ckpt-" not in file.name or not file.name.endswith("_net_model.pt") for file in files)
+    return len(files), sum(not is_sealed(file) for file in files)

@@ -27,14 +27,23 @@ from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.disk import check_disk, estimate_disk
 from slm_lab.experiment.executor import Connect, load_ray
-from slm_lab.experiment.folder import DATA_DIR, RunFolder, find_best_trial, find_same_run, import_hint, open_run_folder
+from slm_lab.experiment.folder import (
+    DATA_DIR,
+    RunFolder,
+    find_best_trial,
+    find_same_run,
+    import_hint,
+    open_run_folder,
+    save_spec,
+)
+from slm_lab.experiment.published import PublishedAgent
 from slm_lab.experiment.results import Run
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import EnvError, LabError, RunFolderError, SpecError, StorageError
-from slm_lab.lib.io import create_run_folder, remove_orphans, write_json, write_yaml
+from slm_lab.lib.io import create_run_folder, remove_orphans, write_json
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
 from slm_lab.lib.secret import redact
@@ -138,7 +147,7 @@ def start(spec: Spec, options: Options) -> TrialResult:
         check_known_to_processes(spec, options)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     try:
-        write_yaml(folder.trial_spec_file(0), dump_spec(spec))
+        save_spec(folder.trial_spec_file(0), spec)
         write_origin(spec, folder, options)
     except StorageError:
         # a folder without its spec is no run
@@ -161,7 +170,7 @@ def start_or_continue(spec: Spec, options: Options) -> TrialResult:
 
 def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:
     """Write down what a run is and where it comes from."""
-    write_yaml(folder.spec_file, dump_spec(spec))
+    save_spec(folder.spec_file, spec)
     facts = {
         # tells two runs apart that were started with the same words in the same second, on two machines
         "run_id": secrets.token_hex(8),
@@ -193,10 +202,7 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
     """Continue a run from its last checkpoints, or show its result if it is done."""
     import_modules(options.imports)
     connect = find_cluster(options)
-    folder, saved = open_run_folder(where, options.data_dir)
-    # a name may have been extended by its env
-    if name is not None and saved.name != name and not saved.name.startswith(f"{name}_"):
-        raise RunFolderError(f"{folder.path} is a run of '{saved.name}', not of '{name}'; leave the spec out")
+    folder, saved = open_run_folder(where, options.data_dir, name)
     if folder.study_file.exists():
         raise RunFolderError(f"{folder.path} is a search; continue it with search@{folder.path}")
     with import_hint(folder):
@@ -204,7 +210,7 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
     if saved.meta.max_session > 1 or connect is not None:
         check_known_to_processes(saved, options)
     # what is decided anew, such as updates that cannot be compiled here, holds for every session
-    write_yaml(folder.trial_spec_file(0), dump_spec(saved))
+    save_spec(folder.trial_spec_file(0), saved)
     remove_orphans(folder.path)
     return _train(saved, folder, options, [f"Continuing {folder.path}", *notes], connect)
 
@@ -234,12 +240,16 @@ def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
         if not folder.model_file(trial, session, "best").exists():
             continue
         path = folder.session_metrics_file(trial, session)
+        if folder.is_published:
+            path = path.with_name(f"{path.stem}_scalar_train.json")
         score = read_document(path).get("total_reward_ma") if path.exists() else None
         scores[session] = float(score) if isinstance(score, (int, float)) else float("-inf")
     if not scores:
         if folder.study_file.exists():
             raise RunFolderError(f"{folder.path} has kept no model; --keep N of a search keeps those of N trials")
-        raise RunFolderError(f"{folder.path} has no trained model yet; continue it with train@{folder.path}")
+        what = "no *_ckpt-best_net_model.pt; pull it again" if folder.is_published else "no trained model yet"
+        more = "" if folder.is_published else f"; continue it with train@{folder.path}"
+        raise RunFolderError(f"{folder.path} has {what}{more}")
     return max(scores, key=lambda session: scores[session])
 
 
@@ -261,12 +271,18 @@ def load_trained(
     session: int | None = None,
 ) -> tuple[Agent, VecEnv, Spec]:
     """The best agent of a run with envs to play in."""
-    folder, spec = open_run_folder(where, data_dir)
+    folder, spec = open_run_folder(where, data_dir, may_be_published=True)
     trial = find_best_trial(folder.path)
-    if folder.study_file.exists() and folder.trial_spec_file(trial).exists():
-        spec = load_spec(folder.trial_spec_file(trial), folder.name).spec
+    trial_spec = folder.trial_spec_file(trial)
+    if folder.is_published:
+        trial_spec = trial_spec.with_suffix(".json")
+    if (folder.study_file.exists() or folder.is_published) and trial_spec.exists():
+        spec = load_spec(trial_spec, folder.name).spec
     if session is None:
         session = best_session(folder, spec, trial)
+    published = PublishedAgent(folder, trial, session) if folder.is_published else None
+    if published is not None:
+        spec = published.fit_spec(spec)
     torch.set_num_threads(spec.meta.num_threads)
     device = str(pick_device(spec.meta.device, session))
     settings = build_settings(spec.env, (ENJOY_ENV, spec.meta.seed, session), num_envs, device=device)
@@ -276,10 +292,13 @@ def load_trained(
         # initial weights are drawn from torch's global generator, which belongs to the caller here
         with torch.random.fork_rng(devices=[]):
             agent = build_agent(to_play(spec), env, session, num_envs)
-        path = folder.model_file(trial, session, "best")
-        state = load_state(path)
-        with content_errors(path, "does not fit the spec beside it"):
-            agent.load_model_state(state)
+        if published is not None:
+            published.load_into(agent, env)
+        else:
+            path = folder.model_file(trial, session, "best")
+            state = load_state(path)
+            with content_errors(path, "does not fit the spec beside it"):
+                agent.load_model_state(state)
     except BaseException:
         env.close()
         raise

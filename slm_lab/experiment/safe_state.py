@@ -62,8 +62,7 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _VALUES = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"}
 # what a document names instead of holding it
 _TENSOR = object()
-_HOOKS = object()
-_NO_HOOKS = object()
+_ORDERED = object()
 
 
 class BadStateError(ValueError):
@@ -75,16 +74,24 @@ def read_state(payload: bytes) -> Any:
     return _read(io.BytesIO(payload), "cpu")
 
 
+def read_weights(payload: bytes) -> dict[str, Tensor]:
+    """The weights of one net by name, as `torch.save(net.state_dict(), ...)` writes them."""
+    state = _read(io.BytesIO(payload), "cpu", of_net=True)
+    if type(state) is not dict or not all(type(k) is str and isinstance(v, Tensor) for k, v in state.items()):
+        _refuse("it does not hold the weights of one net")
+    return state
+
+
 def check_state(file: BinaryIO) -> None:
     """Refuse what `read_state` would refuse, for those who write: bytes of tensors are counted, not read."""
     _read(file, "meta")
 
 
-def _read(file: BinaryIO, device: str) -> Any:
+def _read(file: BinaryIO, device: str, of_net: bool = False) -> Any:
     try:
         num_byte = file.seek(0, io.SEEK_END)
         with _open(file, num_byte) as archive:
-            state = _Reader(archive, num_byte, device).read()
+            state = _Reader(archive, num_byte, device, of_net).read()
         _measure(state, 0, {})
     except BadStateError:
         raise
@@ -152,9 +159,10 @@ def _check_end(file: BinaryIO, num_byte: int) -> int:
 class _Reader:
     """Carries out the opcodes of a document; on the device "meta" tensors have no bytes."""
 
-    def __init__(self, archive: zipfile.ZipFile, num_byte: int, device: str) -> None:
+    def __init__(self, archive: zipfile.ZipFile, num_byte: int, device: str, of_net: bool) -> None:
         self.archive = archive
         self.device = device
+        self.of_net = of_net
         self.root = archive.namelist()[0].split("/", 1)[0]
         self.num_byte = num_byte
         self.num_tensor_byte = 0
@@ -217,6 +225,10 @@ class _Reader:
         elif name == "REDUCE":
             function, arguments = self._take(2)
             stack.append(self._call(function, _as(tuple, arguments)))
+        elif name == "BUILD" and self.of_net:
+            # beside its weights a net writes the versions of its layers, which nothing here needs
+            _as(dict, self._take(1)[0])
+            _as(dict, stack[-1])
         elif name != "PROTO":
             _refuse(f"{name} is nothing that states are made of")
 
@@ -264,13 +276,13 @@ class _Reader:
     def _call(self, function: Any, arguments: Sequence[Any]) -> Any:
         if function is _TENSOR:
             return self._make_tensor(*arguments)
-        if function is _HOOKS and not arguments:
-            return _NO_HOOKS
+        if function is _ORDERED and not arguments:
+            return {}
         _refuse("it calls what is nothing to call")
 
     def _make_tensor(self, storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any) -> Tensor:
         size, stride = _as(tuple, size), _as(tuple, stride)
-        is_plain = isinstance(storage, _Storage) and hooks is _NO_HOOKS and requires_grad is False
+        is_plain = isinstance(storage, _Storage) and hooks == {} and requires_grad is False
         if not is_plain or len(size) != len(stride) or len(size) > MAX_DIMENSIONS:
             _refuse("it has a tensor of no known form")
         if not all(type(number) is int and 0 <= number <= MAX_NUMBER for number in (offset, *size, *stride)):
@@ -297,7 +309,7 @@ def _find(name: str) -> Any:
     if name == "torch._utils _rebuild_tensor_v2":
         return _TENSOR
     if name == "collections OrderedDict":
-        return _HOOKS
+        return _ORDERED
     module, _, kind = name.partition(" ")
     if module == "torch" and kind in _DTYPES:
         return _DTYPES[kind]

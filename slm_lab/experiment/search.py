@@ -16,7 +16,7 @@ from loguru import logger
 from slm_lab.experiment.analysis import calc_final_eval, calc_session_metrics, calc_trial_metrics, read_table
 from slm_lab.experiment.control import SessionResult, write_session_metrics
 from slm_lab.experiment.executor import POLL_SECONDS, Event, Executor, SessionTask
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.folder import RunFolder, save_spec
 from slm_lab.experiment.results import read_run
 from slm_lab.experiment.search_result import SearchResult, write_result
 from slm_lab.experiment.search_view import SearchView, show_values
@@ -24,10 +24,9 @@ from slm_lab.experiment.signals import StopSignal
 from slm_lab.experiment.study import Study
 from slm_lab.experiment.trial import find_random_return
 from slm_lab.lib.errors import SpecError
-from slm_lab.lib.io import lock_file, remove_orphans, write_json, write_yaml
+from slm_lab.lib.io import lock_file, remove_orphans, write_json
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.spec.candidate import apply_values
-from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import read_dimensions
 
@@ -180,7 +179,7 @@ class Search:
             self.study.fail(number, str(error))
             self.view.add_ended(self.study.read_rows()[number])
             return
-        write_yaml(self.folder.trial_spec_file(number), dump_spec(spec))
+        save_spec(self.folder.trial_spec_file(number), spec)
         last = self.study.get_last_rung(number)
         trial = RunningTrial(number, spec, values, sum(rung <= last for rung in self.rungs))
         self.active[number] = trial

@@ -10,7 +10,7 @@ from loguru import logger
 
 from slm_lab.env.make import is_playground, resolve_name
 from slm_lab.experiment.executor import POLL_SECONDS, Executor, LocalExecutor, Resources, SessionTask
-from slm_lab.experiment.folder import RunFolder, find_same_run, import_hint, open_run_folder
+from slm_lab.experiment.folder import RunFolder, find_same_run, import_hint, open_run_folder, save_spec
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.run import (
     Options,
@@ -26,11 +26,11 @@ from slm_lab.experiment.search_result import SearchResult
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.device import count_gpus
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
-from slm_lab.lib.io import create_run_folder, write_yaml
+from slm_lab.lib.io import create_run_folder
 from slm_lab.lib.runtime import import_modules, num_cores
 from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.candidate import check_search
-from slm_lab.spec.loading import dump_spec, load_spec
+from slm_lab.spec.loading import load_spec
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import read_dimensions
 
@@ -92,10 +92,8 @@ def resume_search(where: str, options: Options, keep: int = 3, name: str | None 
     """Go on with a search, from whatever its trials came to."""
     import_modules(options.imports)
     if where == "latest":
-        where = _find_latest(options.data_dir)
-    folder, spec = open_run_folder(where, options.data_dir)
-    if name is not None and spec.name != name and not spec.name.startswith(f"{name}_"):
-        raise RunFolderError(f"{folder.path} is a search of '{spec.name}', not of '{name}'; leave the spec out")
+        where = _find_latest(options.data_dir, name)
+    folder, spec = open_run_folder(where, options.data_dir, name)
     if not folder.study_file.exists():
         raise RunFolderError(f"{folder.path} is no search; continue it with train@{folder.path}")
     check_known_to_processes(spec, options)
@@ -107,11 +105,12 @@ def resume_search(where: str, options: Options, keep: int = 3, name: str | None 
     return _run(spec, folder, _build_executor(spec, options), options, keep)
 
 
-def _find_latest(data_dir: Path) -> str:
-    """The newest search; what validated it is a newer run."""
-    journals = list(data_dir.glob("*/info/*_study.log"))
+def _find_latest(data_dir: Path, name: str | None) -> str:
+    """The newest search, of one spec or of any; what validated it is a newer run."""
+    journals = list(data_dir.glob(f"*/info/{name or ''}*_study.log"))
     if not journals:
-        raise RunFolderError(f"there is no search in {data_dir} yet; start one with `slm-lab run SPEC search`")
+        of_spec = "" if name is None else f" of '{name}'"
+        raise RunFolderError(f"there is no search{of_spec} in {data_dir} yet; start one with `slm-lab run SPEC search`")
     return str(max(journals, key=lambda path: path.stat().st_mtime_ns).parents[1])
 
 
@@ -192,7 +191,7 @@ def _probe(spec: Spec, options: Options) -> Probe | None:
     )
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(Path(path), spec.name)
-        write_yaml(folder.trial_spec_file(0), dump_spec(short))
+        save_spec(folder.trial_spec_file(0), short)
         executor = LocalExecutor(1)
         executor.submit(SessionTask(path, spec.name, 0, 0, options.imports, "ERROR", "ERROR", spec.meta.num_threads))
         fps, began, first = 0.0, time.monotonic(), 0.0

@@ -241,6 +241,16 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     return read_bytes(path, max_bytes).decode()
 
 
+def is_sealed(path: Path) -> bool:
+    """Whether a file ends as those do that `seal` wrote, whole or not."""
+    try:
+        with open_file(path) as file:
+            file.seek(-_DIGEST_SIZE - len(_SEAL), os.SEEK_END)
+            return file.read(len(_SEAL)) == _SEAL
+    except OSError:
+        return False
+
+
 def read_sealed(path: Path) -> bytes | None:
     """The payload of a sealed file, or None when a single bit differs from what was written.
 

@@ -179,7 +179,9 @@ def _meta(meta: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     for key in META_DROPPED:
         if key in meta:
             del meta[key]
-            notes.append(f"meta.{key} is no longer used")
+            # saved specs of this lab have it too
+            if key != "git_sha":
+                notes.append(f"meta.{key} is no longer used")
     if "random_seed" in meta and meta["random_seed"] is None:
         del meta["random_seed"]
         notes.append("meta.random_seed is now meta.seed")

@@ -43,8 +43,7 @@ def load_spec(
     """Load one spec of a file, or a shipped spec by its bare name."""
     overrides = overrides or {}
     path, name = locate(source, name)
-    document = read_document(path)
-    raw = _select(document, name, path)
+    raw = _select(read_specs(path), name, path)
     where = f"spec '{printable(name)}' in {path}"
     origins = {place: key for place, key in _placeholder_places(raw) if key in overrides}
     raw, used = _fill(raw, overrides)
@@ -218,9 +217,17 @@ def is_shipped(name: str) -> bool:
     return any(name == file.stem or name in spec_names(file) for file in spec_files())
 
 
+def read_specs(path: Path) -> dict[str, Any]:
+    """The specs of a file by name; the published lab saved one alone, with its name inside."""
+    document = read_document(path)
+    if isinstance(document.get("name"), str) and {"agent", "env"} <= document.keys():
+        return {document["name"]: document}
+    return document
+
+
 def spec_names(path: Path) -> list[str]:
     """Names of the specs in a file."""
-    return [name for name in read_document(path) if not name.startswith("_")]
+    return [name for name in read_specs(path) if not name.startswith("_")]
 
 
 def _only_name(path: Path) -> str:
@@ -304,7 +311,7 @@ def _override(raw: dict[str, Any], values: Mapping[str, Any], where: str, used: 
 def find_placeholders(source: str | Path, name: str) -> list[str]:
     """The keys that a spec leaves to be filled in, such as `env`."""
     path, name = locate(source, name)
-    return list(_placeholders(_select(read_document(path), name, path)))
+    return list(_placeholders(_select(read_specs(path), name, path)))
 
 
 def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,12 +5,22 @@ import re
 from pathlib import Path
 
 import pytest
+from loguru import logger
 
 from slm_lab.experiment import folder
-from slm_lab.experiment.folder import RunFolder, find_run_path, is_running, open_run_folder, replay_file
+from slm_lab.experiment.folder import (
+    RunFolder,
+    find_run_path,
+    find_same_run,
+    is_running,
+    open_run_folder,
+    replay_file,
+    save_spec,
+)
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import write_yaml
 from slm_lab.spec.loading import dump_spec, load_spec
+from slm_lab.spec.reader import read_document
 
 NAME = "ppo_cartpole"
 
@@ -61,3 +71,69 @@ def test_the_name_of_a_file_of_rows_is_made_in_one_place() -> None:
 def test_a_run_with_a_pipe_for_a_lock_is_not_running(run: Path) -> None:
     os.mkfifo(run / "model" / ".a.lock")
     assert not is_running(run)
+
+
+def make_runs(data: Path, *names: str) -> None:
+    """Runs of shipped specs, the first the oldest."""
+    for age, name in enumerate(names):
+        spec = load_spec(name.partition(":")[0], overrides={"env": "ALE/Pong-v5"} if ":" in name else None).spec
+        path = data / f"{spec.name}_{age}"
+        (path / "info").mkdir(parents=True)
+        save_spec(path / f"{spec.name}_spec.yaml", spec)
+        os.utime(path / f"{spec.name}_spec.yaml", (age, age))
+
+
+def test_latest_of_a_spec_is_the_newest_run_of_that_spec(tmp_path: Path) -> None:
+    make_runs(tmp_path, "ppo_cartpole", "ppo_cartpole", "ppo_cartpole_arc", "sac_pendulum")
+    assert open_run_folder("latest", tmp_path)[0].path.name == "sac_pendulum_3"
+    assert open_run_folder("latest", tmp_path, "ppo_cartpole")[0].path.name == "ppo_cartpole_1"
+    assert open_run_folder("latest", tmp_path, "ppo_cartpole_arc")[0].path.name == "ppo_cartpole_arc_2"
+    with pytest.raises(RunFolderError, match=r"there is no run of 'ppo_pendulum' in .* yet"):
+        open_run_folder("latest", tmp_path, "ppo_pendulum")
+    with pytest.raises(RunFolderError, match=r"is a run of 'sac_pendulum', not of 'ppo_cartpole'"):
+        open_run_folder("sac_pendulum_3", tmp_path, "ppo_cartpole")
+    # the name of one spec may begin as that of another
+    with pytest.raises(RunFolderError, match=r"is a run of 'ppo_cartpole_arc', not of 'ppo_cartpole'"):
+        open_run_folder("ppo_cartpole_arc_2", tmp_path, "ppo_cartpole")
+
+
+def test_a_run_of_a_spec_whose_env_was_given_is_one_of_that_spec(tmp_path: Path) -> None:
+    make_runs(tmp_path, "ppo_atari:", "ppo_cartpole")
+    assert open_run_folder("latest", tmp_path, "ppo_atari")[0].name == "ppo_atari_pong"
+
+
+def test_a_run_that_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_runs(tmp_path, "ppo_cartpole", "sac_pendulum", "ppo_pendulum")
+    (tmp_path / "ppo_pendulum_2" / "ppo_pendulum_spec.yaml").write_bytes(b"\xff: [")
+    whole = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        # as a folder of somebody else's answers; the tests may be root, whom nothing is refused
+        if path.parent.name == "sac_pendulum_1":
+            raise PermissionError(13, "Permission denied", str(path))
+        return whole(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{message}")
+    try:
+        assert open_run_folder("latest", tmp_path, "ppo_cartpole")[0].name == "ppo_cartpole"
+    finally:
+        logger.remove(sink)
+    (told,) = lines
+    assert "sac_pendulum_spec.yaml: cannot be read (Permission denied)" in told
+
+
+def test_the_commit_stands_in_a_saved_spec_and_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_runs(tmp_path, "ppo_cartpole")
+    file = tmp_path / "ppo_cartpole_0" / "ppo_cartpole_spec.yaml"
+    commit = read_document(file)["ppo_cartpole"]["meta"]["git_sha"]
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|unknown", commit)
+    spec = load_spec("ppo_cartpole").spec
+    # neither code of another commit nor a run without one is another spec
+    for known in ("0" * 40, None):
+        monkeypatch.setattr("slm_lab.experiment.folder.git_sha", lambda known=known: known)
+        save_spec(file, spec)
+        assert read_document(file)["ppo_cartpole"]["meta"]["git_sha"] == (known or "unknown")
+        assert load_spec(file, "ppo_cartpole").notes == ()
+        assert find_same_run(spec, tmp_path, is_search=False) == file.parent

@@ -289,7 +289,32 @@ def test_find_runs_has_the_newest_first(tmp_path: Path) -> None:
     make_run(tmp_path, "two")
     newer = tmp_path / "one" / "info" / "demo_t0_s0_session_df_train.csv"
     os.utime(newer, (2e9, 2e9))
-    assert [run.path.name for run in find_runs(tmp_path)] == ["one", "two"]
+    assert [run.path.name for run in find_runs(tmp_path)[0]] == ["one", "two"]
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "denied", "linked", "broken"):
+        make_run(tmp_path, name)
+    (tmp_path / "no_run").mkdir()
+    (tmp_path / "linked" / "graph").symlink_to(tmp_path)
+    for table in (tmp_path / "broken" / "info").glob("*.csv"):
+        table.write_bytes(b"\xff\xfe")
+    whole = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        # as a folder of somebody else's answers; the tests may be root, whom nothing is refused
+        if path.parts[-3:-1] == ("denied", "info"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return whole(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    code, stdout, stderr = call(list_module, "-d", str(tmp_path))
+    assert code == 0
+    assert [line.split()[0] for line in stdout.splitlines()] == ["run", "one"]
+    told = stderr.splitlines()
+    assert [line[:18] for line in told] == ["Left out: broken: ", "Left out: denied: ", "Left out: linked: "]
+    assert "cannot be read (Permission denied)" in told[1]
+    assert "is a link" in told[2]
 
 
 def test_compare_says_whether_runs_differ(tmp_path: Path) -> None:
