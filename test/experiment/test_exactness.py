@@ -164,7 +164,7 @@ def test_same_seed_gives_the_same_files_and_another_seed_does_not(algorithm: str
 @pytest.mark.parametrize(
     ("algorithm", "net"),
     [(algorithm, "MLPNet") for algorithm in ALGORITHMS]
-    + [("Reinforce", "TorchArcNet"), ("ActorCritic", "shared"), ("PPO", "shared"), ("PPO", "TorchArcNet")]
+    + [("Reinforce", "TorchArcNet"), ("ActorCritic", "shared"), ("SIL", "shared"), ("ActorCritic", "TorchArcNet")]
     + [(algorithm, "RecurrentNet") for algorithm in ("Reinforce", "ActorCritic", "PPO", "VanillaDQN")],
 )
 def test_stopped_runs_end_bit_for_bit_like_whole_ones(algorithm: str, net: str, tmp_path: Path) -> None:
@@ -183,8 +183,9 @@ def test_stopped_runs_end_bit_for_bit_like_whole_ones(algorithm: str, net: str, 
         pytest.param(*case, marks=[] if case[0] == "DQN" else pytest.mark.slow)
         for case in [
             ("DQN", "MLPNet"),
-            ("PPO", "shared"),
-            ("PPO", "TorchArcNet"),
+            ("PPO", "MLPNet"),
+            ("ActorCritic", "shared"),
+            ("ActorCritic", "TorchArcNet"),
             ("SoftActorCritic", "MLPNet"),
             ("CrossQ", "MLPNet"),
             ("SIL", "MLPNet"),
@@ -201,7 +202,7 @@ def test_compiled_runs_repeat_and_continue_exactly(algorithm: str, net: str, tmp
     assert rows(tmp_path / "plain") != rows(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("algorithm", ["PPO", "SoftActorCritic"])
+@pytest.mark.parametrize("algorithm", ["ActorCritic", "SoftActorCritic"])
 def test_nets_on_named_parts_continue_exactly(algorithm: str, tmp_path: Path) -> None:
     """A Tuple of three choices: its parts are called 0, 1 and 2."""
     spec = make_spec(algorithm, "DictNet", {"name": "Blackjack-v1", "max_frame": 400, "num_workers": 0})
@@ -283,7 +284,7 @@ def test_an_image_agent_continues_exactly(tmp_path: Path) -> None:
         "normalize": True,
         "batch_norm": True,
     }
-    spec = make_spec("PPO", "ConvNet", {"name": "probe/Image-v0", "max_frame": 800})
+    spec = make_spec("ActorCritic", "ConvNet", {"name": "probe/Image-v0", "max_frame": 800})
     assert_equal(train(spec, tmp_path / "whole"), train(spec, tmp_path / "stopped", stops=(200, 444)))
 
 

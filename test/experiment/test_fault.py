@@ -400,7 +400,7 @@ def test_statistics_and_generators_are_those_of_before(
 
         step.calc_loss = kept
 
-    run = Run(make_spec("PPO", net), tmp_path, prepare)
+    run = Run(make_spec("ActorCritic", net), tmp_path, prepare)
     run.check("gradient")
     assert all(torch.equal(tensor, run.content["modules"]["net"][name]) for name, tensor in before[0]["net"].items())
     assert torch.equal(run.content["agent"]["torch_generator"], before[0]["random"])

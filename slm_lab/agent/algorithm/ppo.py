@@ -12,7 +12,9 @@ from slm_lab.agent.algorithm.loss import symlog
 from slm_lab.agent.algorithm.returns import calc_gae
 from slm_lab.agent.algorithm.sequence import calc_reset, rows_of_stretches
 from slm_lab.agent.memory.batch import Rollout
+from slm_lab.agent.net.norm import differs_in_training
 from slm_lab.agent.schedule import calc_schedule
+from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import PPOSpec
 from slm_lab.spec.schema import AgentSpec
 
@@ -74,6 +76,11 @@ class PPO(ActorCritic):
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
+        for layer in filter(differs_in_training, self.net.actor.modules()):
+            raise SpecError(
+                f"agent.net: {spec.algorithm.name} compares the probability of an action in acting and in training, "
+                f"between which the actor's {type(layer).__name__} differs; remove it, or use layer_norm"
+            )
         # running 5th and 95th percentile of the advantages, with normalize_advantages: percentile
         self.percentile: list[float] | None = None
 

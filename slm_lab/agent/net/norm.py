@@ -5,6 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
@@ -198,3 +201,17 @@ class SpectralNormLinear(nn.Linear):
 
 # Layers that hold something derived from a weight, to be renewed when the weight is replaced.
 DERIVED: tuple[Any, ...] = (WeightNormLinear, SpectralNormLinear)
+
+
+def differs_in_training(layer: nn.Module) -> bool:
+    """Whether a layer makes something else of the same input in training mode than in evaluation mode."""
+    match layer:
+        case _BatchNorm() | BatchRenorm1d() | nn.RReLU():
+            return True
+        case _InstanceNorm():
+            return bool(layer.track_running_stats)
+        case _DropoutNd():
+            return layer.p > 0
+        case nn.MultiheadAttention():
+            return layer.dropout > 0
+    return False

@@ -19,7 +19,7 @@ from slm_lab.agent.algorithm.ppo import (
     calc_surrogate,
 )
 from slm_lab.agent.memory.batch import Transition
-from slm_lab.lib.errors import DivergenceError
+from slm_lab.lib.errors import DivergenceError, SpecError
 
 CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "max_t": 14, "reward_scale": 5.0}
 SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 0.1}}
@@ -195,6 +195,44 @@ def test_tanh_normal_keeps_what_tanh_would_lose(lab, monkeypatch: pytest.MonkeyP
     env.close()
     assert kept[0].action.flatten().tolist() == pytest.approx([12.0] * env.num_envs, abs=1.0)
     assert set(kept[0].extra) == {"value", "log_prob"}
+
+
+def arc(*layers: Any) -> dict[str, Any]:
+    body = [{"LazyLinear": {"out_features": 8}}, *layers]
+    return {"type": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": body}}}}
+
+
+@pytest.mark.parametrize("name", ["PPO", "PPOSIL"])
+@pytest.mark.parametrize(
+    ("net", "layer"),
+    [
+        ({"batch_norm": True}, "BatchNorm1d"),
+        ({"actor_batch_norm": True}, "BatchNorm1d"),
+        ({"shared": True, "batch_norm": True}, "BatchNorm1d"),
+        (arc("LazyBatchRenorm1d"), "BatchRenorm1d"),
+        (arc({"Dropout": {"p": 0.1}}), "Dropout"),
+        (arc("RReLU"), "RReLU"),
+    ],
+)
+def test_an_actor_that_differs_in_training_is_refused(lab, name: str, net: dict[str, Any], layer: str) -> None:
+    """The ratio of two modes is not 1 at the first step: a third of the samples was clipped at once."""
+    with pytest.raises(SpecError, match=f"agent.net: {name} compares .* the actor's {layer} differs; remove it"):
+        lab.build(lab.spec("probe/ObsAction-v0", {**FIRST, "name": name}, net=net))
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        {"layer_norm": True},
+        {"critic_batch_norm": True},
+        arc({"LayerNorm": {"normalized_shape": 8}}),
+        arc({"Dropout": {"p": 0.0}}),
+    ],
+)
+def test_nets_that_are_one_in_both_modes_have_the_ratio_one(lab, net: dict[str, Any]) -> None:
+    for metrics in lab.train(lab.spec("probe/ObsAction-v0", FIRST, net=net), 96).metrics:
+        assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+        assert metrics["clip_frac"] == 0.0
 
 
 def test_ratio_leaves_one_after_the_first_minibatch(lab) -> None:
