@@ -68,7 +68,14 @@ class Slots:
             if np.shape(obs) != self.shape:
                 raise self._wrong_shape(obs, slot, int(episode[slot]))
             self.next_obs[slot] = obs
-            self.reward[slot] = reward
+            try:
+                self.reward[slot] = reward
+            except OverflowError:
+                raise EnvFaultError(
+                    f"{self._where(slot, int(episode[slot]))}: the reward is too large for a float",
+                    "reward",
+                    self.indices[slot],
+                ) from None
             # the loss of a life ends what is learned from, not the game
             self.terminated[slot] = terminated or info.get("life_lost", False)
             self.truncated[slot] = truncated

@@ -287,6 +287,7 @@ class Faulty(Counter):
             changed: dict[str, tuple[Any, float]] = {
                 "nan": (np.array([0.0, np.nan]), 1.0),
                 "inf": (obs, -np.inf),
+                "huge": (obs, 10**400),
                 "shape": (np.zeros(1), 1.0),
             }
             obs, reward = changed[self.fault]
@@ -298,6 +299,7 @@ class Faulty(Counter):
     [
         ("nan", "the observation is nan at [1]"),
         ("inf", "the reward is -inf"),
+        ("huge", "the reward is too large for a float"),
         ("shape", "the observation has the shape (1,), the space says (2,)"),
     ],
 )
