@@ -43,7 +43,11 @@ class ReplaySpec(MemorySpec):
     use_cer: Bool = Field(
         False, description="Combined experience replay: each batch holds the transitions since the one before."
     )
-    num_step_returns: PositiveInt = Field(1, description="Rewards summed before the value of what follows stands in.")
+    num_step_returns: PositiveInt = Field(
+        1,
+        description="Rewards summed before the value of what follows stands in. With SoftActorCritic and CrossQ the "
+        "entropy of the steps between is left out.",
+    )
 
 
 class PrioritizedReplaySpec(ReplaySpec):
@@ -52,4 +56,8 @@ class PrioritizedReplaySpec(ReplaySpec):
     name: Literal["PrioritizedReplay"] = "PrioritizedReplay"  # type: ignore[assignment]
     alpha: Fraction = Field(0.6, description="How much priority matters; 0 is uniform.")
     epsilon: PositiveFloat = Field(1e-4, description="Added to each error, so that none is never drawn again.")
-    beta: Schedule = Field(0.4, description="How far importance weights undo the bias of the draw; 1: fully.")
+    beta: Schedule = Field(
+        0.4,
+        description="How far importance weights undo the bias of the draw; 1: fully. Where it is not given in "
+        "agent.memory it rises from 0.4 to 1 at env.max_frame.",
+    )

@@ -237,6 +237,19 @@ class Spec(Model):
                 data = {**data, "agent": {**agent, **filled}}
         return data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_beta(cls, data: Any) -> Any:
+        """Importance weights undo more and more of the bias, and all of it at the end, unless told otherwise."""
+        match data:
+            case {
+                "agent": {"memory": {"name": "PrioritizedReplay"} as memory} as agent,
+                "env": {"max_frame": int() | float() as max_frame},
+            } if "beta" not in memory:
+                beta = {"start_val": 0.4, "end_val": 1.0, "end_step": max_frame}
+                data = {**data, "agent": {**agent, "memory": {**memory, "beta": beta}}}
+        return data
+
     def replace(self, **sections: dict[str, Any]) -> Self:
         """A copy with some keys of some sections changed, e.g. `replace(meta={"seed": 3})`."""
         changes = {

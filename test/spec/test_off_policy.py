@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from slm_lab.agent.schedule import calc_schedule
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
+from slm_lab.spec.types import ScheduleSpec
 
 Changes = dict[str, Any]
 
@@ -134,6 +136,22 @@ def test_one_gradient_step_per_frame_by_default(name: str) -> None:
 def test_the_older_name_has_the_same_default() -> None:
     algorithm: Any = parse("SoftActorCritic", {"agent.algorithm.name": "SAC", "env.num_envs": 8})[0].agent.algorithm
     assert algorithm.training_iter == 8
+
+
+@pytest.mark.parametrize("name", ["DQN", "SoftActorCritic"])
+def test_the_bias_of_priorities_is_undone_at_the_end_by_default(name: str) -> None:
+    changes: Changes = {"agent.memory": {"name": "PrioritizedReplay"}, "env.max_frame": 5e4}
+    spec = parse(name, changes)[0]
+    memory: Any = spec.agent.memory
+    assert [calc_schedule(memory.beta, frame) for frame in (0, 25_000, 50_000)] == pytest.approx([0.4, 0.7, 1.0])
+    # a saved spec has it, so that a run keeps its own
+    assert parse_spec(spec.model_dump(mode="json"))[0] == spec
+    for given in (0.4, {"start_val": 0.1, "end_val": 0.2, "end_step": 9}):
+        memory = parse(name, {**changes, "agent.memory.beta": given})[0].agent.memory
+        assert memory.beta == (given if isinstance(given, float) else ScheduleSpec.model_validate(given))
+    # self-imitation wants the bias towards what went well
+    sil: Any = parse("SIL")[0].agent.algorithm
+    assert sil.sil_memory.beta == 0.4
 
 
 def test_one_env_by_default_means_one_step() -> None:
