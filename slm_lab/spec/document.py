@@ -73,6 +73,7 @@ def spec_reference() -> str:
         "Names beginning with `_` are not specs and may hold YAML anchors. "
         "`1e6` may stand wherever a whole number is due.",
         "`${key}` is filled by `-s key=value`; `-s agent.algorithm.gamma=0.98` sets any key by its dotted path.",
+        "Specs of the published SLM-Lab are read too: [how](PUBLISHED_SPECS.md).",
         _section("## A spec", spec, skip=("name",)),
         _section("## env", EnvSpec),
         _section("## meta", MetaSpec),

@@ -94,7 +94,8 @@ def parse_spec(
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
         shown = problems[:MAX_PROBLEMS]
         shown += [f"... and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
-        changes = ", ".join(dict.fromkeys(_show_change(*change) for change in (given or {}).values()))
+        # a dotted path may be part of a contradiction; a placeholder has to be filled
+        changes = ", ".join(_show_change(*change) for place, change in (given or {}).items() if place == change[0])
         where += f" with {changes}" if changes else ""
         raise SpecError(f"{where} has {count}:\n" + "\n".join(f"  {problem}" for problem in shown))
     agent = spec.agent.model_copy(update={"net": spec.agent.net.resolved()})

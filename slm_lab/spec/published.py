@@ -81,6 +81,8 @@ def _fill_defaults(agent: Raw, env: Raw, notes: list[str]) -> None:
         wanted.append(("agent.algorithm", algorithm, "training_start_step", batch_size))
     if name in SOFT:
         wanted.append(("agent.algorithm", algorithm, "training_iter", env.get("num_envs", 1)))
+        if isinstance(batch_size, (int, float)) and batch_size > 1000:
+            wanted.append(("agent.algorithm", algorithm, "training_start_step", batch_size))
     if name == "CrossQ":
         wanted.append(("agent.algorithm", algorithm, "policy_delay", 1))
     if name in HAS_TARGET and ("update_frequency" not in net or "polyak_coef" in net):

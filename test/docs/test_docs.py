@@ -28,7 +28,7 @@ from slm_lab.experiment.tracker import CORE_COLUMNS
 from slm_lab.lib.errors import LabError
 from slm_lab.spec.candidate import check_search
 from slm_lab.spec.document import describe_default
-from slm_lab.spec.loading import load_spec, parse_override, parse_spec, spec_files, spec_names
+from slm_lab.spec.loading import dump_spec, load_spec, parse_override, parse_spec, spec_files, spec_names
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import ALGORITHM_SPECS
 
@@ -225,9 +225,13 @@ def test_spec_in_readme_is_the_shipped_one() -> None:
     assert (shown.agent, shown.env, shown.meta) == (shipped.agent, shipped.env, shipped.meta)
 
 
-def test_error_in_readme_is_what_a_user_sees() -> None:
+def test_error_in_readme_is_what_a_user_sees(tmp_path: Path) -> None:
+    document = dump_spec(load_spec("ppo_cartpole").spec)
+    document["ppo_cartpole"]["agent"]["algorithm"]["gama"] = 0.9
+    document["ppo_cartpole"]["env"]["max_frame"] = "abc"
+    (tmp_path / "ppo_cartpole.json").write_text(json.dumps(document))
     with pytest.raises(LabError) as caught:
-        load_spec("ppo_cartpole", None, {"agent.algorithm.gama": 0.9, "env.max_frame": "abc"})
+        load_spec(tmp_path / "ppo_cartpole.json")
     shown = next(block for block in fences(README, "text") if block.startswith("Error:"))
     assert shown.strip().splitlines()[1:] == str(caught.value).splitlines()[1:]
 

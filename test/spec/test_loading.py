@@ -601,3 +601,24 @@ def test_an_arc_file_that_cannot_be_used_says_why(tmp_path: Path, write: Write, 
     ):
         with pytest.raises(SpecError, match=message):
             load_spec(write_data(demo=arc_spec(**net)))
+
+
+# --- defaults that depend on other sections
+
+
+@pytest.mark.parametrize("name", ["LinearToZero", "LinearToMin"])
+@pytest.mark.parametrize("key", ["lr_scheduler_spec", "actor_lr_scheduler_spec"])
+def test_a_learning_rate_falls_to_the_end_of_the_run(write_data: WriteData, name: str, key: str) -> None:
+    raw = demo()
+    raw["agent"]["net"][key] = {"name": name}
+    spec = load_spec(write_data(demo=raw), overrides={"env.max_frame": 2e4}).spec
+    actor = spec.agent.net.for_role("actor").lr_scheduler_spec
+    assert actor is not None
+    assert actor.model_dump()["frame"] == 20_000
+    assert (spec.agent.net.for_role("critic").lr_scheduler_spec is None) == (key != "lr_scheduler_spec")
+    # it is saved, and stays when the spec is loaded again
+    saved = dump_spec(spec)["demo"]
+    assert load_spec(write_data(demo=saved)).spec == spec
+    given = {**raw["agent"]["net"], key: {"name": name, "frame": 5}}
+    raw["agent"]["net"] = given
+    assert "'frame': 5" in str(load_spec(write_data(demo=raw)).spec.agent.net.model_dump())
