@@ -44,6 +44,8 @@ class SessionTask:
     console_level: str = "WARNING"
     num_threads: int = 1
     log_format: LogFormat = "text"
+    # of a search that begins: whether the spec can be run at all is found out first, and told with what to know of it
+    is_probe: bool = False
 
     @property
     def key(self) -> Key:
@@ -69,6 +71,8 @@ class Outcome:
     is_user_error: bool = False
     # it or its env workers: by SIGTERM, or for being late after it
     is_killed: bool = False
+    # numbers that were not finite, which other values of the spec may not give
+    is_diverged: bool = False
     # by the clock of the process that runs all sessions
     ended: float = field(default=0.0, compare=False)
 
@@ -80,11 +84,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Event:
-    """What has happened to a session: progress, or its end."""
+    """What has happened to a session: progress, or its end; or what a probe has to say beforehand."""
 
     key: Key
     progress: dict[str, Any] | None = None
     outcome: Outcome | None = None
+    notes: list[str] | None = None
 
 
 class Executor(Protocol):
@@ -305,12 +310,15 @@ def _read(one: _Running, events: list[Event], may_wait: bool = True) -> bool:
         kind, content = json.loads(line)
         if kind == "progress":
             events.append(Event(one.task.key, progress=content))
+        elif kind == "notes":
+            events.append(Event(one.task.key, notes=content))
         elif kind == "result":
             one.outcome.result = content
         else:
             one.outcome.error = content
             one.outcome.is_user_error = kind == "user_error"
             one.outcome.is_killed = kind == "killed"
+            one.outcome.is_diverged = kind == "diverged"
     return True
 
 

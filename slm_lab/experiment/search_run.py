@@ -1,9 +1,10 @@
 """Start and continue searches, and prove their winner; what the command line and Python both call."""
 
+import math
 import resource
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loguru import logger
@@ -16,7 +17,6 @@ from slm_lab.experiment.run import (
     Options,
     check_known_to_processes,
     find_cluster,
-    prepare,
     start,
     start_or_continue,
     write_origin,
@@ -30,7 +30,7 @@ from slm_lab.lib.io import create_run_folder
 from slm_lab.lib.runtime import import_modules, num_cores
 from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.candidate import check_search
-from slm_lab.spec.loading import load_spec
+from slm_lab.spec.loading import dump_spec, load_spec, refuse_secrets
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import read_dimensions
 
@@ -68,9 +68,10 @@ def start_search(spec: Spec, options: Options, keep: int = 3) -> SearchResult:
         )
     check_known_to_processes(spec, options)
     # mistakes that hold for every trial are told before anything is written
+    refuse_secrets(dump_spec(spec), f"spec '{spec.name}'")
     executor = _build_executor(spec, options)
-    _, notes = prepare(spec.replace(meta={"max_session": executor.num_slot, "compile": False}))
-    for line in advise(spec, executor.num_slot, _probe(spec, options)):
+    probe, notes = _probe(spec, options, executor.num_slot)
+    for line in advise(spec, executor.num_slot, probe):
         logger.info(line)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     write_origin(spec, folder, options)
@@ -177,37 +178,53 @@ def advise(spec: Spec, num_slot: int, probe: Probe | None) -> list[str]:
     return lines
 
 
-def _probe(spec: Spec, options: Options) -> Probe | None:
-    """Run one session for a few seconds; None where it tells nothing."""
+def _probe(spec: Spec, options: Options, num_slot: int) -> tuple[Probe | None, list[str]]:
+    """Run one session for a few seconds: how fast it is, None where that is not known, and what to know beforehand.
+
+    It has a process of its own, since an env can end the one it is in. Where it fails, so would every trial.
+    """
     agent = spec.agent
     if isinstance(agent.algorithm, OffPolicySpec):
         # acting alone is many times faster than training
         soon = agent.algorithm.model_copy(update={"training_start_step": spec.env.num_envs})
         agent = agent.model_copy(update={"algorithm": soon})
     row_every = 10 * spec.env.num_envs
+    whole = spec.replace(meta={"max_session": num_slot, "compile": False})
     short = spec.model_copy(update={"agent": agent, "search": {}}).replace(
         meta={"compile": False, "log_frequency": row_every, "max_session": 1, "search_scheduler": None},
         env={"num_workers": 0},
     )
+    task = SessionTask("", spec.name, 0, 0, options.imports, "ERROR", "ERROR", spec.meta.num_threads, is_probe=True)
+    notes: list[str] = []
+    fps, first, outcome = 0.0, 0.0, None
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(Path(path), spec.name)
+        save_spec(folder.spec_file, whole)
         save_spec(folder.trial_spec_file(0), short)
         executor = LocalExecutor(1)
-        executor.submit(SessionTask(path, spec.name, 0, 0, options.imports, "ERROR", "ERROR", spec.meta.num_threads))
-        fps, began, first = 0.0, time.monotonic(), 0.0
+        executor.submit(replace(task, folder=path))
+        # building an env may take minutes, so that time is counted from then on
+        limit = math.inf
         try:
-            while time.monotonic() - began < PROBE_LIMIT:
-                events = executor.poll(POLL_SECONDS)
-                for event in events:
+            while outcome is None and time.monotonic() < limit:
+                for event in executor.poll(POLL_SECONDS):
+                    if event.notes is not None:
+                        notes, limit = event.notes, time.monotonic() + PROBE_LIMIT
                     if event.progress is not None:
                         fps = event.progress["fps"]
                         first = first or time.monotonic()
-                if any(event.outcome is not None for event in events):
-                    break
+                    outcome = event.outcome or outcome
                 if first and time.monotonic() - first > PROBE_SECONDS:
                     executor.stop((0, 0))
         finally:
             executor.close()
+    if outcome is not None and outcome.error is not None and not outcome.is_stopped:
+        if outcome.is_user_error:
+            raise LabError(outcome.error)
+        reason = outcome.error.strip().splitlines()[-1]
+        if not outcome.is_diverged:
+            raise LabError(f"no trial was started, since a session of the spec fails: {reason}")
+        logger.warning(f"A session with the values of the spec itself fails: {reason}")
     if not fps:
-        return None
-    return Probe(fps, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000)
+        return None, notes
+    return Probe(fps, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000), notes

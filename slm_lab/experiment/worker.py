@@ -12,6 +12,7 @@ from typing import Any
 from slm_lab.experiment.control import Progress, Session
 from slm_lab.experiment.executor import SessionTask
 from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.run import prepare
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.lib.errors import DivergenceError, LabError, StorageError, WorkerDeathError, WorkerError
 from slm_lab.lib.log import log_to, setup_console
@@ -39,6 +40,8 @@ def main(task: SessionTask, descriptor: int, parent: int) -> int:
         folder = RunFolder(Path(task.folder), task.name)
         try:
             import_modules(task.imports)
+            if task.is_probe:
+                tell("notes", prepare(load_spec(folder.spec_file, task.name).spec)[1])
             spec = load_spec(folder.trial_spec_file(task.trial), task.name).spec
             with log_to(folder.log_file(task.trial, task.session), task.log_level):
                 result = Session(
@@ -47,7 +50,10 @@ def main(task: SessionTask, descriptor: int, parent: int) -> int:
         except WorkerDeathError as error:
             tell("killed", redact(str(error)))
             return 1
-        except (DivergenceError, StorageError, WorkerError) as error:
+        except DivergenceError as error:
+            tell("diverged", redact(str(error)))
+            return 1
+        except (StorageError, WorkerError) as error:
             tell("error", redact(str(error)))
             return 1
         except LabError as error:

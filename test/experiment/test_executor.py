@@ -159,7 +159,7 @@ def test_a_session_whose_env_workers_were_killed_may_have_been_stopped(monkeypat
     [
         (WorkerDeathError("gone"), "killed"),
         (WorkerError("gone"), "error"),
-        (DivergenceError("gone"), "error"),
+        (DivergenceError("gone"), "diverged"),
         (LabError("gone"), "user_error"),
     ],
 )

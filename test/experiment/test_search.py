@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from slm_lab.cli.main import is_search
 from slm_lab.experiment import search as search_module
-from slm_lab.experiment import search_result
+from slm_lab.experiment import search_result, search_run
 from slm_lab.experiment.executor import Event, Key, Outcome, SessionTask
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.run import Options
@@ -670,3 +670,76 @@ def test_values_are_named_apart() -> None:
         "agent.algorithm.gamma": 1,
     }
     assert show_values(values) == "actor_optim_spec.lr 0.001, critic_optim_spec.lr 0.002, gamma 1"
+
+
+# --- the session that is tried before a search
+
+DEADLY = """
+import os
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Deadly(CartPoleEnv):
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        if how == "exit":
+            os._exit(0)
+
+    def step(self, action):
+        if self.how == "kill":
+            os.kill(os.getpid(), 11)
+        return super().step(action)
+
+    def close(self):
+        if self.how == "close":
+            raise RuntimeError("motor on fire")
+
+gym.register("Deadly-v0", entry_point=Deadly)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("exit", "the process of session 0 ended with exit code 0"),
+        ("kill", "the process of session 0 was killed by signal 11"),
+        ("close", "RuntimeError: motor on fire"),
+    ],
+)
+def test_an_env_that_ends_its_process_does_not_end_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, reason: str
+) -> None:
+    (tmp_path / "deadly_env.py").write_text(DEADLY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    env = {"name": "deadly_env:Deadly-v0", "kwargs": {"how": how}, "max_t": 20, "max_frame": 20_000}
+    with pytest.raises(LabError, match=f"no trial was started, since a session of the spec fails: {reason}$"):
+        start_search(make_spec().replace(env=env), Options(data_dir=tmp_path / "data"))
+    assert not (tmp_path / "data").exists()
+
+
+def probe(monkeypatch: pytest.MonkeyPatch, *events: Event) -> tuple[Probe | None, list[str]]:
+    """What is made of a session that tells these."""
+
+    class Told(FakeExecutor):
+        def submit(self, task: SessionTask) -> None:
+            assert task.is_probe
+
+        def poll(self, timeout: float) -> list[Event]:
+            return list(events)
+
+    monkeypatch.setattr(search_run, "LocalExecutor", lambda count: Told(count))
+    return search_run._probe(make_spec(), Options(), 2)
+
+
+def test_what_a_probe_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, progress = Event((0, 0), notes=["one"]), Event((0, 0), progress={"fps": 90.0})
+    found, told = probe(monkeypatch, notes, progress, Event((0, 0), outcome=Outcome(0, {})))
+    assert found is not None
+    assert (found.fps, told) == (90.0, ["one"])
+    # other values may not diverge; a wish to stop is no failure
+    for outcome in (Outcome(0, error="loss is nan", is_diverged=True), Outcome(0, error="late", is_killed=True)):
+        assert probe(monkeypatch, notes, Event((0, 0), outcome=outcome)) == (None, ["one"])
+    with pytest.raises(LabError, match=r"^env.name: no such env$"):
+        probe(monkeypatch, Event((0, 0), outcome=Outcome(0, error="env.name: no such env", is_user_error=True)))
