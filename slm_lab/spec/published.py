@@ -89,7 +89,7 @@ def _fill_defaults(agent: Raw, env: Raw, notes: list[str]) -> None:
         wanted.append(("agent.net", net, "update_type", "replace"))
         if net.get("update_type", "replace") == "replace":
             wanted.append(("agent.net", net, "update_frequency", 1))
-    if net.get("type") in IMAGE_NETS:
+    if net.get("type") in IMAGE_NETS and name not in PPO:
         wanted.append(("agent.net", net, "batch_norm", True))
     filled = []
     for where, section, key, value in wanted:
@@ -108,6 +108,9 @@ def _drop_contradictions(agent: Raw, notes: list[str]) -> None:
         frequency = algorithm.pop("training_frequency")
         algorithm.setdefault("time_horizon", frequency)
         notes.append("agent.algorithm.training_frequency of PPO is its time_horizon")
+    if name in PPO and agent["net"].get("batch_norm", agent["net"].get("type") in IMAGE_NETS) is True:
+        agent["net"]["batch_norm"] = False
+        notes.append("agent.net.batch_norm is false: with it, PPO would compare probabilities of two different nets")
     if name in PPO and algorithm.get("clip_vloss") is True and algorithm.pop("normalize_v_targets", False):
         notes.append("agent.algorithm.normalize_v_targets has no effect with clip_vloss")
     steps = algorithm.get("num_step_returns")
