@@ -17,6 +17,7 @@ from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.results import Run, find_runs
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
+from slm_lab.lib.secret import redact
 from slm_lab.share.settings import get_repo, read_settings
 
 HEADER = ("run", "algorithm", "env", "score", "sessions", "frames", "age")
@@ -30,6 +31,9 @@ SORTS: dict[str, Callable[[Run], Any]] = {
     "run": lambda run: run.path.name,
 }
 
+# how long the hub may take to answer where it was not asked for
+QUICK_SECONDS = 10.0
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -40,12 +44,14 @@ def _score(run: Run) -> float:
 @app.command(
     name="list",
     help="Show the runs in the data folder: algorithm, env, score, sessions, frames and age.\n\n"
-    "With --hub the runs at HF_REPO, with their size and whether they are here.",
+    "Where HF_REPO is set, the runs there follow, with their size and whether they are here.",
 )
 def list_runs(
     pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only runs whose name has this in it.")] = "",
-    local: Annotated[bool, typer.Option("--local", help="Runs on this machine, which is what is shown.")] = True,
-    hub: Annotated[bool, typer.Option("--hub", "--remote", help="Runs at HF_REPO, on the hub or in a folder.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Only runs on this machine.")] = False,
+    hub: Annotated[
+        bool, typer.Option("--hub", "--remote", help="Only runs at HF_REPO, on the hub or in a folder.")
+    ] = False,
     sort: Annotated[str, typer.Option(metavar="BY", help=f"One of {', '.join(SORTS)}.")] = "age",
     data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
 ) -> None:
@@ -54,28 +60,50 @@ def list_runs(
         if sort not in SORTS:
             raise LabError(f"--sort: no order '{sort}'{nearest(sort, SORTS)} (known: {', '.join(SORTS)})")
         if hub:
+            setup_console("INFO")
             _list_hub(pattern, data_dir)
             return
         found, problems = find_runs(data_dir)
         for problem in problems:
             sys.stderr.write(f"Left out: {problem}\n")
         runs = [run for run in found if pattern in run.path.name]
-        if not runs:
+        if runs:
+            write_columns([HEADER, *(_row(run) for run in sorted(runs, key=SORTS[sort]))], num_name=3)
+        has_hub = get_repo() is not None and not local and _try_hub(pattern, data_dir)
+        if not runs and not has_hub:
             what = f"no run named like '{pattern}'" if pattern else "no run with results"
-            elsewhere = f", or see those at {get_repo()} with `slm-lab list --hub`" if get_repo() else ""
-            raise LabError(f"there is {what} in {data_dir}; start one with `slm-lab run`{elsewhere}")
-        rows = [HEADER, *(_row(run) for run in sorted(runs, key=SORTS[sort]))]
-        write_columns(rows, num_name=3)
+            raise LabError(f"there is {what} in {data_dir}; start one with `slm-lab run`")
 
 
-def _list_hub(pattern: str, data_dir: Path) -> None:
-    setup_console("INFO")
+def _try_hub(pattern: str, data_dir: Path) -> bool:
+    """Show the runs at HF_REPO below those that are here; one that cannot be reached is no reason to fail."""
+    try:
+        sys.stdout.flush()
+        _list_hub(pattern, data_dir, title=f"\nAt {get_repo()}:\n", is_quick=True)
+    except LabError as error:
+        sys.stderr.write(redact(f"Warning: the runs at HF_REPO are not shown: {error}\n"))
+        return False
+    return True
+
+
+def _list_hub(pattern: str, data_dir: Path, title: str = "", is_quick: bool = False) -> None:
     # loaded only here: the hub's client takes a moment
-    opening, pull, table = (
-        import_module(name) for name in ("slm_lab.share.opening", "slm_lab.share.pull", "slm_lab.cli.hub_table")
+    opening, pull, table, patience = (
+        import_module(name)
+        for name in (
+            "slm_lab.share.opening",
+            "slm_lab.share.pull",
+            "slm_lab.cli.hub_table",
+            "slm_lab.share.patience",
+        )
     )
-    with opening.open_store(read_settings()) as store:
-        table.show_runs(pull.list_runs(store, pattern), store, pattern, data_dir)
+    # without being asked for, it may not keep anyone waiting
+    tries = patience.Patience(attempts=1, timeout=QUICK_SECONDS) if is_quick else None
+    with opening.open_store(read_settings(), tries) as store:
+        runs = pull.list_runs(store, pattern)
+        if runs:
+            sys.stdout.write(title)
+        table.show_runs(runs, store, pattern, data_dir)
 
 
 def _row(run: Run) -> tuple[str, ...]:

@@ -41,10 +41,12 @@ def pull(
             if list_:
                 show_runs(list_runs(store, pattern), store, pattern, data_dir)
                 return
-            pulled = pull_runs(pattern, store, data_dir, limit)
+            pulled, problems = pull_runs(pattern, store, data_dir, limit)
     for run in pulled:
         _tell(run)
-    if any(run.kept for run in pulled):
+    for name, problem in problems.items():
+        sys.stderr.write(f"Left out {name}: {problem}\n")
+    if problems or any(run.kept for run in pulled):
         sys.exit(1)
 
 

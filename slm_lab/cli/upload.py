@@ -5,8 +5,6 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from loguru import logger
-
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.secret import redact
 from slm_lab.share.settings import read_settings
@@ -21,7 +19,6 @@ def check_upload() -> None:
 
 def upload_run(folder: Path) -> int:
     """Send a run that has ended; the exit code. A failure leaves the run as it is, and tells how to try again."""
-    logger.info(f"Uploading data/{folder.name}")
     try:
         with import_module("slm_lab.share.opening").open_store(read_settings()) as store:
             url = import_module("slm_lab.share.push").push_run(folder, store)

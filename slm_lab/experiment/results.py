@@ -222,7 +222,7 @@ def find_shipped_random_return(env_name: str) -> float | None:
     return float(shipped["mean"]) if shipped else None
 
 
-def name_algorithm(spec: Mapping[str, Any]) -> str:
+def name_algorithm(spec: Any) -> str:
     """The algorithm of a spec by the name that papers use."""
     name = str(look_up(spec, "agent", "algorithm", "name") or "unknown algorithm")
     label = _LABEL_OF.get(name, name)

@@ -64,29 +64,32 @@ class FolderStore:
         if place.is_dir() and not self._has_link(folder):
             yield from sorted(item.name for item in self._scan(folder) if item.is_dir(follow_symlinks=False))
 
-    def list_files(self, folder: str) -> Iterator[StoredFile]:
+    def list_files(self, folder: str, with_hashes: bool = True) -> Iterator[StoredFile]:
         """Files that are no links, with their hashes."""
         self._check_there()
         if self._at(folder).is_dir() and not self._has_link(folder):
-            yield from self._walk(folder, 0)
+            yield from self._walk(folder, 0, with_hashes)
 
-    def _walk(self, folder: str, depth: int) -> Iterator[StoredFile]:
+    def _walk(self, folder: str, depth: int, with_hashes: bool) -> Iterator[StoredFile]:
         for item in self._scan(folder):
             path = f"{folder}/{item.name}"
             if not is_safe(path):
                 continue
             if item.is_file(follow_symlinks=False):
+                if not with_hashes:
+                    yield StoredFile(path, item.stat(follow_symlinks=False).st_size)
+                    continue
                 file = read_file(self.root, path)
                 yield StoredFile(path, file.size, file.sha256, file.git_sha1)
             elif item.is_dir(follow_symlinks=False) and depth < _MAX_DEPTH:
-                yield from self._walk(path, depth + 1)
+                yield from self._walk(path, depth + 1, with_hashes)
 
     def _scan(self, folder: str) -> list["os.DirEntry[str]"]:
         try:
             with os.scandir(self._at(folder)) as items:
                 return list(islice(items, MAX_LISTED))
         except OSError as error:
-            raise ShareError(f"{self.url(folder)} cannot be read ({error.strerror})") from None
+            raise UnreadableError(f"{self.url(folder)} cannot be read ({error.strerror})") from None
 
     def read(self, path: str, max_size: int) -> bytes | None:
         """A small file."""

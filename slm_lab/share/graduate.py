@@ -58,6 +58,8 @@ def plan(pattern: str, source: Store, target: Store) -> Graduation:
 def _find_obstacle(run: SharedRun) -> str | None:
     if run.manifest is None:
         return run.problem
+    if not run.manifest.identity:
+        return "it has no manifest; pull it, and push it to the public repo"
     if run.manifest.summary.kind != "train":
         return "it is a search"
     return None if run.manifest.summary.is_complete else "it is not complete"

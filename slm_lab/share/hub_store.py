@@ -116,7 +116,7 @@ class HubStore:
             if isinstance(item, RepoFolder):
                 yield item.path.rpartition("/")[2]
 
-    def list_files(self, folder: str) -> Iterator[StoredFile]:
+    def list_files(self, folder: str, with_hashes: bool = True) -> Iterator[StoredFile]:
         """Files with the hash that the hub has: of large ones the content's, of small ones git's."""
         for item in self._list(folder, is_recursive=True):
             if isinstance(item, RepoFile):

@@ -28,7 +28,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA1 = re.compile(r"[0-9a-f]{40}")
 
 
-class ManifestError(ShareError):
+class BadRunError(ShareError):
+    """What is wrong with one shared run, and with no other."""
+
+
+class ManifestError(BadRunError):
     """A manifest that cannot be believed."""
 
 
@@ -57,7 +61,7 @@ class Manifest:
     """A shared run."""
 
     name: str
-    # equal for two copies of one run
+    # equal for two copies of one run; empty where there is no manifest, as in repos of the published SLM-Lab
     identity: str
     summary: Summary
     files: tuple[RunFile, ...]
@@ -122,14 +126,19 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
         manifest = Manifest(str(content["name"]), str(content["identity"]), _parse_summary(content["summary"]), files)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ManifestError(f"{name}: {MANIFEST} there is damaged, so nothing of the run is used") from None
+    check_files(name, files)
+    if manifest.name != name:
+        raise ManifestError(f"{name}: {MANIFEST} there is that of '{printable(manifest.name)[:80]}'; was it moved?")
+    return manifest
+
+
+def check_files(name: str, files: Sequence[RunFile]) -> None:
+    """Refuse more files than a run has, and names that some systems take for one."""
     if len(files) > MAX_FILES:
         raise ManifestError(f"{name}: it lists more than {MAX_FILES:,} files, which no run has")
     paths = [file.path.casefold() for file in files]
     if len(set(paths)) < len(paths):
         raise ManifestError(f"{name}: {MANIFEST} lists a file twice")
-    if manifest.name != name:
-        raise ManifestError(f"{name}: {MANIFEST} there is that of '{printable(manifest.name)[:80]}'; was it moved?")
-    return manifest
 
 
 def _parse_file(raw: Any) -> RunFile:

@@ -1,5 +1,6 @@
 """Fetching runs: verified, resumable, and never over what is here."""
 
+import functools
 import os
 import shutil
 import stat
@@ -13,9 +14,10 @@ from pathlib import Path
 
 from loguru import logger
 
-from slm_lab.lib.errors import ShareError, nearest
+from slm_lab.lib.errors import ShareError, UnreadableError, nearest
 from slm_lab.lib.io import lock_file, storage_errors
-from slm_lab.share.manifest import Manifest, ManifestError, find_origin, local_file, read_manifest
+from slm_lab.share.manifest import BadRunError, Manifest, find_origin, local_file, read_manifest
+from slm_lab.share.published import describe_published
 from slm_lab.share.run_files import RunFile, is_page, read_file
 from slm_lab.share.safe_path import is_safe
 from slm_lab.share.store import DATA, Store
@@ -62,41 +64,58 @@ def find_names(store: Store, pattern: str = "") -> list[str]:
 
 def list_runs(store: Store, pattern: str = "") -> list[SharedRun]:
     """The runs at a store with what they came to."""
-
-    def look(name: str) -> SharedRun:
-        try:
-            manifest = read_manifest(store, name)
-        except ManifestError as error:
-            return SharedRun(name, None, str(error))
-        return SharedRun(name, manifest, "" if manifest is not None else "its upload has not ended")
-
     names = find_names(store, pattern)
-    # a request each, most of which is waiting
+    # a few requests each, most of which is waiting
     with ThreadPoolExecutor(NUM_READERS) as pool:
-        return list(pool.map(look, names))
+        return list(pool.map(functools.partial(_look, store), names))
 
 
-def pull_runs(pattern: str, store: Store, data_dir: Path, max_size: int = MAX_SIZE) -> list[Pulled]:
-    """Fetch the runs that a pattern means into a data folder."""
+def _look(store: Store, name: str, to_fetch: bool = False) -> SharedRun:
+    """One run with its manifest, or with one made for it; to be fetched, it has hashes and needs no score."""
+    place = store.url(f"{DATA}/{name}")
+    try:
+        manifest = read_manifest(store, name) or describe_published(store, name, to_fetch)
+    except (BadRunError, UnreadableError) as error:
+        return SharedRun(name, None, str(error))
+    except OSError as error:
+        return SharedRun(name, None, f"{place} cannot be read ({error.strerror})")
+    if manifest is None:
+        return SharedRun(name, None, f"{place} has no manifest.json: its upload has not ended; push it again")
+    return SharedRun(name, manifest)
+
+
+def pull_runs(
+    pattern: str, store: Store, data_dir: Path, max_size: int = MAX_SIZE
+) -> tuple[list[Pulled], dict[str, str]]:
+    """Fetch the runs that a pattern means into a data folder; also what is wrong with those that cannot be, by name."""
     names = find_names(store, pattern)
     if not names:
         hint = nearest(pattern, find_names(store))
         raise ShareError(f"{store.name} has no run named like '{pattern}'{hint} (`slm-lab list --hub` shows its runs)")
     manifests = []
+    problems: dict[str, str] = {}
     for name in names:
-        manifest = read_manifest(store, name)
-        if manifest is None:
-            place = store.url(f"{DATA}/{name}")
-            raise ShareError(f"{place} has no manifest.json: its upload has not ended; push it again")
-        manifests.append(_without_pages(manifest))
+        run = _look(store, name, to_fetch=True)
+        if run.manifest is None:
+            problems[name] = run.problem
+        else:
+            manifests.append(_without_pages(run.manifest))
     total = sum(manifest.size for manifest in manifests)
     if total > max_size:
         raise ShareError(
             f"'{pattern}' means {len(names)} runs of {format_size(total)}, and at most {format_size(max_size)} are "
             "fetched at once; give a fuller name, or --max-size"
         )
-    with storage_errors(data_dir):
-        return [pull_run(manifest, store, data_dir) for manifest in manifests]
+    pulled = []
+    for manifest in manifests:
+        try:
+            with storage_errors(data_dir):
+                pulled.append(pull_run(manifest, store, data_dir))
+        except BadRunError as error:
+            problems[manifest.name] = str(error)
+    if problems and not pulled:
+        raise BadRunError("; ".join(problems.values()))
+    return pulled, problems
 
 
 def pull_run(manifest: Manifest, store: Store, data_dir: Path) -> Pulled:
@@ -165,7 +184,7 @@ def _compare(manifest: Manifest, target: Path) -> tuple[list[RunFile], list[str]
         elif not place.is_file() or place.is_symlink() or not _matches(target, file):
             kept.append(file.path)
     if set(find_origin([file.path for file in manifest.files])) & set(kept):
-        raise ShareError(
+        raise BadRunError(
             f"{target} is another run than {manifest.name} at the store, so nothing is fetched into it; rename it, or "
             "pull with another --data-dir"
         )
@@ -174,7 +193,7 @@ def _compare(manifest: Manifest, target: Path) -> tuple[list[RunFile], list[str]
 
 def _matches(folder: Path, file: RunFile) -> bool:
     place = local_file(folder, file.path)
-    return place.stat().st_size == file.size and read_file(folder, file.path).sha256 == file.sha256
+    return place.stat().st_size == file.size and read_file(folder, file.path).has_content_of(file)
 
 
 def fetch_file(file: RunFile, name: str, store: Store, place: Path, view: TransferView) -> None:
@@ -191,14 +210,14 @@ def fetch_file(file: RunFile, name: str, store: Store, place: Path, view: Transf
             part.touch()
         store.download(f"{DATA}/{name}/{file.path}", part, file.size, view.advance)
         got = read_file(part.parent, part.name)
-        if got.sha256 == file.sha256:
+        if got.has_content_of(file):
             os.replace(part, place)
             return
         view.advance(-got.size)
         part.unlink()
         if not begun:
             break
-    raise ShareError(
+    raise BadRunError(
         f"{name}: {file.path} at {store.name} is not what its manifest says (SHA-256 differs), so it is not used; "
         "push the run again from where it is whole"
     )
@@ -236,4 +255,4 @@ def _refuse_links(data_dir: Path, places: Sequence[Path]) -> None:
     """Nothing is written through a link, which may lead out of the data folder."""
     for place in places:
         if place != data_dir and place.is_symlink():
-            raise ShareError(f"{place} is a link, and nothing is fetched through one; remove it, or use --data-dir")
+            raise BadRunError(f"{place} is a link, and nothing is fetched through one; remove it, or use --data-dir")

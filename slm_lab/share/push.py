@@ -71,7 +71,8 @@ def send(manifest: Manifest, find: Callable[[str], Path], store: Store) -> str:
     total = sum(file.size for file in missing)
     skipped = len(manifest.files) - len(missing)
     told = f", {skipped} are there already" if skipped else ""
-    logger.info(f"Sending {len(missing)} files of {format_size(total)} to {store.name}{told}")
+    place = f"{store.name}/{DATA}/{name}"
+    logger.info(f"Uploading {DATA}/{name} to {place}: {len(missing)} files of {format_size(total)}{told}")
     with TransferView(name, total) as view, tempfile.TemporaryDirectory() as made:
         for batch in _split(missing):
             uploads = [Upload(find(file.path), f"{DATA}/{name}/{file.path}", file.size) for file in batch]

@@ -15,7 +15,9 @@ from slm_lab.share.safe_path import is_safe
 CARD = "README.md"
 _KINDS = (
     re.compile(r"[^/]+_spec\.(yaml|json)"),
-    re.compile(r"[^/]+_(trial|experiment)_metrics\.json"),
+    re.compile(r"[^/]+_(trial|experiment)_metrics(_scalar)?\.json"),
+    # copies that the published SLM-Lab puts beside the spec
+    re.compile(r"[^/]+_graph(_[^/]+)?\.png"),
     re.compile(r"[^/]+_experiment_df\.csv"),
     re.compile(r"README\.md"),
     re.compile(r"info/[^/]+\.(csv|json)"),
@@ -41,9 +43,15 @@ class RunFile:
     # from the run's folder, with slashes
     path: str
     size: int
+    # empty where it is not known, as of files without a manifest
     sha256: str
     # as git names content: by it the hub knows small files
     git_sha1: str
+
+    def has_content_of(self, wanted: "RunFile") -> bool:
+        """Whether this file, whose hashes are known, is what another says: by the hashes that are known of that."""
+        pairs = ((self.sha256, wanted.sha256), (self.git_sha1, wanted.git_sha1))
+        return self.size == wanted.size and all(known in ("", own) for own, known in pairs)
 
 
 def belongs(path: str, with_checkpoints: bool = True) -> bool:

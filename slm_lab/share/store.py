@@ -66,8 +66,8 @@ class Store(Protocol):
     def list_folders(self, folder: str) -> Iterator[str]:
         """Names of the folders in a folder; none where there is no such folder."""
 
-    def list_files(self, folder: str) -> Iterator[StoredFile]:
-        """All files below a folder; none where there is no such folder."""
+    def list_files(self, folder: str, with_hashes: bool = True) -> Iterator[StoredFile]:
+        """All files below a folder; none where there is no such folder. Hashes may be left out if they take time."""
 
     def read(self, path: str, max_size: int) -> bytes | None:
         """A small file; None where there is no such file."""

@@ -40,7 +40,7 @@ def test_a_run_comes_back_byte_for_byte(hub: LocalHub, store: HubStore, make_run
     there = read_tree(hub.repo(REPO) / "data" / NAME)
     assert set(there) == EXPECTED | {MANIFEST}
     assert has_run(store, NAME)
-    (pulled,) = pull_runs("demo", store, tmp_path / "elsewhere")
+    ((pulled,), _) = pull_runs("demo", store, tmp_path / "elsewhere")
     assert pulled.path == tmp_path / "elsewhere" / NAME
     here = read_tree(pulled.path)
     assert set(here) == EXPECTED
@@ -56,7 +56,7 @@ def test_a_second_push_and_pull_send_nothing(hub: LocalHub, store: HubStore, mak
     pull_runs(NAME, store, tmp_path / "b")
     hub.log.clear()
     push_run(make_run(), store)
-    (pulled,) = pull_runs(NAME, store, tmp_path / "b")
+    ((pulled,), _) = pull_runs(NAME, store, tmp_path / "b")
     assert pulled.num_fetched == 0
     assert hub.count("put") == hub.count("commit") == hub.count("get") == 0
 
@@ -77,7 +77,7 @@ def test_a_push_and_a_pull_survive_what_passes_at_every_step(
     hub.log.clear()
     steps = ("list", "resolve", "get")
     hub.faults = [Fault(step, kind, times=2, retry_after="0" if kind == 429 else None) for step in steps]
-    (pulled,) = pull_runs(NAME, store, tmp_path / "b")
+    ((pulled,), _) = pull_runs(NAME, store, tmp_path / "b")
     assert all(hub.count(f"{step}:{kind}") == 2 for step in steps)
     for path in EXPECTED - {"README.md"}:
         assert (pulled.path / path).read_bytes() == (folder / path).read_bytes()
@@ -128,7 +128,7 @@ def test_a_download_goes_on_where_it_was_cut(hub: LocalHub, store: HubStore, mak
         pull_runs(NAME, store, tmp_path / "b")
     assert not (tmp_path / "b" / NAME).exists()
     hub.faults = []
-    (pulled,) = pull_runs(NAME, store, tmp_path / "b")
+    ((pulled,), _) = pull_runs(NAME, store, tmp_path / "b")
     for path in EXPECTED - {"README.md"}:
         assert (pulled.path / path).read_bytes() == (folder / path).read_bytes()
     large = [path for path in EXPECTED if path.endswith((".pt", ".png", ".mp4"))]
@@ -179,7 +179,7 @@ def test_reading_a_public_repo_needs_no_token(hub: LocalHub, store: HubStore, ma
     push_run(make_run(), store)
     with HubStore(REPO, None, hub.url, QUICK) as reader:
         assert [run.name for run in list_runs(reader)] == [NAME]
-        assert pull_runs("*", reader, tmp_path / "b")[0].num_fetched == len(EXPECTED)
+        assert pull_runs("*", reader, tmp_path / "b")[0][0].num_fetched == len(EXPECTED)
 
 
 def test_a_missing_repo(hub: LocalHub, tmp_path: Path) -> None:
@@ -265,10 +265,10 @@ def test_has_run_is_false_when_a_file_is_lost_or_changed(hub: LocalHub, store: H
 
 def test_what_is_here_with_other_content_is_kept(hub: LocalHub, store: HubStore, make_run, tmp_path: Path) -> None:
     push_run(make_run(), store)
-    (first,) = pull_runs(NAME, store, tmp_path / "b")
+    ((first,), _) = pull_runs(NAME, store, tmp_path / "b")
     (first.path / "log/demo.log").write_text("mine")
     (first.path / "demo_t0_spec.yaml").unlink()
-    (second,) = pull_runs(NAME, store, tmp_path / "b")
+    ((second,), _) = pull_runs(NAME, store, tmp_path / "b")
     assert second.kept == ("log/demo.log",)
     assert (second.path / "log/demo.log").read_text() == "mine"
     assert (second.path / "demo_t0_spec.yaml").exists()
@@ -310,5 +310,5 @@ def test_a_listing_has_scores(store: HubStore, make_run: Callable[..., Path]) ->
     summary = run.manifest.summary
     assert (summary.algorithm, summary.env, summary.kind, summary.is_complete) == ("PPO", "CartPole-v1", "train", True)
     # rows of 10, 20, 30, 40, and of one more in the second session
-    assert summary.values == (25.0, 26.0)
-    assert summary.score == 25.5
+    assert summary.values == (40.0, 41.0)
+    assert summary.score == 40.5

@@ -174,7 +174,7 @@ def test_a_folder_round_trip(team: FolderStore, make_run, tmp_path: Path) -> Non
     folder = make_run()
     assert push_run(folder, team) == str(tmp_path / "team" / "data" / NAME)
     assert has_run(team, NAME)
-    (pulled,) = pull_runs(NAME, team, tmp_path / "b")
+    ((pulled,), _) = pull_runs(NAME, team, tmp_path / "b")
     for path, content in read_tree(pulled.path).items():
         if path != "README.md":
             assert content == (folder / path).read_bytes()
@@ -193,7 +193,7 @@ def test_a_run_is_fetched_once_at_a_time(team: FolderStore, make_run, tmp_path: 
     assert [path.name for path in data.iterdir()] == [NAME]
     # nothing is to be fetched, so nobody is in the way
     with lock_file(data / ".pull" / f"{NAME}.lock", wait=0):
-        (again,) = pull_runs(NAME, team, data)
+        ((again,), _) = pull_runs(NAME, team, data)
     assert again.num_fetched == 0
 
 
@@ -233,7 +233,7 @@ def test_a_copy_that_was_cut_goes_on(team: FolderStore, make_run, tmp_path: Path
     whole = (tmp_path / "team" / "data" / NAME / "model/demo_t0_s0_ckpt-best_net_model.pt").read_bytes()
     part.write_bytes(whole[:1000])
     (part.parent / "stray_net_model.pt").write_text("of another time")
-    (pulled,) = pull_runs(NAME, team, tmp_path / "b")
+    ((pulled,), _) = pull_runs(NAME, team, tmp_path / "b")
     assert (pulled.path / "model/demo_t0_s0_ckpt-best_net_model.pt").read_bytes() == whole
     assert not (pulled.path / "model/stray_net_model.pt").exists()
     # and what was kept of it may be wrong
@@ -241,7 +241,7 @@ def test_a_copy_that_was_cut_goes_on(team: FolderStore, make_run, tmp_path: Path
     part = tmp_path / "b/.pull" / NAME / "log/demo.log.part"
     part.parent.mkdir(parents=True)
     part.write_text("wrong")
-    (pulled,) = pull_runs(NAME, team, tmp_path / "b")
+    ((pulled,), _) = pull_runs(NAME, team, tmp_path / "b")
     assert (pulled.path / "log/demo.log").read_text() == "Session 0 done\n"
 
 
@@ -252,7 +252,7 @@ def test_a_pipe_in_a_shared_folder_is_not_waited_for(team: FolderStore, make_run
     part.parent.mkdir(parents=True)
     os.mkfifo(part)
     os.mkfifo(part.with_name("demo.log"))
-    (pulled,) = pull_runs(NAME, team, tmp_path / "b")
+    ((pulled,), _) = pull_runs(NAME, team, tmp_path / "b")
     assert (pulled.path / "log/demo.log").read_text() == "Session 0 done\n"
     place = tmp_path / "team" / "data" / NAME
     (place / "log/demo.log").unlink()
@@ -284,13 +284,13 @@ def test_pages_and_scripts_of_others_are_not_fetched(team: FolderStore, make_run
     assert has_run(team, NAME)
     # one that is damaged or missing there is no obstacle either
     (tmp_path / "team" / "data" / NAME / "report.html").unlink()
-    (pulled,) = pull_runs(NAME, team, tmp_path / "b")
+    ((pulled,), _) = pull_runs(NAME, team, tmp_path / "b")
     assert pulled.kept == ()
     files = read_tree(tmp_path / "b")
     assert not any(path.endswith(PAGES) or b"steal" in content for path, content in files.items())
     # a report of one's own is neither taken for another's nor overwritten
     (pulled.path / "report.html").write_text("mine")
-    (again,) = pull_runs(NAME, team, tmp_path / "b")
+    ((again,), _) = pull_runs(NAME, team, tmp_path / "b")
     assert (again.num_fetched, again.kept) == (0, ())
     assert (pulled.path / "report.html").read_text() == "mine"
 
