@@ -30,6 +30,7 @@ from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, WorkerError
 from slm_lab.lib.io import lock_file, write_json
 from slm_lab.spec.loading import dump_spec
+from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
 
 # Parts of the seed key that keep envs for training and for evaluation apart.
@@ -242,6 +243,11 @@ class Session:
             raise CheckpointError(f"{path}: was written by another version of the lab; continue it with that one")
         if state.get("spec") != self._identity():
             raise CheckpointError(f"{path}: belongs to another spec; continue it with the spec it was made with")
+        # checkpoints of before had no place
+        place = state.get("place", self._place())
+        if place != self._place():
+            told = printable(f"trial {place.get('trial')} session {place.get('session')}")
+            raise CheckpointError(f"{path}: is that of {told}; was it copied? Put the right one in its place")
         self.agent.load_state_dict(state["agent"])
         self.tracker.load_state_dict(state["tracker"])
         if self.eval_tracker is not None and state["eval_tracker"] is not None:
@@ -275,7 +281,8 @@ class Session:
         return obs, None if carry is None else carry.to(self.agent.device)
 
     def _load_rows(self, state: dict[str, Any]) -> None:
-        if state.get("format") != FORMAT or state.get("spec") != self._identity():
+        is_own = state.get("spec") == self._identity() and state.get("place", self._place()) == self._place()
+        if state.get("format") != FORMAT or not is_own:
             return  # refused by the caller
         for name, files in self.replay_files.items():
             files.load(state["rows"][name])
@@ -288,6 +295,10 @@ class Session:
             spec["env"].pop(key)
         return {key: spec[key] for key in ("agent", "env")} | {"seed": self.spec.meta.seed}
 
+    def _place(self) -> dict[str, int]:
+        """Whose checkpoint it is: sessions of a spec differ in nothing else."""
+        return {"trial": self.trial, "session": self.session}
+
     def _save(self, obs: Obs, carry: Any) -> None:
         folder, trial, session = self.folder, self.trial, self.session
         began = time.perf_counter()
@@ -296,6 +307,7 @@ class Session:
         state = {
             "format": FORMAT,
             "spec": self._identity(),
+            "place": self._place(),
             "agent": self.agent.state_dict(),
             "rows": {name: files.save() for name, files in self.replay_files.items()},
             "env": self.env.state_dict(),

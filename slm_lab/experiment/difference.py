@@ -21,8 +21,9 @@ from slm_lab.lib.io import read_text
 # what depends on the clock on the wall
 CLOCK_COLUMNS = ("fps", "wall_t")
 CLOCK_KEYS = ("wall_t", "phases")
-# where rows of a replay lie depends on when checkpoints were written; what they hold does not
-FILE_KEYS = ("rows",)
+# where rows of a replay lie depends on when checkpoints were written; what they hold does not, nor does whose it is,
+# which older checkpoints do not say
+FILE_KEYS = ("rows", "place")
 EVAL_KEYS = ("eval_tracker", "is_eval_due")
 MODELS = ("last", "best")
 _CLOCK_INDICES = [CORE_COLUMNS.index(name) for name in CLOCK_COLUMNS]

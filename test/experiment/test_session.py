@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -321,6 +322,22 @@ def test_a_hidden_state_that_begins_as_none_is_continued(tmp_path: Path) -> None
             continue
         with pytest.raises(CheckpointError, match="hidden states"):
             session._begin()
+
+
+def test_a_checkpoint_of_another_session_is_refused(finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    folder, spec = open_run_folder(str(copy), tmp_path)
+    own = folder.resume_file(0, 1).read_bytes()
+    folder.resume_file(0, 1).write_bytes(folder.resume_file(0, 0).read_bytes())
+    with pytest.raises(CheckpointError, match=r"s1_ckpt-last_resume\.pt: is that of trial 0 session 0; was it copied\?"):
+        Session(spec, folder, 0, 1, lambda _: None, lambda: False).run()
+    # one of before says nothing of it, and is continued
+    folder.resume_file(0, 1).write_bytes(own)
+    state = load_state(folder.resume_file(0, 1))
+    assert state.pop("place") == {"trial": 0, "session": 1}
+    save_state(folder.resume_file(0, 1), state)
+    assert Session(spec, folder, 0, 1, lambda _: None, lambda: False).run().is_done
 
 
 def test_a_checkpoint_of_another_spec_is_refused(tmp_path: Path) -> None:
