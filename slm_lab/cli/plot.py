@@ -47,7 +47,12 @@ def plot(
         for env in envs:
             chosen = {place: run for place, run in runs.items() if run.env_name == env}
             curves = [
-                DrawnRun(names[places.index(place)] if names else name, run.label, list(run.counted_tables.values()))
+                DrawnRun(
+                    names[places.index(place)] if names else name,
+                    run.label,
+                    list(run.counted_tables.values()),
+                    [table for session, table in run.eval_tables.items() if session in run.counted_tables],
+                )
                 for (place, run), name in zip(chosen.items(), _name_apart(list(chosen.values())), strict=True)
             ]
             paths = plot_runs(curves, output, title or env, legend)

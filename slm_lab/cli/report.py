@@ -1,15 +1,17 @@
 """`slm-lab report DIR...`: a run, or several beside each other, as one page that opens offline."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.folder import DATA_DIR, REPORT_NAME
+from slm_lab.experiment.folder import DATA_DIR, REPORT_NAME, find_run_path, is_search
 from slm_lab.experiment.report import write_report
 from slm_lab.experiment.report_comparison import compare_runs
+from slm_lab.experiment.report_search import write_search_report
 from slm_lab.experiment.results import load_runs
 from slm_lab.lib.errors import RunFolderError
 
@@ -24,19 +26,27 @@ def report(
     ] = None,
     data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
 ) -> None:
-    """Write a page with scores, curves, spec and commands of a run, or of several side by side."""
+    """Write a page with scores, curves, spec and commands of a run, of a search, or of several runs side by side."""
     with user_errors():
         if len(where) > 1 and output is None:
             raise RunFolderError("a report of several runs is in none of their folders: add -o FILE.html")
+        if len(where) == 1 and is_search(path := find_run_path(where[0], data_dir)):
+            _write(output or path, lambda page: write_search_report(path, page))
+            return
         loaded, problems = load_runs(where, data_dir)
         for problem in problems:
             sys.stderr.write(f"Left out: {problem}\n")
         runs = [run for _, run in loaded]
-        path = output or runs[0].path / REPORT_NAME
-        if path.is_dir():
-            path /= REPORT_NAME
-        try:
-            write_report(runs, path, compare_runs(runs), [f"left out: {problem}" for problem in problems])
-        except OSError as error:
-            raise RunFolderError(f"{path}: cannot be written ({error.strerror})") from None
-        sys.stdout.write(f"Report   {path}\n")
+        told = [f"left out: {problem}" for problem in problems]
+        _write(output or runs[0].path, lambda page: write_report(runs, page, compare_runs(runs), told))
+
+
+def _write(page: Path, write: Callable[[Path], None]) -> None:
+    """Write a page to a file, or into a folder, and say where."""
+    if page.is_dir():
+        page /= REPORT_NAME
+    try:
+        write(page)
+    except OSError as error:
+        raise RunFolderError(f"{page}: cannot be written ({error.strerror})") from None
+    sys.stdout.write(f"Report   {page}\n")

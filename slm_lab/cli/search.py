@@ -115,6 +115,8 @@ def _conclude(result: SearchResult) -> None:
     out.write(f"Files    {result.folder}\n")
     for graph in result.graphs[:1]:
         out.write(f"Graph    {graph}\n")
+    if result.report is not None:
+        out.write(f"Report   {result.report}\n")
     if result.stop_code:
         out.write(f"\nStopped and saved. Continue with:\n  slm-lab run search@{result.folder}\n")
     elif result.best_spec is not None:

@@ -181,7 +181,7 @@ def find_problems(run: Run) -> list[str]:
         problems.append("no provenance.json: machine and versions are unknown")
     ends = {session: _last(table, "frame") for session, table in run.counted_tables.items()}
     if len(set(ends.values())) > 1:
-        told = ", ".join(f"{_format(end)} in session {session}" for session, end in ends.items())
+        told = ", ".join(f"{format_number(end)} in session {session}" for session, end in ends.items())
         problems.append(f"sessions of unequal length, so the mean goes up to the shortest: frame {told}")
     if not any(math.isfinite(score) for score in run.scores):
         problems.append("no episode has ended, so there is no score; train longer, or set env.max_t")
@@ -201,16 +201,16 @@ def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
     asked = run.metrics.get("num_session")
     asked = asked if isinstance(asked, int) else len(run.tables)
     count = sum(math.isfinite(value) for value in spread.values)
-    facts = [["Score", _format(spread.mean), run.score_meaning]]
+    facts = [["Score", format_number(spread.mean), run.score_meaning]]
     if count >= MIN_INTERVAL:
         facts.append(["95 % interval", _format_interval(spread.low, spread.high), "of the mean"])
-        facts.append(["IQM", _format(spread.iqm), "interquartile mean"])
+        facts.append(["IQM", format_number(spread.iqm), "interquartile mean"])
     if run.score_kind != "train":
         training = [score for score in run.get_scores("train").values() if math.isfinite(score)]
         if training:
-            facts.append(["While training", _format(np.mean(training)), f"last {MA_WINDOW} episodes, exploring"])
+            facts.append(["While training", format_number(np.mean(training)), f"last {MA_WINDOW} episodes, exploring"])
     facts.append(["Sessions", f"{count} of {asked}", "with a score"])
-    facts.append(["Frames", _format(_furthest(run, "frame")), "env steps"])
+    facts.append(["Frames", format_number(_furthest(run, "frame")), "env steps"])
     wall = _furthest(run, "wall_t")
     if math.isfinite(wall):
         facts.append(["Time", format_seconds(wall), "longest session"])
@@ -231,8 +231,8 @@ def _build_sessions(run: Run, scores: Mapping[int, float]) -> dict[str, Any]:
     for session, table in run.tables.items():
         is_done = run.session_metrics.get(session, {}).get("is_done")
         state = "failed" if session in failed else "done" if is_done is True else "not done"
-        row = [str(session), state, _format(scores.get(session))]
-        row += [_format(_last(table, column)) for column in ("total_reward", "frame", "epi", "opt_step", "fps")]
+        row = [str(session), state, format_number(scores.get(session))]
+        row += [format_number(_last(table, column)) for column in ("total_reward", "frame", "epi", "opt_step", "fps")]
         rows.append(row)
     heads = ["session", "state", "score", f"last {MA_WINDOW} episodes"]
     return {"head": [*heads, "frames", "episodes", "gradient steps", "frames per second"], "rows": rows}
@@ -247,8 +247,8 @@ def _build_metrics(run: Run) -> dict[str, Any] | None:
     numbers = index if isinstance(index, list) and len(index) == len(parts) else list(range(len(parts)))
     rows = []
     for name in ("frame", *METRICS, "consistency"):
-        cells = [_format(part.get(name)) if name in part else "" for part in parts]
-        rows.append([name, _format(scalar.get(name)), *cells, MEANINGS[name]])
+        cells = [format_number(part.get(name)) if name in part else "" for part in parts]
+        rows.append([name, format_number(scalar.get(name)), *cells, MEANINGS[name]])
     heads = [f"session {number}" for number in numbers]
     return {"head": ["metric", "all", *heads, "meaning"], "rows": rows}
 
@@ -284,14 +284,13 @@ def _find_videos(run: Run, folder: Path) -> list[dict[str, str]]:
         frame = file.stem.rpartition("_f")[2]
         if file.name.startswith(prefix) and frame.isdigit():
             link = quote(os.path.relpath(file.resolve(), folder.resolve()).replace(os.sep, "/"))
-            found.append((int(frame), {"label": f"frame {_format(int(frame))}", "link": link}))
+            found.append((int(frame), {"label": f"frame {format_number(int(frame))}", "link": link}))
     return [video for _, video in sorted(found, key=lambda pair: pair[0])]
 
 
 def build_commands(run: Run) -> list[list[str]]:
     """What to type to go on with a run: a name for it, and the line."""
-    imports = run.provenance.get("imports")
-    extra = [word for name in imports for word in ("--import", str(name))] if isinstance(imports, list) else []
+    extra = list_imports(run.provenance)
     commands = []
     spec_file = run.path / f"{run.name}{SPEC_SUFFIX}"
     if spec_file.exists():
@@ -301,6 +300,12 @@ def build_commands(run: Run) -> list[list[str]]:
         commands.append(["Replay", shlex.join(["slm-lab", "run", f"enjoy@{run.path}", *extra])])
     commands.append(["Report", shlex.join(["slm-lab", "report", str(run.path)])])
     return commands
+
+
+def list_imports(provenance: Mapping[str, Any]) -> list[str]:
+    """The options that load the modules a run was made with."""
+    imports = provenance.get("imports")
+    return [word for name in imports for word in ("--import", str(name))] if isinstance(imports, list) else []
 
 
 def _build_machine(provenance: Mapping[str, Any]) -> list[list[str]]:
@@ -382,8 +387,10 @@ def _build_comparison(runs: Sequence[Run], names: Sequence[str], verdicts: Seque
     for run, name in zip(runs, names, strict=True):
         spread = calc_spread(list(run.get_scores(kind).values()))
         row = [name, run.label, *([run.env_name] if has_envs else []), str(len(spread.values))]
-        row.append(_format(_furthest(run, "frame")))
-        rows.append([*row, _format(spread.mean), _format_interval(spread.low, spread.high), _format(spread.iqm)])
+        row.append(format_number(_furthest(run, "frame")))
+        rows.append(
+            [*row, format_number(spread.mean), _format_interval(spread.low, spread.high), format_number(spread.iqm)]
+        )
     head = ["run", "algorithm", *(["env"] if has_envs else []), "sessions", "frames", "score", "95 % interval", "IQM"]
     if verdicts:
         head += ["difference", "probability of improvement"]
@@ -433,7 +440,7 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number and math.isfinite(value) else None
 
 
-def _format(value: Any) -> str:
+def format_number(value: Any) -> str:
     """A number as people read it."""
     number = _number(value)
     if number is None:
@@ -446,4 +453,4 @@ def _format(value: Any) -> str:
 
 
 def _format_interval(low: float, high: float) -> str:
-    return f"[{_format(low)}, {_format(high)}]" if math.isfinite(low) and math.isfinite(high) else NOTHING
+    return f"[{format_number(low)}, {format_number(high)}]" if math.isfinite(low) and math.isfinite(high) else NOTHING

@@ -78,7 +78,7 @@ class DrawnTrial:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """Values of a key as numbers between 0 and 1, with what to write beside them."""
 
     place: Array
@@ -106,19 +106,20 @@ def plot_search(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], prefi
     return [scatter, points, parallel, page, curves, averages]
 
 
-def _read_axis(key: SearchedKey, values: Sequence[Any]) -> _Axis:
+def read_axis(key: SearchedKey, values: Sequence[Any]) -> Axis:
+    """Where the values of a key lie on its axis."""
     if key.is_choice:
         names = [_name(value) for value in values]
         known = sorted(set(names), key=lambda name: (_as_number(name), name))
         places = {name: (index + 0.5) / len(known) for index, name in enumerate(known)}
-        return _Axis(np.array([places[name] for name in names]), list(places.values()), known)
+        return Axis(np.array([places[name] for name in names]), list(places.values()), known)
     numbers = np.asarray(values, float)
     scaled = np.log10(numbers) if key.is_log else numbers
     low, high = float(scaled.min()), float(scaled.max())
     span = high - low or 1.0
     ticks = np.linspace(low, high, 5) if high > low else np.array([low])
     labels = [f"{10**tick if key.is_log else tick:.3g}" for tick in ticks]
-    return _Axis((scaled - low) / span, ((ticks - low) / span).tolist(), labels)
+    return Axis((scaled - low) / span, ((ticks - low) / span).tolist(), labels)
 
 
 def _name(value: Any) -> str:
@@ -146,7 +147,7 @@ def _draw_scatter(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], tit
         style_axes(axes, font_size=9)
         values = [trial.values[index] for trial in trials]
         if key.is_choice:
-            axis = _read_axis(key, values)
+            axis = read_axis(key, values)
             x = axis.place
             axes.set_xticks(axis.ticks, axis.labels, fontsize=8)
             axes.set_xlim(0, 1)
@@ -188,8 +189,8 @@ def _pick(trials: Sequence[DrawnTrial], is_done: bool) -> list[int]:
 
 def _draw_parallel(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], title: str) -> bytes:
     """One line per trial across all keys to its score."""
-    axes_of = [_read_axis(key, [trial.values[i] for trial in trials]) for i, key in enumerate(keys)]
-    axes_of.append(_read_axis(SearchedKey(_SCORE, False, False), [trial.score for trial in trials]))
+    axes_of = [read_axis(key, [trial.values[i] for trial in trials]) for i, key in enumerate(keys)]
+    axes_of.append(read_axis(SearchedKey(_SCORE, False, False), [trial.score for trial in trials]))
     names = [*(key.name for key in keys), _SCORE]
     figure = Figure(figsize=(max(7.0, 1.9 * len(names)), 4.8), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
     axes = figure.add_subplot()
@@ -245,7 +246,7 @@ def _build_page(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], title
     """Parallel coordinates that can be narrowed by dragging along an axis."""
     dimensions = []
     for index, key in enumerate(keys):
-        axis = _read_axis(key, [trial.values[index] for trial in trials])
+        axis = read_axis(key, [trial.values[index] for trial in trials])
         look = dict(label=key.name, values=axis.place.tolist(), tickvals=axis.ticks, ticktext=axis.labels)
         dimensions.append(look | dict(range=[0, 1]))
     scores = [trial.score for trial in trials]

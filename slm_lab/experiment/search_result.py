@@ -15,6 +15,7 @@ from scipy.stats import rankdata
 
 from slm_lab.experiment.analysis import METRICS, Array, read_table
 from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.report_search import write_search_report
 from slm_lab.experiment.results import name_algorithm
 from slm_lab.experiment.search_plot import DrawnTrial, SearchedKey, plot_search
 from slm_lab.experiment.study import TrialRow
@@ -40,6 +41,8 @@ class SearchResult:
     # how much of the ranking each key explains, largest first
     importance: dict[str, float]
     graphs: list[Path]
+    # None if it could not be written
+    report: Path | None
     # of the search; the proof needs others
     seed: int
     stop_code: int
@@ -76,7 +79,8 @@ def write_result(spec: Spec, folder: RunFolder, rows: Sequence[TrialRow], stop_c
     )
     graphs = _draw(spec, folder, rows, dimensions, importance, best)
     best_file = folder.best_spec_file if best is not None else None
-    return SearchResult(folder.path, ranked, best, best_file, importance, graphs, spec.meta.seed, stop_code)
+    report = _write_report(folder)
+    return SearchResult(folder.path, ranked, best, best_file, importance, graphs, report, spec.meta.seed, stop_code)
 
 
 def rank(rows: Sequence[TrialRow]) -> list[TrialRow]:
@@ -194,3 +198,13 @@ def _draw(
     except Exception as error:
         logger.warning(f"No graphs of the search: {type(error).__name__}: {error}")
         return []
+
+
+def _write_report(folder: RunFolder) -> Path | None:
+    """The page about the search; whatever is wrong with it, the search is not lost."""
+    try:
+        write_search_report(folder.path, folder.report_file)
+    except Exception as error:
+        logger.warning(f"No report: {type(error).__name__}: {error}")
+        return None
+    return folder.report_file

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from slm_lab.cli import compare, plot, retro
 from slm_lab.cli import list as list_module
 from slm_lab.experiment.analysis import calc_trial_metrics
+from slm_lab.experiment.palette import find_look
 from slm_lab.experiment.results import find_runs, load_run
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import write_json, write_yaml
@@ -213,15 +214,16 @@ def test_plot_draws_a_figure_per_env(tmp_path: Path) -> None:
     out = tmp_path / "plots"
     code, stdout, _ = call(plot, "-f", "one, two,three", "-d", str(tmp_path), "-o", str(out))
     assert code == 0
-    stem = "multi_trial_graph_mean_returns_ma_vs_frames"
-    expected = {f"{env}_{stem}.{ending}" for env in ("CartPole-v1", "Pong-v5") for ending in ("png", "html")}
+    stems = [f"multi_trial_graph_{name}_vs_frames" for name in ("mean_returns", "mean_returns_ma")]
+    envs, endings = ("CartPole-v1", "Pong-v5"), ("png", "html")
+    expected = {f"{env}_{stem}.{ending}" for env in envs for stem in stems for ending in endings}
     assert {path.name for path in out.iterdir()} == expected | {"plotly.min.js"}
-    assert stdout.count("\n") == 4
-    page = (out / f"CartPole-v1_{stem}.html").read_text()
+    assert stdout.count("\n") == 8
+    page = (out / f"CartPole-v1_{stems[0]}.html").read_text()
     # algorithms in their fixed order and colours
     assert page.index("A2C (1 session)") < page.index("PPO (3 sessions)")
-    assert "#E69F00" in page
-    assert "#D55E00" in page
+    assert find_look("A2C").color in page
+    assert find_look("PPO").color in page
 
 
 def test_plot_names_runs_apart(tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def test_plot_names_runs_apart(tmp_path: Path) -> None:
     make_run(tmp_path, "two", name="deep")
     args = ["-f", "one,two", "-d", str(tmp_path), "-o", str(tmp_path / "plots"), "-t", "Mine"]
     assert call(plot, *args)[0] == 0
-    (page,) = (tmp_path / "plots").glob("Mine_*.html")
+    (page,) = (tmp_path / "plots").glob("Mine_*_returns_vs_frames.html")
     assert "wide (3 sessions)" in page.read_text()
     assert call(plot, *args, "-l", "a,b")[0] == 0
     assert "a (3 sessions)" in page.read_text()
@@ -352,7 +354,8 @@ def test_retro_makes_metrics_and_graphs_again(tmp_path: Path) -> None:
     # what only the run itself could know stays
     assert run.session_metrics[0]["phases"] == {"act": 1.0}
     assert run.session_metrics[0]["total_reward_ma"] == pytest.approx(run.session_ma[0])
-    assert len(list((path / "graph").glob("*.png"))) == 2 + 3 * 3
+    # no panel of a metric, since none of them changes
+    assert len(list((path / "graph").glob("*.png"))) == 2 + 3 * 2
     assert "PPO on CartPole-v1" in (path / "report.html").read_text()
 
 
@@ -404,7 +407,7 @@ def test_list_and_compare_leave_a_failed_session_out(tmp_path: Path) -> None:
 def test_plot_leaves_a_failed_session_out(tmp_path: Path) -> None:
     fail_session(make_run(tmp_path, "run"), 1)
     assert call(plot, "-f", "run", "-d", str(tmp_path), "-o", str(tmp_path / "plots"))[0] == 0
-    (page,) = (tmp_path / "plots").glob("*.html")
+    (page,) = (tmp_path / "plots").glob("*_returns_vs_frames.html")
     assert "PPO (2 sessions)" in page.read_text()
 
 

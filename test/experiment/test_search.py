@@ -17,7 +17,7 @@ import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
-from slm_lab.cli.main import is_search
+from slm_lab.cli.main import is_search, main
 from slm_lab.experiment import search as search_module
 from slm_lab.experiment import search_result, search_run
 from slm_lab.experiment.executor import Event, Key, Outcome, SessionTask
@@ -34,6 +34,7 @@ from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.schema import SearchScheduler, Spec
 from slm_lab.spec.search_space import Dimension
 
+Capture = pytest.CaptureFixture[str]
 LR, GAMMA = "agent.net.optim_spec.lr", "agent.algorithm.gamma"
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/search_cartpole.yaml"
 
@@ -514,9 +515,82 @@ def test_the_graphs_are_drawn(tmp_path: Path) -> None:
         "ppo_cartpole_bad_lr_experiment_graph.html",
         "ppo_cartpole_bad_lr_parallel_coordinates.png",
         "ppo_cartpole_bad_lr_parallel_coordinates.html",
+        "ppo_cartpole_bad_lr_multi_trial_graph_mean_returns_vs_frames.png",
         "ppo_cartpole_bad_lr_multi_trial_graph_mean_returns_ma_vs_frames.png",
     ]
     assert all(path.stat().st_size > 2000 for path in result.graphs)
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """What a page shows."""
+    block = path.read_text().partition('id="data">')[2].partition("</script>")[0]
+    data: dict[str, Any] = json.loads(block)
+    return data
+
+
+def test_a_search_has_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    spec = make_spec(max_trial=8)
+    result = search(spec, tmp_path / "one")
+    assert result.report == tmp_path / "one" / "report.html"
+    data = read_report(result.report)
+    shown = data["search"]
+    assert data["title"] == f"Search: {spec.agent.name} on CartPole-v1"
+    # all trials, best first, with what they were given and came to
+    table = shown["trials"]
+    assert table["head"][:5] == ["trial", "state", "score", "frames", "sessions"]
+    assert set(table["head"][5:]) == {"optim_spec.lr", "gamma"}
+    assert [row[0] for row in table["rows"]] == [str(row.trial) for row in result.rows]
+    best = table["rows"][0]
+    assert best[1] == "done"
+    assert float(best[2]) == pytest.approx(result.best.score, abs=0.01)
+    assert best[3] == "90,000"
+    lr = best[table["head"].index("optim_spec.lr")]
+    assert float(lr) == pytest.approx(result.best.values[LR], rel=1e-3)
+    assert {row[1] for row in table["rows"]} == {"done", "stopped early"}
+    assert dict(shown["importance"]) == pytest.approx(result.importance)
+    # a line per trial across both keys to the score, whose highest is that of the best trial that is done
+    assert [axis["name"] for axis in shown["parallel"]["axes"]][-1] == "score"
+    assert len(shown["parallel"]["lines"]) == 8
+    assert [line["trial"] for line in shown["parallel"]["lines"] if line["is_best"]] == [best[0]]
+    # the curve is that of the best trial
+    (run,) = data["runs"]
+    curves = data["envs"][0]["charts"][0]["raw"]
+    assert curves[0]["x"][-1] == 90_000
+    assert run["score"]["mean"] == pytest.approx(result.best.score)
+    assert run["commands"] == []
+    prove = dict(shown["commands"])["Prove"]
+    assert prove == f"slm-lab run {result.best_spec} train --seed {spec.meta.seed + 1}"
+    # the same by the command, and the page says so
+    result.report.unlink()
+    monkeypatch.setattr(sys, "argv", ["slm-lab", "report", str(tmp_path / "one")])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out == f"Report   {result.report}\n"
+    assert read_report(result.report) == data
+
+
+def test_a_search_without_a_winner_has_a_report(tmp_path: Path) -> None:
+    spec = make_spec(max_trial=2)
+    result = search(spec, tmp_path, FakeExecutor(error_at=lambda key, frame: "ValueError: <b>no</b>"))
+    data = read_report(result.report)
+    assert data["runs"] == []
+    assert data["problems"] == ["no trial is done, so there is no best one"]
+    assert [row[1] for row in data["search"]["trials"]["rows"]] == ["failed", "failed"]
+    assert data["search"]["trials"]["rows"][0][-1] == "ValueError: <b>no</b>"
+    assert data["search"]["parallel"] is None
+    assert "Prove" not in dict(data["search"]["commands"])
+
+
+def test_a_search_that_has_not_ended_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    with pytest.raises(Killed):
+        search(make_spec(), tmp_path, FakeExecutor(kill_after=30))
+    monkeypatch.setattr(sys, "argv", ["slm-lab", "report", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"slm-lab run search@{tmp_path}" in capsys.readouterr().err
 
 
 def make_row(trial: int, values: dict[str, Any], score: float) -> TrialRow:

@@ -307,8 +307,8 @@
       make("ul", {}, ...lines.map((text) => make("li", { text }))));
   }
 
-  function facts(run) {
-    return make("div", { class: "facts" }, ...run.facts.map(([name, value, note]) =>
+  function facts({ facts: numbers }) {
+    return make("div", { class: "facts" }, ...numbers.map(([name, value, note]) =>
       make("div", { class: "fact" }, make("span", { text: name }), make("b", { text: value }), make("span", { text: note }))));
   }
 
@@ -419,8 +419,8 @@
     return button;
   }
 
-  function commands(run) {
-    return make("div", {}, ...run.commands.map(([name, line]) => make("div", { class: "command" },
+  function commands({ commands: lines }) {
+    return lines.length && make("div", {}, ...lines.map(([name, line]) => make("div", { class: "command" },
       make("span", { text: name }), make("code", { text: line }), copyButton(line, `the command: ${name}`))));
   }
 
@@ -499,6 +499,63 @@
     ];
   }
 
+  // how much of the ranking each key explains by itself
+  function importance(shares) {
+    const box = make("div", { class: "bars" });
+    for (const [path, share] of shares) {
+      box.append(make("span", { text: path }), make("span", { class: "muted", text: `${Math.round(share * 100)} %` }),
+        make("div", { class: "bar" }, make("span", { style: { width: `${share * 100}%`, background: "var(--ink)" } })));
+    }
+    return box;
+  }
+
+  // a line per trial across the searched keys to its score
+  function parallel({ axes, lines }) {
+    const figure = make("figure", { class: "chart", "data-chart": "parallel" });
+    const scroll = make("div", { class: "scroll" }, figure);
+    let width = 900;
+    const measure = () => { width = Math.max(scroll.clientWidth || 900, 130 * axes.length); };
+    const render = () => {
+      const height = 320;
+      figure.style.width = `${width}px`;
+      const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Values and score of every trial" });
+      const toX = (i) => 20 + i / Math.max(axes.length - 1, 1) * (width - 110);
+      const toY = (place) => 12 + (1 - place) * (height - 50);
+      // the best last, so that it lies above
+      for (const line of [...lines].sort((one, other) => one.is_best - other.is_best || one.is_done - other.is_done)) {
+        const path = draw("path", { class: "curve trial", "data-trial": line.trial, d: "M" + line.places.map((place, i) => `${toX(i).toFixed(1)},${toY(place).toFixed(1)}`).join("L"), "stroke-width": line.is_best ? 3 : 1.3 }, svg);
+        path.style.stroke = line.is_best && first ? first.color : line.is_done ? "var(--ink)" : "var(--muted)";
+        if (!line.is_done) path.setAttribute("stroke-dasharray", "3 3");
+        draw("title", {}, path).textContent = line.text;
+      }
+      axes.forEach(({ name, ticks: marks }, i) => {
+        draw("line", { class: "lane", x1: toX(i), x2: toX(i), y1: toY(1), y2: toY(0) }, svg);
+        const last = i === axes.length - 1;
+        draw("text", { class: "tick", x: toX(i), y: height - 14, "text-anchor": i === 0 ? "start" : "middle" }, svg).textContent = name;
+        for (const [place, text] of marks) draw("text", { class: "tick halo", x: toX(i) + 5, y: toY(place), dy: "0.32em" }, svg).textContent = last ? short(Number(text)) : text;
+      });
+      figure.replaceChildren(svg);
+    };
+    drawers.push({ measure, render });
+    return scroll;
+  }
+
+  function search() {
+    const { search: found } = data;
+    if (!found) return [];
+    const isBest = found.best !== null && first;
+    return [
+      facts(found),
+      section("Next", commands(found)),
+      section("Trials", table(found.trials), make("p", { class: "muted small", text: found.note })),
+      found.importance.length ? section("What mattered", importance(found.importance),
+        make("p", { class: "muted small", text: "The share of the ranking of trials that each key explains by itself. With few trials it is a hint." })) : null,
+      found.parallel ? section("Values and score", parallel(found.parallel),
+        make("p", { class: "muted small", text: "Every line is a trial: bold the best, solid those that are done, dashed those that were stopped early. A pointer names it." })) : null,
+      isBest ? make("h1", { class: "part", text: `Best trial: ${found.best}` }) : null,
+    ];
+  }
+
   function section(title, ...children) {
     const parts = children.filter((child) => child);
     return parts.length ? make("section", {}, make("h2", { text: title }), ...parts) : null;
@@ -528,8 +585,9 @@
   const lines = [...data.problems, ...data.runs.flatMap((run) => run.problems.map((text) => (isSingle ? text : `${run.name}: ${text}`)))];
   const parts = [
     make("header", {}, make("h1", { text: data.title }),
-      make("p", { class: "muted", text: isSingle ? first.name : `${data.runs.length} runs side by side` })),
+      make("p", { class: "muted", text: data.search ? `search ${data.search.name}` : isSingle ? first.name : `${data.runs.length} runs side by side` })),
     problemBox(lines),
+    ...search(),
     isSingle ? facts(first) : null,
     ...(isSingle && first.score.values.length > 1 ? [strip([0]), make("p", { class: "muted small",
       text: `Every dot is a session, the stroke their mean${first.score.low === null ? "" : ", the bar its 95 % interval"}.` })] : []),
