@@ -51,7 +51,7 @@ def plot(
                     names[places.index(place)] if names else name,
                     run.label,
                     list(run.counted_tables.values()),
-                    [table for session, table in run.eval_tables.items() if session in run.counted_tables],
+                    list(run.evaluations.values()),
                 )
                 for (place, run), name in zip(chosen.items(), _name_apart(list(chosen.values())), strict=True)
             ]

@@ -143,13 +143,14 @@ class DrawnSession:
 def plot_run(run: Run) -> None:
     """Draw all graphs of a run; a session that failed has some of its own."""
     folder = RunFolder(run.path, run.name)
+    evaluations = run.evaluations
     for kind, tables in (("train", run.tables), ("eval", run.eval_tables)):
         sessions = [
             DrawnSession(
                 folder.graph_prefix(run.trial, session),
                 f"{run.title}, session {session}",
                 table,
-                run.eval_tables.get(session) if kind == "train" else None,
+                evaluations.get(session) if kind == "train" else None,
             )
             for session, table in tables.items()
         ]
@@ -160,9 +161,7 @@ def plot_run(run: Run) -> None:
 def plot_run_curve(run: Run) -> None:
     """Draw the curve of all sessions that count."""
     prefix = RunFolder(run.path, run.name).graph_prefix(run.trial)
-    counted = run.counted_tables
-    evals = {session: table for session, table in run.eval_tables.items() if session in counted}
-    plot_trial(counted, prefix, run.title, run.label, evals)
+    plot_trial(run.counted_tables, prefix, run.title, run.label, run.evaluations)
 
 
 def plot_sessions(sessions: Sequence[DrawnSession], algorithm: str, kind: str = "train") -> list[Path]:

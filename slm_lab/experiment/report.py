@@ -330,7 +330,7 @@ def _build_env(runs: Sequence[Run], env: str) -> dict[str, Any]:
     tables = {index: run.tables for index, run in here.items()}
     returns = {name: _build_curves(here, tables, column, NUM_POINT) for name, column in RETURNS.items()}
     if returns["raw"]:
-        evals = _build_curves(here, {index: run.eval_tables for index, run in here.items()}, "total_reward", NUM_POINT)
+        evals = _build_curves(here, {index: run.evaluations for index, run in here.items()}, "total_reward", NUM_POINT)
         # of several sessions the mean, so that dots do not hide curves
         means = {curve["run"]: curve for curve in evals}
         titles = {"title": TITLE, "ma_title": MA_TITLE}

@@ -16,7 +16,7 @@ from slm_lab.experiment.analysis import METRICS
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.report import NOTHING, build_report, format_number, list_imports, render_page
 from slm_lab.experiment.results import Run, look_up, read_run
-from slm_lab.experiment.search_plot import SearchedKey, read_axis
+from slm_lab.experiment.search_axis import SearchedKey, read_axis
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import read_text, write_text
 from slm_lab.spec.reader import read_document

@@ -168,6 +168,22 @@ class Run:
         return evals
 
     @property
+    def evaluations(self) -> dict[int, dict[str, Array]]:
+        """Frames and returns of the evaluations of each session that counts; the last one is that at its end."""
+        finals = self.final_evals
+        found = {}
+        for session, table in self.counted_tables.items():
+            known = self.eval_tables.get(session, {})
+            frames, returns = (list(known.get(name, ())) for name in NEEDED)
+            if session in finals:
+                # of two at the same frame, curves take the later one
+                frames.append(table["frame"][-1])
+                returns.append(finals[session])
+            if frames:
+                found[session] = {"frame": np.array(frames, float), "total_reward": np.array(returns, float)}
+        return found
+
+    @property
     def last_evals(self) -> dict[int, float]:
         """The mean return of a session's last evaluation during training, unless training went on long after it."""
         evals = {}

@@ -1,7 +1,5 @@
 """Graphs of a search: the score against each searched key, parallel coordinates, and the curves of all trials."""
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -32,6 +30,7 @@ from slm_lab.experiment.plot import (
     wrap,
     write_page,
 )
+from slm_lab.experiment.search_axis import SearchedKey, read_axis, show_name
 from slm_lab.lib.io import write_bytes
 
 _SCORE = "score"
@@ -39,23 +38,6 @@ _SCORE = "score"
 _SCALE = ListedColormap(colormaps["viridis"](np.linspace(0, 0.58, 64)))
 _EARLY = "#8F8F8F"
 _DONE = "#444444"
-
-
-@dataclass(frozen=True)
-class SearchedKey:
-    """One axis of a search."""
-
-    path: str
-    is_choice: bool
-    is_log: bool
-    # the share of the ranking it explains, if that is known
-    importance: float | None = None
-
-    @property
-    def name(self) -> str:
-        """The last part of the path, with its parent where that alone says little."""
-        *parents, last = self.path.split(".")
-        return f"{parents[-1]}.{last}" if len(last) < 4 and parents else last
 
 
 @dataclass(frozen=True)
@@ -77,15 +59,6 @@ class DrawnTrial:
         return find_look(self.algorithm).color if self.is_best else _DONE if self.is_done else _EARLY
 
 
-@dataclass(frozen=True)
-class Axis:
-    """Values of a key as numbers between 0 and 1, with what to write beside them."""
-
-    place: Array
-    ticks: list[float]
-    labels: list[str]
-
-
 def plot_search(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], prefix: Path, title: str) -> list[Path]:
     """Draw all graphs of a search; returns those written."""
     scatter = prefix.with_name(f"{prefix.name}_experiment_graph.png")
@@ -104,33 +77,6 @@ def plot_search(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], prefi
     points = scatter.with_suffix(".html")
     write_page(points, _build_points(trials, keys, title), f"Search: {title}")
     return [scatter, points, parallel, page, curves, averages]
-
-
-def read_axis(key: SearchedKey, values: Sequence[Any]) -> Axis:
-    """Where the values of a key lie on its axis."""
-    if key.is_choice:
-        names = [_name(value) for value in values]
-        known = sorted(set(names), key=lambda name: (_as_number(name), name))
-        places = {name: (index + 0.5) / len(known) for index, name in enumerate(known)}
-        return Axis(np.array([places[name] for name in names]), list(places.values()), known)
-    numbers = np.asarray(values, float)
-    scaled = np.log10(numbers) if key.is_log else numbers
-    low, high = float(scaled.min()), float(scaled.max())
-    span = high - low or 1.0
-    ticks = np.linspace(low, high, 5) if high > low else np.array([low])
-    labels = [f"{10**tick if key.is_log else tick:.3g}" for tick in ticks]
-    return Axis((scaled - low) / span, ((ticks - low) / span).tolist(), labels)
-
-
-def _name(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _as_number(name: str) -> float:
-    try:
-        return float(name)
-    except ValueError:
-        return math.inf
 
 
 def _draw_scatter(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], title: str) -> bytes:
@@ -280,7 +226,7 @@ def _build_points(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], tit
     for index, key in enumerate(keys):
         number = "" if index == 0 else str(index + 1)
         values = [trial.values[index] for trial in trials]
-        x = [_name(value) for value in values] if key.is_choice else values
+        x = [show_name(value) for value in values] if key.is_choice else values
         marker = dict(color=colors, size=9)
         trace = dict(type="scatter", mode="markers", x=x, y=[trial.score for trial in trials], text=told, marker=marker)
         data.append(trace | dict(hoverinfo="text", xaxis=f"x{number}", yaxis=f"y{number}"))
@@ -292,4 +238,4 @@ def _build_points(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], tit
 
 
 def _show(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else _name(value)
+    return f"{value:.4g}" if isinstance(value, float) else show_name(value)

@@ -17,7 +17,8 @@ from slm_lab.experiment.analysis import METRICS, Array, read_table
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.report_search import write_search_report
 from slm_lab.experiment.results import name_algorithm
-from slm_lab.experiment.search_plot import DrawnTrial, SearchedKey, plot_search
+from slm_lab.experiment.search_axis import SearchedKey
+from slm_lab.experiment.search_plot import DrawnTrial, plot_search
 from slm_lab.experiment.study import TrialRow
 from slm_lab.lib.io import write_json, write_text, write_yaml
 from slm_lab.spec.candidate import apply_values

@@ -245,6 +245,21 @@ def test_evaluations_are_the_score_and_over_the_curve(tmp_path) -> None:
     ]
 
 
+@pytest.mark.parametrize("rows", [0, 5])
+def test_the_last_dot_is_the_score(tmp_path, rows) -> None:
+    """The evaluation at the end is on the curve, also where there was none before, or one at the same frame."""
+    run = write_run(tmp_path / "run", evals={s: make_table(rows, step=4000, seed=s) for s in range(4) if rows})
+    for session in range(4):
+        path = tmp_path / "run" / "info" / f"demo_t0_s{session}_session_metrics.json"
+        write_json(path, {"session": session, "frame": 20_000, "final_eval": [490.0, 490.0 + session]})
+    data = build_report([read_run(run.path)], tmp_path)
+    (dots,) = get_chart(data, "train")["evals"]
+    assert len(dots["x"]) == max(rows, 1)
+    assert dots["x"][-1] == 20_000
+    assert dots["y"][-1] == data["runs"][0]["score"]["mean"] == 490.75
+    assert data["runs"][0]["facts"][0][:2] == ["Score", "490.75"]
+
+
 def test_sessions_of_unequal_length(tmp_path) -> None:
     run = write_run(tmp_path / "run", {0: make_table(40), 1: make_table(25, seed=1), 2: make_table(33, seed=2)})
     data = build_report([run], tmp_path)
