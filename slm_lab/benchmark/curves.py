@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from slm_lab.benchmark.matrix import slug
-from slm_lab.experiment.analysis import Table
+from slm_lab.experiment.analysis import Table, mask_partial_ma
 from slm_lab.experiment.results import Run
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import write_text
 
-# a moving average over as many rows hides nothing between them
+# means over a hundred episodes or rows hide little between as many points
 NUM_POINT = 100
-_COLUMNS = ("frame", "total_reward_ma")
+# results that were taken in first kept the moving average alone
+CURVES = ("total_reward", "total_reward_ma")
 
 # by the name of the run and the number of the session
 Curves = Mapping[str, Mapping[int, Table]]
@@ -34,44 +35,56 @@ def thin(run: Run) -> dict[int, Table]:
 def _thin(table: Table) -> Table:
     size = len(table["frame"])
     picked = np.unique(np.linspace(0, size - 1, NUM_POINT).round().astype(int)) if size else np.arange(0)
-    frame, value = (np.asarray(table[name], dtype=float)[picked] for name in _COLUMNS)
-    # before the first episode has ended
-    is_known = np.isfinite(value)
-    return dict(zip(_COLUMNS, (frame[is_known], value[is_known]), strict=True))
+    full = {**table, "total_reward_ma": mask_partial_ma(table)}
+    # before the first episode has ended there is nothing to draw
+    picked = picked[np.isfinite(table["total_reward"][picked])]
+    return {name: np.asarray(full[name], float)[picked] for name in ("frame", *CURVES)}
+
+
+def pick_column(curves: Curves) -> str:
+    """The returns, or the moving average where some run has nothing else."""
+    tables = [table for sessions in curves.values() for table in sessions.values()]
+    return CURVES[0 if all(np.isfinite(table[CURVES[0]]).any() for table in tables) else 1]
 
 
 def load_curves(docs: Path, env: str) -> dict[str, dict[int, Table]]:
     """The curves of an env that are kept."""
     path = curves_file(docs, env)
-    points: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    points: dict[str, dict[int, dict[float, dict[str, float]]]] = {}
     try:
         with path.open(newline="") as file:
             for line in csv.DictReader(file):
-                run, frame = line.pop("run"), float(line.pop("frame"))
+                run, curve, frame = line.pop("run"), line.pop("curve"), float(line.pop("frame"))
                 for session, value in line.items():
                     if value:
-                        points.setdefault(run, {}).setdefault(int(session), []).append((frame, float(value)))
+                        rows = points.setdefault(run, {}).setdefault(int(session), {})
+                        rows.setdefault(frame, {})[curve] = float(value)
     except FileNotFoundError:
         return {}
     except (AttributeError, ValueError, TypeError, KeyError) as error:
         raise LabError(f"{path} is damaged ({error}); take it back from git") from None
-    return {
-        run: {session: dict(zip(_COLUMNS, np.array(rows).T, strict=True)) for session, rows in sessions.items()}
-        for run, sessions in points.items()
-    }
+    return {run: {session: _to_table(rows) for session, rows in sessions.items()} for run, sessions in points.items()}
+
+
+def _to_table(rows: Mapping[float, Mapping[str, float]]) -> Table:
+    frames = sorted(rows)
+    columns = {name: np.array([rows[frame].get(name, np.nan) for frame in frames]) for name in CURVES}
+    return {"frame": np.array(frames), **columns}
 
 
 def save_curves(docs: Path, env: str, curves: Curves) -> None:
-    """Write the curves of an env: a line per run and frame, a column per session."""
+    """Write the curves of an env: a line per run, curve and frame, a column per session."""
     text = io.StringIO()
     sessions = sorted({session for tables in curves.values() for session in tables})
-    writer = csv.DictWriter(text, ["run", "frame", *sessions], restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, ["run", "curve", "frame", *sessions], restval="", lineterminator="\n")
     writer.writeheader()
     for run, tables in curves.items():
-        lines: dict[float, dict[object, str]] = {}
-        for session, table in tables.items():
-            for frame, value in zip(*(table[name] for name in _COLUMNS), strict=True):
-                line = lines.setdefault(frame, {"run": run, "frame": f"{frame:.0f}"})
-                line[session] = f"{value:.6g}"
-        writer.writerows(lines[frame] for frame in sorted(lines))
+        for curve in CURVES:
+            lines: dict[float, dict[object, str]] = {}
+            for session, table in tables.items():
+                for frame, value in zip(table["frame"], table[curve], strict=True):
+                    if np.isfinite(value):
+                        line = lines.setdefault(frame, {"run": run, "curve": curve, "frame": f"{frame:.0f}"})
+                        line[session] = f"{value:.6g}"
+            writer.writerows(lines[frame] for frame in sorted(lines))
     write_text(curves_file(docs, env), text.getvalue())

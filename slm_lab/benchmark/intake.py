@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from slm_lab.benchmark.curves import Curves, curves_file, load_curves, save_curves, thin
+from slm_lab.benchmark.curves import Curves, curves_file, load_curves, pick_column, save_curves, thin
 from slm_lab.benchmark.matrix import Row, load_matrix
 from slm_lab.benchmark.result import Result, build_result, load_results, results_file, save_results
 from slm_lab.benchmark.state import RowState, Standing
@@ -116,7 +116,11 @@ def _thin_run(result: Result, env: str, data_dir: Path) -> dict[int, Table]:
 
 def draw_env(env: str, results: Mapping[str, Result], curves: Curves, docs: Path) -> None:
     """Draw the learning curves of all results of an env, by algorithm."""
-    runs = [DrawnRun(name, name, list(curves[result.run].values())) for name, result in results.items()]
+    column = pick_column({result.run: curves[result.run] for result in results.values()})
+    runs = [
+        DrawnRun(name, name, [{key: table[key] for key in ("frame", column)} for table in curves[result.run].values()])
+        for name, result in results.items()
+    ]
     picture = draw_runs(runs, env)
     if picture is None:
         raise LabError(f"{env}: none of its runs has a finished episode to draw")

@@ -42,7 +42,8 @@ MUTED = "#666666"
 GRID = "#E4E4E4"
 FRAMES = "frames (env steps)"
 BAND = "95 % interval of the mean"
-_BAND_OPACITY = 0.18
+# of a few bands, and of so many that they lie over each other
+_BAND_OPACITY, _MANY_OPACITY, _MANY = 0.18, 0.1, 4
 # more sessions than this are told apart by the pointer alone
 _MAX_NAMED = 4
 # A dollar sign in a name is no formula.
@@ -120,6 +121,10 @@ class _Chart:
     def largest(self) -> float:
         """The largest magnitude, which decides how numbers are written."""
         return max((float(np.abs(line.y).max()) for line in self.lines if line.y.size), default=0.0)
+
+    @property
+    def band_opacity(self) -> float:
+        return _BAND_OPACITY if len(self.bands) <= _MANY else _MANY_OPACITY
 
     def weight(self, line: _Line) -> tuple[float, float]:
         """Width and opacity: thin, paler sessions below a bold mean; a lone curve in between."""
@@ -282,6 +287,7 @@ def _runs_chart(runs: Sequence[DrawnRun], title: str, has_legend: bool, column: 
         return None
     parts = [f"mean of sessions and {BAND}" if bands else f"no interval: fewer than {MIN_INTERVAL} sessions each"]
     parts += [f"dots: {_EVALUATION}"] if dots else []
+    parts += ["drawn from where the 100 rows are full"] if column == AVERAGE else []
     return _Chart(title, "; ".join([*parts, *notes]), RETURN_LABELS[column], [*lines, *dots], tuple(bands), has_legend)
 
 
@@ -377,7 +383,7 @@ def _build_figure(chart: _Chart) -> tuple[Figure, Text]:
             look |= dict(linestyle=line.look.dashes[0], marker="o" if line.x.size == 1 else None)
         axes.plot(line.x, line.y, **look)
     for band in chart.bands:
-        look = dict(color=band.color, alpha=_BAND_OPACITY, linewidth=0, label=band.name or None)
+        look = dict(color=band.color, alpha=chart.band_opacity, linewidth=0, label=band.name or None)
         axes.fill_between(band.x, band.low, band.high, **look)
     if chart.largest >= LONG_NUMBER:
         axes.yaxis.set_major_formatter(FuncFormatter(shorten))
@@ -530,7 +536,7 @@ def _chart_figure(chart: _Chart) -> dict[str, Any]:
         x, low, high = (edge.tolist() for edge in (band.x, band.low, band.high))
         red, green, blue = bytes.fromhex(band.color[1:])
         look: dict[str, Any] = dict(mode="lines", line=dict(width=0), fill="toself", hoverinfo="skip")
-        look["fillcolor"] = f"rgba({red}, {green}, {blue}, {_BAND_OPACITY})"
+        look["fillcolor"] = f"rgba({red}, {green}, {blue}, {chart.band_opacity})"
         look["showlegend"] = bool(band.name)
         traces.append(dict(type="scatter", name=band.name, x=x + x[::-1], y=high + low[::-1], **look))
     # Plotly reads tags in a text.

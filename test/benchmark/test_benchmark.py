@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from slm_lab.benchmark.curves import curves_file, load_curves, thin
+from slm_lab.benchmark.curves import curves_file, load_curves, pick_column, save_curves, thin
 from slm_lab.benchmark.intake import take_in
 from slm_lab.benchmark.local import run_rows
 from slm_lab.benchmark.match import find_obstacles, find_row
@@ -347,8 +347,10 @@ def test_a_figure_shows_runs_that_are_no_longer_here(tmp_path) -> None:
     kept = load_curves(docs, A2C.env)
     assert list(kept) == [old.name]
     table = read_table(next(old.glob("info/*s3_session_df_train.csv")))
-    for column in ("frame", "total_reward_ma"):
+    for column in ("frame", "total_reward"):
         np.testing.assert_allclose(kept[old.name][3][column], table[column], rtol=1e-5)
+    # fewer rows than the window of a moving average
+    assert np.isnan(kept[old.name][3]["total_reward_ma"]).all()
     shutil.rmtree(old)
     alone = (docs / plot_file(PPO.env)).read_bytes()
     new = make_run(data, PPO)
@@ -387,17 +389,31 @@ def test_kept_curves_are_short_and_skip_what_is_not_known(tmp_path) -> None:
         file.write_text("\n".join(["total_reward,total_reward_ma,fps,frame,opt_step", *rows, ""]))
     curves = thin(load_run(str(path), tmp_path))
     assert list(curves) == [0, 1, 2, 3]
-    frame, value = curves[0]["frame"], curves[0]["total_reward_ma"]
+    frame, value, average = (curves[0][name] for name in ("frame", "total_reward", "total_reward_ma"))
     assert 90 <= len(frame) <= 100
     assert np.array_equal(frame, value * 10)
     assert (frame[0] >= 500, frame[-1]) == (True, 10_000)
+    # a moving average counts from where its window is full: a hundred rows after the first that is known
+    assert frame[np.isfinite(average)][0] == frame[frame >= 1490][0]
+    save_curves(tmp_path, PPO.env, {path.name: curves})
+    again = load_curves(tmp_path, PPO.env)[path.name]
+    for name in curves[0]:
+        np.testing.assert_array_equal(again[0][name], curves[0][name])
+
+
+def test_a_figure_of_runs_that_kept_averages_alone_draws_averages(tmp_path) -> None:
+    frame = np.arange(3.0)
+    old = {0: {"frame": frame, "total_reward": np.full(3, np.nan), "total_reward_ma": frame}}
+    new = {0: {"frame": frame, "total_reward": frame, "total_reward_ma": frame}}
+    assert pick_column({"old": old, "new": new}) == "total_reward_ma"
+    assert pick_column({"new": new}) == "total_reward"
 
 
 def test_damaged_curves_are_told(tmp_path) -> None:
     file = curves_file(tmp_path, "ALE/Pong-v5")
     assert file.name == "ALE_Pong-v5.csv"
     file.parent.mkdir(parents=True)
-    file.write_text("run,frame,0\na,x,1\n")
+    file.write_text("run,curve,frame,0\na,total_reward,x,1\n")
     with pytest.raises(LabError, match="damaged"):
         load_curves(tmp_path, "ALE/Pong-v5")
 
