@@ -13,6 +13,7 @@ from slm_lab.benchmark.matrix import Row
 from slm_lab.benchmark.plan import OPEN
 from slm_lab.benchmark.result import Result
 from slm_lab.benchmark.state import RowState, Standing, find_states
+from slm_lab.lib.parent import child_environment
 
 # exit codes of a run that was told to stop and saved itself
 STOP_CODES = (130, 143)
@@ -32,8 +33,11 @@ Launch = Callable[[Sequence[str]], int]
 
 
 def launch_command(arguments: Sequence[str]) -> int:
-    """Run `slm-lab` in a process of its own, in view; returns its exit code, that of a stop if one was asked for."""
-    process = subprocess.Popen([sys.executable, "-m", "slm_lab.cli", *arguments])
+    """Run `slm-lab` in a process of its own, in view; returns its exit code, that of a stop if one was asked for.
+
+    It saves and ends if this process is killed.
+    """
+    process = subprocess.Popen([sys.executable, "-m", "slm_lab.cli", *arguments], env=child_environment())
     asked = 0
 
     def on_signal(number: int, _frame: object) -> None:

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 
+from slm_lab.lib.parent import end_with_parent
 from slm_lab.lib.secret import redact
 from slm_lab.lib.terminal import safe_output
 
@@ -87,6 +88,7 @@ def find_meant_command(word: str) -> str | None:
 
 def main() -> None:
     """Entry point of the console script."""
+    end_with_parent()
     with safe_output():
         try:
             _call()
