@@ -11,6 +11,8 @@ from slm_lab.experiment.analysis import Array, Table, calc_interval, mask_partia
 # Everything else in a table belongs to the algorithm.
 BOOKKEEPING = {"total_reward", "total_reward_ma", "fps", "frame", "wall_t", "t", "epi", "opt_step"}
 GRID_POINTS = 1000
+# more of a curve cannot be told apart in a picture
+MAX_POINTS = 5_000
 # Values near the float limit overflow inside the renderers, and no axis could show them.
 LARGEST = 1e100
 # of the interval at each of a thousand frames
@@ -45,7 +47,7 @@ def read_curve(table: Table, column: str) -> tuple[Array, Array]:
     """The rows of a column that can be drawn, by increasing frame; of rows at the same frame the last counts.
 
     The moving average starts where its window is full: before that it is the mean of ever more rows, and its curve
-    would have a kink.
+    would have a kink. Of a long table only every n-th row is drawn, since no picture shows more.
     """
     x = np.asarray(table.get("frame", ()), dtype=float)
     y = np.asarray(table.get(column, ()), dtype=float)
@@ -57,7 +59,9 @@ def read_curve(table: Table, column: str) -> tuple[Array, Array]:
     drawable = (np.abs(x) < LARGEST) & (np.abs(y) < LARGEST)
     x, y = x[drawable][::-1], y[drawable][::-1]
     x, last = np.unique(x, return_index=True)
-    return x, y[last]
+    # the last row is among them, and sessions with the same frames keep the same
+    step = max(-(-x.size // MAX_POINTS), 1)
+    return x[::-step][::-1], y[last][::-step][::-1]
 
 
 def average_curves(curves: Sequence[tuple[Array, Array]]) -> Average | None:

@@ -1,7 +1,7 @@
 """Metrics, graphs and report of a run made anew from its tables; needs no torch."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,8 @@ from slm_lab.experiment.analysis import calc_session_metrics, calc_trial_metrics
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.plot import plot_run
 from slm_lab.experiment.report import write_report
-from slm_lab.experiment.results import Run, read_run
-from slm_lab.lib.io import is_sealed, write_json
+from slm_lab.experiment.results import Run
+from slm_lab.lib.io import is_sealed, to_finite, write_json
 
 # what tables do not tell
 KEPT = ("num_session", "failed", "is_complete", "final_eval")
@@ -28,12 +28,15 @@ def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
     metrics = calc_trial_metrics(list(counted.values()), random_return) | known
     metrics["session_index"] = list(counted)
     # a failed session is not in the trial's score, but has figures of its own
+    sessions: dict[int, dict[str, Any]] = {}
     for session, table in run.tables.items():
         old = run.session_metrics.get(session, {})
         new = asdict(calc_session_metrics(table, random_return))
-        write_json(folder.session_metrics_file(run.trial, session), {"session": session, **old, **new})
+        sessions[session] = {"session": session, **old, **new}
+        write_json(folder.session_metrics_file(run.trial, session), sessions[session])
     write_json(folder.trial_metrics_file(run.trial), metrics)
-    run = read_run(run.path, run.trial)
+    # as they are read back, without reading the tables again
+    run = replace(run, metrics=to_finite(metrics), session_metrics=to_finite(sessions))
     plot_run(run)
     write_report([run], folder.report_file)
     return metrics
