@@ -15,6 +15,7 @@ from slm_lab.experiment.results import Run, find_common_kind, load_run
 from slm_lab.experiment.statistics import compare as compare_scores
 from slm_lab.experiment.statistics import describe_improvement
 from slm_lab.lib.errors import LabError
+from slm_lab.spec.reader import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -66,5 +67,5 @@ def _describe(scores: list[float]) -> str:
 
 def _describe_specs(runs: list[Run]) -> str:
     rows = build_spec_diff(runs, "AB")["rows"]
-    lines = [f"{key}: {one} | {two}" for key, one, two in rows]
+    lines = [printable(f"{key}: {one} | {two}", limit=2000) for key, one, two in rows]
     return "Specs   " + "\n        ".join(lines or ["the same"]) + "\n"

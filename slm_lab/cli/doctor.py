@@ -10,6 +10,7 @@ from slm_lab.cli.failure import user_errors
 from slm_lab.experiment.doctor import Finding, conclude, diagnose
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.results import load_run
+from slm_lab.spec.reader import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -38,9 +39,13 @@ def doctor(
 
 
 def _describe(finding: Finding) -> str:
+    # they may quote the run, which may be anyone's
+    title, seen, meaning, advice = (
+        printable(text, limit=2000) for text in (finding.title, finding.seen, finding.meaning, finding.advice)
+    )
     return (
-        f"{MARKS[finding.level]}  {finding.title}\n"
-        f"      Seen   {finding.seen}\n"
-        f"      Means  {finding.meaning}\n"
-        f"      Try    {finding.advice}\n"
+        f"{MARKS[finding.level]}  {title}\n"
+        f"      Seen   {seen}\n"
+        f"      Means  {meaning}\n"
+        f"      Try    {advice}\n"
     )

@@ -227,6 +227,8 @@ def find_run_path(
 ) -> Path:
     """The folder meant by its name, a file in it, a glob, or `latest`; refused if what is written would leave it."""
     path = _find_latest(data_dir, name, suffixes) if where == "latest" else _find_path(where, data_dir)
+    if not path.name.isprintable():
+        raise RunFolderError(f"{printable(str(path), 300)}: a character of its name controls terminals; rename it")
     # other files are replaced, and not written to through a link
     for item in (*path.glob("*/"), *path.glob("*/*/"), *path.glob("info/*_study.log")):
         if item.is_symlink():
@@ -260,20 +262,21 @@ def describe_failure(error: LabError | OSError) -> str:
 
 
 def _find_path(where: str, data_dir: Path) -> Path:
+    for candidate in (Path(where), data_dir / where):
+        if candidate.exists():
+            return _find_run_above(candidate)
+    shown = printable(where, 300)
     if any(char in where for char in "*?["):
         path = Path(where)
         base = Path(path.anchor) if path.is_absolute() else Path()
         pattern = str(path.relative_to(path.anchor)) if path.is_absolute() else where
         matches = sorted({_find_run_above(match) for match in base.glob(pattern)})
         if len(matches) != 1:
-            found = "".join(f"\n  {match}" for match in matches) or " nothing"
-            raise RunFolderError(f"'{where}' should match one run, it matches{found}")
+            found = "".join(f"\n  {printable(str(match), 300)}" for match in matches) or " nothing"
+            raise RunFolderError(f"'{shown}' should match one run, it matches{found}")
         return matches[0]
-    for candidate in (Path(where), data_dir / where):
-        if candidate.exists():
-            return _find_run_above(candidate)
     known = [folder.name for folder in data_dir.glob("*") if folder.is_dir()]
-    raise RunFolderError(f"no run folder '{where}'{nearest(Path(where).name, known)} ({_where_runs_are(data_dir)})")
+    raise RunFolderError(f"no run folder '{shown}'{nearest(Path(where).name, known)} ({_where_runs_are(data_dir)})")
 
 
 def _find_run_above(path: Path) -> Path:

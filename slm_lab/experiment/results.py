@@ -16,6 +16,7 @@ from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import read_text
 from slm_lab.spec.compat import META_DROPPED
 from slm_lab.spec.loading import read_specs
+from slm_lab.spec.reader import printable
 
 BASELINES = Path(__file__).parents[1] / "env" / "random_baseline.json"
 # a table without these is not one of a session
@@ -64,17 +65,17 @@ class Run:
     @property
     def env_name(self) -> str:
         """The env's name in the spec."""
-        return str(look_up(self.spec, "env", "name") or "unknown env")
+        return printable(str(look_up(self.spec, "env", "name") or "unknown env"))
 
     @property
     def label(self) -> str:
         """The algorithm by the name that papers use."""
-        return name_algorithm(self.spec)
+        return printable(name_algorithm(self.spec))
 
     @property
     def title(self) -> str:
         """Agent and env."""
-        return f"{look_up(self.spec, 'agent', 'name') or self.label} on {self.env_name}"
+        return f"{printable(str(look_up(self.spec, 'agent', 'name') or self.label))} on {self.env_name}"
 
     @property
     def counted_tables(self) -> dict[int, Mapping[str, Array]]:
