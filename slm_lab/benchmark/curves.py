@@ -52,7 +52,7 @@ def load_curves(docs: Path, env: str) -> dict[str, dict[int, Table]]:
     path = curves_file(docs, env)
     points: dict[str, dict[int, dict[float, dict[str, float]]]] = {}
     try:
-        with path.open(newline="") as file:
+        with path.open(encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
                 run, curve, frame = line.pop("run"), line.pop("curve"), float(line.pop("frame"))
                 for session, value in line.items():

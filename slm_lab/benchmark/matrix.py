@@ -73,7 +73,7 @@ def slug(env: str) -> str:
 @cache
 def load_matrix() -> tuple[Row, ...]:
     """Every row, phase by phase."""
-    with MATRIX.open(newline="") as file:
+    with MATRIX.open(encoding="utf-8", newline="") as file:
         return tuple(
             Row(
                 phase=line["phase"],

@@ -60,7 +60,7 @@ def load_remote(data_dir: Path) -> dict[str, RemoteRun]:
     """What was submitted, by the key of its row."""
     path = remote_file(data_dir)
     try:
-        return {key: RemoteRun(**entry) for key, entry in json.loads(path.read_text()).items()}
+        return {key: RemoteRun(**entry) for key, entry in json.loads(path.read_text(encoding="utf-8")).items()}
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, AttributeError) as error:

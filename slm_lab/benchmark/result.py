@@ -85,7 +85,7 @@ def load_results(docs: Path) -> dict[str, Result]:
     """Results by the key of their row."""
     path = results_file(docs)
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
         return {key: Result(**{**entry, "values": tuple(entry["values"])}) for key, entry in data.items()}
     except FileNotFoundError:
         return {}
@@ -103,7 +103,7 @@ def load_notes(docs: Path) -> dict[str, str]:
     """What people wrote about rows, such as what was tried where a score falls short; by the key of the row."""
     path = docs / "benchmark" / "notes.json"
     try:
-        notes = json.loads(path.read_text())
+        notes = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:

@@ -43,9 +43,4 @@ def _describe(finding: Finding) -> str:
     title, seen, meaning, advice = (
         printable(text, limit=2000) for text in (finding.title, finding.seen, finding.meaning, finding.advice)
     )
-    return (
-        f"{MARKS[finding.level]}  {title}\n"
-        f"      Seen   {seen}\n"
-        f"      Means  {meaning}\n"
-        f"      Try    {advice}\n"
-    )
+    return f"{MARKS[finding.level]}  {title}\n      Seen   {seen}\n      Means  {meaning}\n      Try    {advice}\n"

@@ -106,10 +106,11 @@ def build_report(
 
 def render_page(data: Mapping[str, Any]) -> str:
     """The page with the data in it; it holds no text of a spec, a name or a log outside its JSON and its title."""
-    script, style = (PAGE / "page.js").read_text(), (PAGE / "page.css").read_text() + _write_colors()
+    script, style = ((PAGE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    style += _write_colors()
     # "<" is what could end the block early; the rest is ASCII
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return Template((PAGE / "page.html").read_text()).substitute(
+    return Template((PAGE / "page.html").read_text(encoding="utf-8")).substitute(
         title=html.escape(str(data["title"])),
         script=script,
         script_hash=_hash(script),

@@ -110,7 +110,9 @@ class SearchView:
             table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
         for one in trials:
             bar = ProgressBar(self.max_frame, one.frame, width=24)
-            table.add_row(str(one.number), bar, f"{one.frame:,}", _score(one.score), Text(escape(show_values(one.values))))
+            table.add_row(
+                str(one.number), bar, f"{one.frame:,}", _score(one.score), Text(escape(show_values(one.values)))
+            )
         return table
 
 

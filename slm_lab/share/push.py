@@ -42,7 +42,7 @@ def describe_run(path: Path, with_checkpoints: bool, made: Path) -> tuple[Manife
     for file in paths:
         refuse_secrets(path, file)
     summary = summarize(run)
-    (made / CARD).write_text(write_card(run, summary, paths))
+    (made / CARD).write_text(write_card(run, summary, paths), encoding="utf-8")
     files = [read_file(path, file) for file in paths]
     by_path = {file.path: file for file in files}
     # what never changes in a run, so that two copies of it are known as one

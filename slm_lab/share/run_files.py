@@ -27,7 +27,7 @@ _KINDS = (
     re.compile(r"model/[^/]+_model\.pt"),
     re.compile(r"video/[^/]+\.(mp4|gif)"),
 )
-# What a browser runs. It is sent for people to look at, and never fetched: a page of someone else's would run its scripts
+# What a browser runs. It is sent for people to look at, and never fetched: pages of others would run their scripts
 # here, and the lab's own pages would load the script beside them.
 _PAGE = re.compile(r"report\.html|graph/[^/]+\.(svg|html)|graph/plotly\.min\.js")
 # what a run continues from

@@ -183,9 +183,7 @@ def test_what_is_no_number_is_told(tmp_path: Path, text: str, told: str) -> None
         read_table(tmp_path / "table.csv")
 
 
-def test_a_table_takes_little_more_memory_than_its_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_takes_little_more_memory_than_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "table.csv"
     tracemalloc.start()
     try:

@@ -19,6 +19,7 @@ from slm_lab.experiment.palette import find_look
 from slm_lab.experiment.results import find_runs, load_run
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import write_json, write_yaml
+from test.cli.command import call as call_main
 
 COLUMNS = ("total_reward", "total_reward_ma", "loss", "fps", "frame", "wall_t", "t", "epi", "opt_step", "lr")
 
@@ -472,3 +473,48 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "PPO set()\n"), done.stderr
+
+
+HOSTILE = "x\x1b[31m\u202e\r\nFAKE Error: all is well\x9b2J"
+
+
+@pytest.mark.parametrize("words", ["list", "compare run other", "doctor run", "retro run", "report run", "plot -f run"])
+def test_a_run_of_others_neither_controls_the_terminal_nor_adds_lines(
+    tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = make_run(tmp_path / "data", "run", env=HOSTILE, algorithm=HOSTILE)
+    spec = make_spec(HOSTILE, HOSTILE)
+    spec["agent"]["algorithm"][HOSTILE] = HOSTILE
+    write_yaml(path / "demo_spec.yaml", {"demo": spec})
+    (path / "info" / "x\x1b[31m\r_t0_s8_session_df_train.csv").write_text("?")
+    (path / "info" / "demo_t0_s9_session_df_train.csv").write_text(f'frame,total_reward\n"{HOSTILE}",1\n')
+    make_run(tmp_path / "data", "other")
+    call_main(monkeypatch, *words.split())
+    out, err = capsys.readouterr()
+    assert out
+    for line in (out + err).split("\n"):
+        assert line.replace("\t", "").isprintable()
+        assert not line.lstrip().startswith("FAKE")
+    # the page says that it is UTF-8, whatever the locale
+    for page in path.rglob("*.html"):
+        page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["doctor", "report", "retro", "verify", "push"])
+def test_a_folder_whose_name_controls_terminals_is_refused(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = make_run(tmp_path / "data", f"run{HOSTILE}")
+    assert call_main(monkeypatch, command, f"data/{path.name}") == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert "a character of its name controls terminals; rename it" in err
+
+
+def test_a_folder_with_brackets_in_its_name_is_no_pattern(tmp_path: Path) -> None:
+    make_run(tmp_path, "run[1]")
+    make_run(tmp_path, "run1")
+    assert load_run("run[1]", tmp_path).path.name == "run[1]"
+    assert {run.path.name for run in find_runs(tmp_path)} == {"run[1]", "run1"}

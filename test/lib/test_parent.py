@@ -10,7 +10,13 @@ import pytest
 
 from slm_lab.lib.parent import VARIABLE
 
-CHILD = "import time; from slm_lab.lib.parent import end_with_parent; end_with_parent(); print(1, flush=True); time.sleep(600)"
+CHILD = """
+import time
+from slm_lab.lib.parent import end_with_parent
+end_with_parent()
+print(1, flush=True)
+time.sleep(600)
+"""
 PARENT = f"""
 import subprocess, sys, time
 from slm_lab.lib.parent import child_environment

@@ -59,7 +59,9 @@ def test_no_encoding_is_too_narrow() -> None:
 
 
 def test_closed_streams_stop_nothing_and_end_up_in_no_file(tmp_path: Path) -> None:
-    code = f"file = open({str(tmp_path / 'a')!r}, 'w'); print('lost', flush=True); os.system('echo lost; echo lost >&2')"
+    code = (
+        f"file = open({str(tmp_path / 'a')!r}, 'w'); print('lost', flush=True); os.system('echo lost; echo lost >&2')"
+    )
     # a shell is what closes them
     script = f"import os\nfrom slm_lab.lib.terminal import safe_output\nwith safe_output():\n    {code}\n"
     done = subprocess.run(["sh", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, script], timeout=60)
