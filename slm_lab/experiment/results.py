@@ -27,6 +27,8 @@ ScoreKind = Literal["final", "eval", "train"]
 SCORE_KINDS: tuple[ScoreKind, ...] = ("final", "eval", "train")
 # share of a session's frames before which an evaluation is too old to be its score
 RECENT = 0.5
+# of metrics and provenance, which take many times as much once they are read
+MAX_JSON_BYTES = 10_000_000
 _TABLE = re.compile(r"(?P<name>.+)_t(?P<trial>\d+)_s(?P<session>\d+)_session_df_(?P<kind>train|eval)\.csv")
 # algorithms by the names that papers use, where the spec has another
 _LABEL_OF = {
@@ -390,7 +392,7 @@ def _without_bookkeeping(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _read_json(paths: list[Path]) -> dict[str, Any]:
     for path in paths:
         try:
-            content = json.loads(read_text(path))
+            content = json.loads(read_text(path, MAX_JSON_BYTES))
         except (OSError, RecursionError, ValueError):
             continue
         if isinstance(content, dict):

@@ -15,7 +15,7 @@ def child_environment() -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """Send SIGTERM to this process once the one that asked for it is gone; what it starts itself does not inherit it."""
+    """Send SIGTERM to this process once the one that asked for it is gone; its own children are not asked."""
     parent = os.environ.pop(VARIABLE, "")
     if parent:
         threading.Thread(target=_watch, args=(int(parent),), name="parent", daemon=True).start()

@@ -8,8 +8,8 @@ from slm_lab.spec.reader import printable
 MAX_PART = 200
 MAX_PATH = 600
 MAX_DEPTH = 6
-# separators, wildcards and marks of streams of other systems, and what cannot be seen
-_FORBIDDEN = re.compile(r'[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\\:*?"<>|]')
+# separators, wildcards and marks of streams of other systems
+_FORBIDDEN = re.compile(r'[\\:*?"<>|]')
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{name}{digit}" for name in ("com", "lpt") for digit in "0123456789")}
 
 
@@ -46,7 +46,7 @@ def find_problem(path: str) -> str | None:
         return "it leaves the run's folder or is not in its plain form"
     if len(encoded) > MAX_PATH or len(parts) > MAX_DEPTH or any(len(part.encode()) > MAX_PART for part in parts):
         return "it is too long"
-    if _FORBIDDEN.search(path):
+    if _FORBIDDEN.search(path) or not path.isprintable():
         return "it has a character that is not for names"
     if any(part.startswith(".") for part in parts):
         return "it is hidden"

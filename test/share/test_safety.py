@@ -34,6 +34,8 @@ HOSTILE = [
     "info/evil\x00.json",
     "info/evil\n.json",
     "info/evil\u202e.json",
+    "info/evil\u061c.json",
+    "info/evil\U000e0041.json",
     "info/CON.json",
     "info/nul.csv",
     "info/evil.json ",
