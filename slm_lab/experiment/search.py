@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from loguru import logger
 
-from slm_lab.experiment.analysis import calc_final_eval, calc_session_metrics, calc_trial_metrics, read_table
+from slm_lab.experiment.analysis import calc_final_eval, calc_session_metrics, calc_trial_metrics
 from slm_lab.experiment.control import SessionResult, write_session_metrics
 from slm_lab.experiment.executor import POLL_SECONDS, Event, Executor, SessionTask
 from slm_lab.experiment.folder import RunFolder, save_spec
 from slm_lab.experiment.results import read_run
-from slm_lab.experiment.search_result import SearchResult, write_result
+from slm_lab.experiment.search_result import SearchResult, read_session_table, write_result
 from slm_lab.experiment.search_view import SearchView, show_values
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.experiment.study import Study
@@ -233,8 +233,7 @@ class Search:
 
     def _read_rungs(self, trial: RunningTrial, index: int) -> None:
         """Take what a session's table has of rungs."""
-        path = self.folder.table_file(trial.number, index, "train")
-        table = read_table(path) if path.exists() else {}
+        table = read_session_table(self.folder.table_file(trial.number, index, "train"))
         if not table:
             return
         session = trial.sessions[index]
@@ -316,7 +315,11 @@ class Search:
 
     def _finish(self, trial: RunningTrial, results: list[SessionResult]) -> None:
         """Write the metrics of a trial that is done, and tell its score."""
-        tables = {r.session: read_table(self.folder.table_file(trial.number, r.session, "train")) for r in results}
+        files = {r.session: self.folder.table_file(trial.number, r.session, "train") for r in results}
+        tables = {session: read_session_table(file) for session, file in files.items()}
+        if not all(tables.values()):
+            self.study.fail(trial.number, "a session's table has no rows, or is damaged")
+            return
         metrics = calc_trial_metrics(list(tables.values()), self.random_return)
         metrics |= {"num_session": len(results), "session_index": list(tables), "failed": [], "is_complete": True}
         metrics["final_eval"] = calc_final_eval([result.final_eval for result in results])

@@ -29,6 +29,8 @@ from slm_lab.spec.search_space import Dimension, read_dimensions
 
 # fewer trials say nothing about what matters
 MIN_TRIAL = 6
+# columns of a session's table that scores are calculated from
+NEEDED = ("frame", "opt_step", "total_reward", "total_reward_ma")
 
 
 @dataclass(frozen=True)
@@ -165,12 +167,25 @@ def _format_table(
 def read_tables(folder: RunFolder, trial: int) -> dict[int, dict[str, Array]]:
     """The tables of a trial's sessions that have rows."""
     tables: dict[int, dict[str, Array]] = {}
-    while (path := folder.table_file(trial, len(tables), "train")).exists():
-        table = read_table(path)
-        if not table or not len(table["frame"]):
-            break
+    while table := read_session_table(folder.table_file(trial, len(tables), "train")):
         tables[len(tables)] = table
     return tables
+
+
+def read_session_table(path: Path) -> dict[str, Array]:
+    """A session's table; nothing where it has no rows yet, or is damaged."""
+    try:
+        table = read_table(path)
+        if missing := [name for name in NEEDED if table and name not in table]:
+            raise ValueError(f"it has no column {missing[0]}")
+        if table and not np.isfinite(table["frame"]).all():
+            raise ValueError("a frame is not a number")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        logger.warning(f"{path} is not used: {error}")
+        return {}
+    return table if table and len(table["frame"]) else {}
 
 
 def _draw(

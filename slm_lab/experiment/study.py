@@ -1,17 +1,21 @@
 """What a search has tried and what to try next: an Optuna study in a text file, owned by one process."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+from optuna.exceptions import OptunaError
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import read_bytes
 from slm_lab.lib.runtime import derive_seed
 from slm_lab.lib.secret import redact
@@ -81,10 +85,16 @@ class Study:
         self.num_random = min(MAX_RANDOM, max(MIN_RANDOM, max_trial // 3))
         self.reduction_factor = scheduler.reduction_factor if scheduler else 1
         path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_half_a_line(path)
-        storage = JournalStorage(JournalFileBackend(str(path), _NoLock(str(path))))
-        self.study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
+        self.path = path
         self.trials: dict[int, Trial] = {}
+        _drop_half_a_line(path)
+        with _journal_errors(path):
+            _check_lines(path)
+            storage = JournalStorage(JournalFileBackend(str(path), _NoLock(str(path))))
+            self.study = optuna.create_study(
+                storage=storage, study_name=name, direction="maximize", load_if_exists=True
+            )
+            self.read_rows()
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """The next trial: its number, and values by their paths."""
@@ -96,7 +106,8 @@ class Study:
         found = {}
         for frozen in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             # what a kill kept from being drawn is drawn now
-            found[frozen.number] = self._suggest(Trial(self.study, frozen._trial_id))
+            with _journal_errors(self.path):
+                found[frozen.number] = self._suggest(Trial(self.study, frozen._trial_id))
         return found
 
     def _suggest(self, trial: Trial) -> dict[str, Any]:
@@ -176,6 +187,40 @@ class Study:
         state = _STATES[trial.state]
         error = str(trial.user_attrs.get("error", ""))
         return TrialRow(trial.number, state, values, math.nan if state == "failed" else score, rungs, error)
+
+
+@contextmanager
+def _journal_errors(path: Path) -> Iterator[None]:
+    """Tell in one line that a journal is damaged; Optuna trusts what it reads, so that anything may come."""
+    try:
+        yield
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        OptunaError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise RunFolderError(
+            f"{path} is damaged ({reason}), so the search cannot be resumed; put a copy back, or start a new search"
+        ) from None
+
+
+def _check_lines(path: Path) -> None:
+    """Refuse what is no entry of a journal; Optuna would write behind it, and fail the next time."""
+    if not path.exists():
+        return
+    for number, line in enumerate(read_bytes(path).splitlines(), 1):
+        try:
+            is_entry = isinstance(json.loads(line), dict)
+        except (ValueError, RecursionError):
+            is_entry = False
+        if not is_entry:
+            raise ValueError(f"line {number} is no entry of a search")
 
 
 def _drop_half_a_line(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Searches: suggestions, early stopping, sessions that are earned, faults, continuation, outcome."""
 
 import csv
+import itertools
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -461,6 +463,58 @@ def test_half_a_line_of_the_journal_is_cut_off(tmp_path: Path) -> None:
     assert study.read_rows() == rows
     assert study.ask()[0] == 4
     assert len(read_study(tmp_path, spec).read_rows()) == 5
+
+
+def test_a_damaged_journal_is_refused_in_one_line(tmp_path: Path) -> None:
+    spec = make_spec(max_trial=4)
+    search(spec, tmp_path)
+    journal = RunFolder(tmp_path, spec.name).study_file
+    whole = journal.read_bytes().splitlines(keepends=True)
+    damages = [b"garbage", b"[1]", b"\xff\xfe\x00", b"{}", b'{"op_code": 99}', b'{"op_code": "x"}', b"[" * 9999]
+    variants = [[*whole[:at], damage + b"\n", *whole[at:]] for damage in damages for at in (1, 3, len(whole))]
+    others: tuple[Any, ...] = ("x", None, -7, math.nan, [], {})
+    # every value of the first entries, one after the other, is something else
+    for at, entry in enumerate(json.loads(line) for line in whole[:8]):
+        for key, other in itertools.product(entry, others):
+            variants.append([*whole[:at], json.dumps(entry | {key: other}).encode() + b"\n", *whole[at + 1 :]])
+    errors = []
+    for lines in variants:
+        journal.write_bytes(b"".join(lines))
+        # what is not refused is read as it stands
+        with suppress(RunFolderError):
+            read_study(tmp_path, spec).reopen()
+            continue
+        with pytest.raises(RunFolderError) as caught:
+            read_study(tmp_path, spec).reopen()
+        errors.append(str(caught.value))
+    assert len(errors) > 100
+    assert all(error.startswith(f"{journal} is damaged (") and "\n" not in error for error in errors)
+    journal.write_bytes(b"".join([*whole[:2], b"garbage\n", *whole[2:]]))
+    with pytest.raises(RunFolderError, match=r"damaged \(ValueError: line 3 is no entry of a search\), so the search"):
+        search(spec, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "total_reward,total_reward_ma,frame,opt_step\n1,1,nan,1\n",
+        "total_reward,total_reward_ma,frame,opt_step\n1,1,1e999,1\n",
+        "total_reward,total_reward_ma,frame,opt_step\n1,1,__import__('os'),1\n",
+        "frame,frame\n1,2\n",
+        'total_reward\n"' + "x" * 200_000,
+        "\x00\n\x00\n",
+    ],
+)
+def test_a_search_survives_a_damaged_table(tmp_path: Path, table: str) -> None:
+    spec = make_spec(max_trial=4)
+    with pytest.raises(Killed):
+        search(spec, tmp_path, FakeExecutor(kill_after=95))
+    folder = RunFolder(tmp_path, spec.name)
+    files = [folder.table_file(trial, 0, "train") for trial in (0, 1)]
+    assert all(file.exists() for file in files)
+    for file in files:
+        file.write_text(table)
+    assert len(search(spec, tmp_path).rows) == 4
 
 
 def test_the_journal_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
