@@ -116,8 +116,7 @@ def calc_products(spec: Spec, facts: EnvFacts) -> tuple[list[Product], float]:
     """The products of one gradient step, and gradient steps per frame."""
     algorithm, net, num_envs = spec.agent.algorithm, spec.agent.net, spec.env.num_envs
     shape = facts.obs_space.shape
-    is_soft = isinstance(algorithm, SoftActorCriticSpec)
-    size = build_family(facts.action_space, "default", is_soft, is_soft).param_size
+    size = build_family(facts.action_space, "default", algorithm.actions).param_size
     if isinstance(algorithm, (PPOSpec, ActorCriticSpec)):
         if isinstance(algorithm, PPOSpec):
             batch = algorithm.minibatch_size
@@ -138,7 +137,7 @@ def calc_products(spec: Spec, facts: EnvFacts) -> tuple[list[Product], float]:
     if not isinstance(algorithm, SoftActorCriticSpec):
         layers = calc_layers(net, shape, size)
         return [*forward(layers, batch), *learn(layers, batch)], steps_per_frame
-    assert not build_family(facts.action_space, "default", True, True).is_discrete
+    assert not build_family(facts.action_space, "default", algorithm.actions).is_discrete
     actor = calc_layers(net, shape, size)
     critic = calc_layers(net, (shape[0] + size // 2,), 1)
     products = [*forward(actor, batch), *learn(actor, batch)]
@@ -198,7 +197,7 @@ def time_step(calls: list[Call], seconds: float) -> tuple[float, int]:
 def time_env(env: VecEnv, seconds: float) -> tuple[float, int]:
     """Seconds per step of all envs with random actions in the policy's range, and how many were timed."""
     generator = torch.Generator().manual_seed(0)
-    family = build_family(env.action_space, "default", False, False)
+    family = build_family(env.action_space, "default")
     actions = [family.random(env.num_envs, generator).numpy() for _ in range(64)]
     env.reset()
     for action in actions[:8]:

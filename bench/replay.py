@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from bench.rows import ROW_BY_NAME, build_spec
-from slm_lab.agent.algorithm.dqn import QLearning
+from slm_lab.agent.algorithm.dqn import DQN
 from slm_lab.agent.memory.batch import Transition
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
@@ -26,7 +26,7 @@ def main() -> None:
     env = build_vec_env(build_settings(spec.env, (0,)))
     algorithm = build_agent(spec, env, 0).algorithm
     env.close()
-    assert isinstance(algorithm, QLearning)
+    assert isinstance(algorithm, DQN)
     memory, num_envs = algorithm.memory, spec.env.num_envs
     obs = torch.randn(num_envs, *env.facts.obs_space.shape)
     flags = np.zeros(num_envs, bool)

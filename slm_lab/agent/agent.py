@@ -9,7 +9,7 @@ from torch import Tensor
 from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics
 from slm_lab.agent.algorithm.policy import build_family
 from slm_lab.agent.memory.batch import Transition
-from slm_lab.agent.net.gradient import ADVICE, GradientFaultError
+from slm_lab.agent.net.gradient import ADVICE, GradientFaultError, Guard
 from slm_lab.agent.net.parts import check_names
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.make import EnvFacts
@@ -44,7 +44,7 @@ class Agent:
         self.obs_dtype = torch.uint8 if is_small else torch.float32
         raw_dtype = torch.from_numpy(np.empty(0, obs_space.dtype)).dtype
         check_names({"agent.net": spec.agent.net, "agent.critic_net": spec.agent.critic_net}, facts.parts)
-        algorithm = ALGORITHMS[spec.agent.algorithm.name]
+        config = spec.agent.algorithm
         # initial weights come from torch's global generator; nothing after them does, but for dropout layers
         torch.manual_seed(derive_seed(*seed_key, _INIT))
         context = Context(
@@ -54,27 +54,23 @@ class Agent:
             encode=self.encode,
             frame_stack=facts.frame_stack,
             parts=facts.parts,
-            family=build_family(
-                facts.action_space,
-                spec.agent.algorithm.action_pdtype,
-                algorithm.has_joint_actions,
-                algorithm.has_squashed_actions,
-            ),
+            family=build_family(facts.action_space, config.action_pdtype, config.actions),
             num_envs=num_envs,
             device=device,
             act_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _ACT)),
             train_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _TRAIN)),
+            guard=Guard(device),
             is_compiled=spec.meta.compile is True,
         )
         self.context = context
-        self.algorithm = algorithm(spec.agent, context)
-        if spec.agent.algorithm.action_policy == "boltzmann" and not context.family.is_discrete:
+        self.algorithm = ALGORITHMS[config.name].for_actions(context.family)(spec.agent, context)
+        if config.action_policy == "boltzmann" and not context.family.is_discrete:
             raise SpecError("agent.algorithm.action_policy: boltzmann needs discrete actions; use default")
         env = spec.env
         self.obs_normalizer = ObsNormalizer(obs_space.shape, env.clip_obs) if env.normalize_obs else None
         self.clip_obs = env.clip_obs if not env.normalize_obs else None
         self.reward_scaler = RewardScaler(
-            num_envs, spec.agent.algorithm.gamma, env.reward_scale, env.normalize_reward, env.clip_reward
+            num_envs, config.gamma, env.reward_scale, env.normalize_reward, env.clip_reward
         )
         is_on = (env.normalize_obs, env.normalize_reward)
         self.norm_names = tuple(name for name, is_own in zip(NORM_COLUMNS, is_on, strict=True) if is_own)
@@ -93,9 +89,7 @@ class Agent:
 
     def act(self, obs: Obs, carry: Carry = None, explore: bool = False) -> Act:
         """Actions for a batch of raw observations; deterministic unless asked to explore."""
-        seen = self.encode(obs)
-        action, next_carry, extra = self.algorithm.act(seen, carry, explore)
-        return Act(self.context.family.to_env(action), next_carry, {**extra, "obs": seen, "action": action})
+        return self.algorithm.act(self.encode(obs), carry, explore)
 
     def observe(self, obs: Obs, act: Act, step: Step) -> None:
         """Remember a step; on-policy memories keep the policy's own view of the observation, a replay the env's."""
@@ -104,18 +98,16 @@ class Agent:
             if not self.obs_normalizer.stats.count:
                 self.obs_normalizer.update(obs)
             self.obs_normalizer.update(step.obs)
-        extra = dict(act.extra)
-        seen, action = extra.pop("obs"), extra.pop("action")
         is_raw = self.algorithm.stores_raw_obs
         self.algorithm.observe(
             Transition(
-                obs=torch.as_tensor(obs) if is_raw else seen,
-                action=action,
+                obs=torch.as_tensor(obs) if is_raw else act.obs,
+                action=act.sample,
                 reward=self.reward_scaler(step.reward, step.done),
                 terminated=step.terminated,
                 truncated=step.truncated,
                 next_obs=torch.as_tensor(step.next_obs) if is_raw else self.encode(step.next_obs),
-                extra=extra,
+                extra=act.extra,
                 next_carry=act.carry,
             )
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.agent import Agent
+from slm_lab.agent.algorithm.on_policy import OnPolicy
 from slm_lab.agent.memory.batch import Batch, Rollout
 from slm_lab.agent.net.gradient import GradientFaultError
 
@@ -123,8 +124,12 @@ def _place_in_rollout(finding: Finding, name: str, rollout: Rollout, agent: Agen
         return finding
     row, env = finding.index[:2]
     # episodes of several envs come as one column, where the env is not known any more
-    made = frame - (num_step - 1 - row + agent.algorithm.row_delay) * width
+    made = frame - (num_step - 1 - row + _get_delay(agent)) * width
     return replace(finding, env=env, frame=made) if made > 0 else finding
+
+
+def _get_delay(agent: Agent) -> int:
+    return agent.algorithm.row_delay if isinstance(agent.algorithm, OnPolicy) else 0
 
 
 def named_tensors(step: Any, args: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
@@ -149,8 +154,8 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _find_on_the_way(agent: Agent, fault: GradientFaultError) -> Finding | None:
-    """Do the step again in plain calls, looking at each layer's output and at what the loss tells."""
-    context, step = agent.context, fault.step
+    """Do the step again in plain calls, looking at each layer's output and at what the loss reports."""
+    step = fault.step
     seen: list[tuple[str, Tensor]] = []
     layers: dict[int, str] = {}
     handles = []
@@ -164,15 +169,14 @@ def _find_on_the_way(agent: Agent, fault: GradientFaultError) -> Finding | None:
                     seen.append(("output", tensor.detach()))
 
             handles.append(layer.register_forward_hook(keep))
-    context.trace.seen = seen
     try:
         with torch.enable_grad():
-            loss, *_ = step.calc_loss(*fault.step_args)
+            loss, report = step.calc_loss(*fault.step_args)
             loss.backward(inputs=step.parameters)
     finally:
-        context.trace.seen = None
         for handle in handles:
             handle.remove()
+    seen += report.items()
     for index, (name, tensor) in enumerate(seen):
         finding = find_bad(name, tensor, layers.get(index))
         if finding is not None:

@@ -5,7 +5,7 @@ from typing import get_args
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.crossq import CrossQ
-from slm_lab.agent.algorithm.dqn import DQN, DoubleDQN, VanillaDQN
+from slm_lab.agent.algorithm.dqn import DQN
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.algorithm.reinforce import Reinforce
@@ -27,9 +27,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "ActorCritic": ActorCritic,
     "PPO": PPO,
     "SARSA": SARSA,
-    "VanillaDQN": VanillaDQN,
+    "VanillaDQN": DQN,
     "DQN": DQN,
-    "DoubleDQN": DoubleDQN,
+    "DoubleDQN": DQN,
     "SoftActorCritic": SoftActorCritic,
     "CrossQ": CrossQ,
     "SIL": SIL,

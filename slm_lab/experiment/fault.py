@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.ppo import Minibatch
-from slm_lab.agent.algorithm.sequence import Stretches
+from slm_lab.agent.algorithm.sequence import Sequences
 from slm_lab.agent.diagnosis import Finding, diagnose, find_bad_weight
 from slm_lab.agent.memory.batch import Batch, Rollout, SequenceBatch
 from slm_lab.agent.net.gradient import GradientFaultError
@@ -46,7 +46,7 @@ _ROOM = 1_000_000
 _GROWTH = 16
 _AGENT_ROOM = 100_000_000
 # what batches are made of, by the names they have in a file
-_TUPLES: dict[str, Any] = {kind.__name__: kind for kind in (Batch, SequenceBatch, Minibatch, Stretches)}
+_TUPLES: dict[str, Any] = {kind.__name__: kind for kind in (Batch, SequenceBatch, Minibatch, Sequences)}
 _TUPLE, _ITEMS = "__tuple__", "__items__"
 # why faults of a kind cannot be done again: they are seen when the step that made them is over
 _OBSTACLES = {
@@ -403,7 +403,7 @@ def _replay_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool) -> Replaye
     args = unpack(bundle["args"], agent.device)
     try:
         with np.errstate(all="ignore"):
-            out = step(*args)
+            report = step(*args)
     except GradientFaultError as fault:
         fault.frame = int(bundle["frame"])
         found = diagnose(agent, fault)
@@ -411,9 +411,8 @@ def _replay_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool) -> Replaye
         if not is_same:
             notes = (*notes, f"it was: {bundle['message']}")
         return Replayed(is_same, found.describe(), notes)
-    return Replayed(
-        False, f"the loss is {out[0].item()} and the norm of the gradient {out[-1].item()} this time", notes
-    )
+    loss, norm = report["loss"].item(), report["grad_norm"].item()
+    return Replayed(False, f"the loss is {loss} and the norm of the gradient {norm} this time", notes)
 
 
 def _same(found: Finding, saved: dict[str, Any]) -> bool:

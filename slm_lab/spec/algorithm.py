@@ -1,6 +1,6 @@
 """Keys of `agent.algorithm`, one model per algorithm."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,10 @@ from slm_lab.spec.types import (
 
 ActionPdtype = Literal["default", "Categorical", "MultiCategorical", "Bernoulli", "Normal", "TanhNormal"]
 ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
-# what a net that values actions can draw by
+# What an algorithm makes of actions: any kind as it is; several choices as one joint choice, since it needs a number
+# for every combination; the same, and continuous actions squashed into their bounds.
+Actions = Literal["any", "joint", "squashed"]
+# what a net that values actions can explore by
 ValuePolicy = Literal["epsilon_greedy", "boltzmann", "random"]
 
 
@@ -42,6 +45,18 @@ class AlgorithmSpec(Model):
     )
     gamma: Fraction = Field(0.99, description="Discount factor.")
 
+    # What the algorithm can do; a plugin's config says the same of its own.
+    learns_from: ClassVar[Literal["rollout", "replay", "nothing"]] = "nothing"
+    actions: ClassVar[Actions] = "any"
+    # whether a slow copy of a net gives the targets
+    has_target: ClassVar[bool] = False
+    # whether its losses take sequences, as nets with a hidden state need
+    takes_recurrent: ClassVar[bool] = False
+    # whether training_iter defaults to one gradient step per frame
+    trains_every_frame: ClassVar[bool] = False
+    # whether its critics may have a net of their own, `agent.critic_net`
+    takes_critic_net: ClassVar[bool] = False
+
     def calc_utd(self, num_envs: int) -> float:
         """Gradient steps per frame, the update-to-data ratio; 0 where nothing is learned or it is not known."""
         return 0.0
@@ -53,10 +68,37 @@ class RandomSpec(AlgorithmSpec):
     name: Literal["Random"] = "Random"
 
 
-class ReinforceSpec(AlgorithmSpec):
+class OnPolicySpec(AlgorithmSpec):
+    """Algorithms that learn from what the policy does now."""
+
+    learns_from: ClassVar = "rollout"
+
+    @property
+    def batch_frequency(self) -> int:
+        """Episodes or vector steps of a batch."""
+        raise NotImplementedError
+
+
+class EveryBatchSpec(OnPolicySpec):
+    """Keys of algorithms that train once on each batch."""
+
+    training_frequency: PositiveInt = Field(
+        32, description="Train every so many episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay)."
+    )
+
+    @property
+    def batch_frequency(self) -> int:
+        return self.training_frequency
+
+    def calc_utd(self, num_envs: int) -> float:
+        return 1 / (num_envs * self.training_frequency)
+
+
+class ReinforceSpec(EveryBatchSpec):
     """REINFORCE, the Monte-Carlo policy gradient."""
 
     name: Literal["Reinforce"] = "Reinforce"
+    takes_recurrent: ClassVar = True
     training_frequency: PositiveInt = Field(
         1, description="Train every so many episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay)."
     )
@@ -64,14 +106,12 @@ class ReinforceSpec(AlgorithmSpec):
     policy_loss_coef: NonNegativeFloat = Field(1.0, description="Weight of the policy loss.")
     entropy_coef_spec: Schedule = Field(0.0, description="Weight of the entropy bonus.")
 
-    def calc_utd(self, num_envs: int) -> float:
-        return 1 / (num_envs * self.training_frequency)
 
-
-class ActorCriticSpec(AlgorithmSpec):
+class ActorCriticSpec(EveryBatchSpec):
     """Advantage actor-critic (A2C) with GAE, n-step or full returns."""
 
     name: Literal["ActorCritic"] = "ActorCritic"
+    takes_recurrent: ClassVar = True
     training_frequency: PositiveInt = Field(
         32,
         description="Train every so many episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay); "
@@ -98,14 +138,12 @@ class ActorCriticSpec(AlgorithmSpec):
             data = {**data, "training_frequency": data["num_step_returns"]}
         return data
 
-    def calc_utd(self, num_envs: int) -> float:
-        return 1 / (num_envs * self.training_frequency)
 
-
-class PPOSpec(AlgorithmSpec):
+class PPOSpec(OnPolicySpec):
     """Proximal policy optimisation with a clipped surrogate objective."""
 
     name: Literal["PPO"] = "PPO"
+    takes_recurrent: ClassVar = True
     lam: Fraction = Field(0.95, description="Lambda of GAE.")
     clip_eps_spec: Schedule = Field(0.2, description="Clip range of the probability ratio.")
     entropy_coef_spec: Schedule = Field(0.0, description="Weight of the entropy bonus.")
@@ -124,31 +162,31 @@ class PPOSpec(AlgorithmSpec):
     symlog: Bool = Field(False, description="Compare symlog of values and targets in the value loss.")
     target_kl: Float | None = Field(None, gt=0, description="Stop the epochs of a batch above this KL; null: never.")
 
+    @property
+    def batch_frequency(self) -> int:
+        return self.time_horizon
+
     def calc_utd(self, num_envs: int) -> float:
         batch = self.time_horizon * num_envs
         return self.training_epoch * -(-batch // self.minibatch_size) / batch
 
 
-class SarsaSpec(AlgorithmSpec):
+class SarsaSpec(EveryBatchSpec):
     """SARSA: on-policy values of the actions that were really taken next."""
 
     name: Literal["SARSA"] = "SARSA"
+    actions: ClassVar = "joint"
     action_policy: ValuePolicy = Field("epsilon_greedy", description="How actions are drawn while training.")
     explore_var_spec: Schedule | None = Field(
         ScheduleSpec(start_val=1.0, end_val=0.05, end_step=10_000),
         description="Epsilon of epsilon_greedy or temperature of boltzmann, over frames.",
     )
-    training_frequency: PositiveInt = Field(
-        32, description="Train every so many episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay)."
-    )
-
-    def calc_utd(self, num_envs: int) -> float:
-        return 1 / (num_envs * self.training_frequency)
 
 
 class OffPolicySpec(AlgorithmSpec):
     """Keys of algorithms that learn from a replay."""
 
+    learns_from: ClassVar = "replay"
     training_frequency: PositiveInt = Field(
         1, description="Frames between trainings; at most one training per vector step, which is num_envs frames."
     )
@@ -164,7 +202,12 @@ class OffPolicySpec(AlgorithmSpec):
         return self.num_grad_step / max(num_envs, self.training_frequency)
 
 
-class _QLearningSpec(OffPolicySpec):
+class QLearningSpec(OffPolicySpec):
+    """Keys of algorithms that learn Q of every action from a replay."""
+
+    actions: ClassVar = "joint"
+    takes_recurrent: ClassVar = True
+    is_double: ClassVar[bool] = False
     action_policy: ValuePolicy = Field("epsilon_greedy", description="How actions are drawn while training.")
     explore_var_spec: Schedule | None = Field(
         ScheduleSpec(start_val=1.0, end_val=0.05, end_step=10_000),
@@ -177,22 +220,25 @@ class _QLearningSpec(OffPolicySpec):
         return self.training_iter * self.training_batch_iter
 
 
-class VanillaDQNSpec(_QLearningSpec):
+class VanillaDQNSpec(QLearningSpec):
     """Q-learning with a net and a replay, without a target net."""
 
     name: Literal["VanillaDQN"] = "VanillaDQN"
 
 
-class DQNSpec(_QLearningSpec):
+class DQNSpec(QLearningSpec):
     """Deep Q-network: a target net picks and values the next action."""
 
     name: Literal["DQN"] = "DQN"
+    has_target: ClassVar = True
 
 
-class DoubleDQNSpec(_QLearningSpec):
+class DoubleDQNSpec(QLearningSpec):
     """Double DQN: the online net picks the next action, the target net values it."""
 
     name: Literal["DoubleDQN"] = "DoubleDQN"
+    has_target: ClassVar = True
+    is_double: ClassVar = True
 
 
 QReduction = Literal["min", "mean"]
@@ -210,6 +256,10 @@ class SoftActorCriticSpec(OffPolicySpec):
     """Soft actor-critic, for continuous and for discrete actions."""
 
     name: Literal["SoftActorCritic"] = "SoftActorCritic"
+    actions: ClassVar = "squashed"
+    has_target: ClassVar = True
+    trains_every_frame: ClassVar = True
+    takes_critic_net: ClassVar = True
     action_pdtype: Literal["default", "Categorical", "TanhNormal"] = Field(
         "default", description="Distribution of actions; default picks TanhNormal or Categorical by the env."
     )
@@ -226,14 +276,10 @@ class SoftActorCriticSpec(OffPolicySpec):
     alpha_lr: PositiveFloat | None = Field(None, description="Learning rate of alpha; null: the actor's.")
     log_alpha_min: Float = Field(-5.0, description="Lower bound of log alpha.")
     log_alpha_max: Float = Field(2.0, description="Upper bound of log alpha.")
-    entropy_penalty_coef: NonNegativeFloat = Field(
-        0.0, description="Weight of half the squared change of entropy against its running mean, for discrete actions."
-    )
     q_reduction: QReduction = Field(
         "min", description="Which value two critics give: the smaller, or their mean, which explores more."
     )
     symlog: Bool = Field(False, description="Compare symlog of values and targets in the critic loss.")
-    spectral_norm: Bool = Field(False, description="Spectral normalisation of the last hidden layer of the critics.")
 
     @model_validator(mode="after")
     def _check_alpha(self) -> Self:
@@ -256,6 +302,7 @@ class CrossQSpec(SoftActorCriticSpec):
     """CrossQ: soft actor-critic without target nets, with joint batch statistics in the critics."""
 
     name: Literal["CrossQ"] = "CrossQ"  # type: ignore[assignment]
+    has_target: ClassVar = False
     policy_delay: PositiveInt = Field(3, description="Critic steps per step of actor and alpha.")
 
 
@@ -283,6 +330,7 @@ class SILSpec(SelfImitationSpec, ActorCriticSpec):
     """Actor-critic with self-imitation of its own good steps."""
 
     name: Literal["SIL"] = "SIL"  # type: ignore[assignment]
+    takes_recurrent: ClassVar = False
 
     def calc_utd(self, num_envs: int) -> float:
         return ActorCriticSpec.calc_utd(self, num_envs) * (1 + self.num_imitation)
@@ -292,6 +340,7 @@ class PPOSILSpec(SelfImitationSpec, PPOSpec):
     """PPO with self-imitation of its own good steps."""
 
     name: Literal["PPOSIL"] = "PPOSIL"  # type: ignore[assignment]
+    takes_recurrent: ClassVar = False
 
     def calc_utd(self, num_envs: int) -> float:
         return PPOSpec.calc_utd(self, num_envs) + self.num_imitation / (num_envs * self.time_horizon)

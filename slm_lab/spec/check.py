@@ -5,22 +5,15 @@ from math import gcd
 from slm_lab.spec.algorithm import (
     ActorCriticSpec,
     AlgorithmSpec,
-    CrossQSpec,
-    DoubleDQNSpec,
-    DQNSpec,
     OffPolicySpec,
     PPOSILSpec,
     PPOSpec,
-    RandomSpec,
     ReinforceSpec,
-    SarsaSpec,
     SILSpec,
-    SoftActorCriticSpec,
-    VanillaDQNSpec,
 )
 from slm_lab.spec.memory import OnPolicyCrossEntropySpec, PrioritizedReplaySpec, ReplaySpec
 from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec, RecurrentNetSpec
-from slm_lab.spec.schema import Spec
+from slm_lab.spec.schema import ALGORITHM_SPECS, Spec
 from slm_lab.spec.search_space import search_problems
 
 
@@ -67,22 +60,16 @@ def find_remarks(spec: Spec) -> list[str]:
     ]
 
 
-ON_POLICY = (ReinforceSpec, ActorCriticSpec, PPOSpec, SarsaSpec)
-Q_LEARNING = (VanillaDQNSpec, DQNSpec, DoubleDQNSpec)
 TARGET_KEYS = {"update_type", "polyak_coef", "update_frequency"}
-
-
-# those whose losses take transitions one by one, without what came before them
-MEMORYLESS = (RandomSpec, SarsaSpec, SoftActorCriticSpec, SILSpec, PPOSILSpec)
 
 
 def _recurrent_problems(spec: Spec) -> list[str]:
     algorithm, net = spec.agent.algorithm, spec.agent.net
-    if isinstance(algorithm, MEMORYLESS):
+    if not algorithm.takes_recurrent:
         given = {"net": net, "critic_net": spec.agent.critic_net}
+        known = ", ".join(name for name, kind in ALGORITHM_SPECS.items() if kind.takes_recurrent)
         return [
-            f"agent.{key}.type: {algorithm.name} has no use for a hidden state; RecurrentNet works with PPO, "
-            "ActorCritic, Reinforce, VanillaDQN, DQN and DoubleDQN"
+            f"agent.{key}.type: {algorithm.name} has no use for a hidden state; RecurrentNet works with {known}"
             for key, one in given.items()
             if isinstance(one, RecurrentNetSpec)
         ]
@@ -98,7 +85,7 @@ def _recurrent_problems(spec: Spec) -> list[str]:
         for key, length in lengths.items()
         if length % net.seq_len
     ]
-    if net.burn_in and isinstance(algorithm, (ReinforceSpec, ActorCriticSpec, PPOSpec)):
+    if net.burn_in and algorithm.learns_from == "rollout":
         problems.append(
             f"agent.net.burn_in: {algorithm.name} learns from fresh steps, whose hidden state needs no warming up; "
             "remove it"
@@ -142,7 +129,7 @@ def _memory_problems(spec: Spec) -> list[str]:
                 f"agent.algorithm.training_start_step: {algorithm.training_start_step} is not before env.max_frame "
                 f"{spec.env.max_frame}, so nothing would be learned; lower it"
             )
-    elif isinstance(algorithm, ON_POLICY) and not isinstance(algorithm, PPOSpec) and isinstance(memory, ReplaySpec):
+    elif algorithm.learns_from == "rollout" and not isinstance(algorithm, PPOSpec) and isinstance(memory, ReplaySpec):
         problems.append(
             f"agent.memory.name: {algorithm.name} learns from what it does now, got {memory.name}; "
             "use OnPolicyBatchReplay or OnPolicyReplay"
@@ -169,7 +156,8 @@ def _net_problems(spec: Spec) -> list[str]:
     algorithm, net, critic_net = spec.agent.algorithm, spec.agent.net, spec.agent.critic_net
     nets = {"net": net} if critic_net is None else {"net": net, "critic_net": critic_net}
     problems = [*_target_problems(algorithm, nets), *_critic_net_problems(spec)]
-    is_valuing = isinstance(algorithm, (*Q_LEARNING, SarsaSpec))
+    # one net, which values every action
+    is_valuing = algorithm.actions == "joint"
     if is_valuing:
         problems += [
             f"agent.net.{role}_{key}: {algorithm.name} has one net; give the key without prefix"
@@ -184,7 +172,7 @@ def _net_problems(spec: Spec) -> list[str]:
             for where, one in nets.items()
             if isinstance(one, (DuelingMLPNetSpec, DuelingConvNetSpec))
         ]
-    if net.shared and (is_valuing or isinstance(algorithm, SoftActorCriticSpec)):
+    if net.shared and (is_valuing or algorithm.takes_critic_net):
         problems.append(f"agent.net.shared: {algorithm.name} has no net to share; remove it")
     return problems
 
@@ -195,8 +183,7 @@ def _role_keys(net: NetSpec) -> list[tuple[str, str]]:
 
 def _target_problems(algorithm: AlgorithmSpec, nets: dict[str, NetSpec]) -> list[str]:
     """Keys of a target net where there is none to follow."""
-    has_target = isinstance(algorithm, (DQNSpec, DoubleDQNSpec, SoftActorCriticSpec))
-    has_target = has_target and not isinstance(algorithm, CrossQSpec)
+    has_target = algorithm.has_target
     problems = [
         f"agent.net.{role}_{key}: {'an actor' if role == 'actor' else algorithm.name} has no target net; remove it"
         for role, key in _role_keys(nets["net"])
@@ -230,10 +217,9 @@ def _critic_net_problems(spec: Spec) -> list[str]:
     if critic_net.shared or critic_net.log_std_init is not None:
         key = "shared" if critic_net.shared else "log_std_init"
         problems.append(f"agent.critic_net.{key}: critics have no use for it; remove it")
-    if not isinstance(algorithm, SoftActorCriticSpec):
-        problems.append(
-            f"agent.critic_net: for SoftActorCritic and CrossQ; {algorithm.name} takes keys with the prefix critic_"
-        )
+    if not algorithm.takes_critic_net:
+        known = " and ".join(name for name, kind in ALGORITHM_SPECS.items() if kind.takes_critic_net)
+        problems.append(f"agent.critic_net: for {known}; {algorithm.name} takes keys with the prefix critic_")
     elif net.critic:
         problems.append(f"agent.net.critic_{next(iter(net.critic))}: contradicts critic_net; remove one of them")
     return problems

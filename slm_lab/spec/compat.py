@@ -51,6 +51,10 @@ META_DROPPED = (
 )
 
 
+# Keys that no spec used, with the value at which they did nothing; saved specs hold it.
+REMOVED: dict[str, Any] = {"entropy_penalty_coef": 0, "spectral_norm": False}
+
+
 def modernize(spec: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """A copy of a raw spec in today's spelling, and what was changed."""
     notes: list[str] = []
@@ -123,6 +127,7 @@ def _agent(agent: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         if algorithm.get("name") in ("SoftActorCritic", "CrossQ"):
             # the published lab squashed what it called Normal
             _rename(algorithm, "action_pdtype", {"Normal": "TanhNormal"}, "action_pdtype", notes)
+        _drop_removed(algorithm, "agent.algorithm")
         _move(algorithm, "clip_val_loss", "clip_vloss", "agent.algorithm", notes)
         if algorithm.get("entropy_coef_spec", 0) is None:
             del algorithm["entropy_coef_spec"]
@@ -133,6 +138,12 @@ def _agent(agent: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         if isinstance(agent.get(key), dict):
             agent[key] = _net(dict(agent[key]), notes)
     return agent
+
+
+def _drop_removed(section: dict[str, Any], where: str) -> None:
+    for key, off in REMOVED.items():
+        if section.pop(key, off) != off:
+            raise SpecError(f"{where}.{key}: is not supported any more; remove it")
 
 
 def _split_sil_memory(memory: dict[str, Any], algorithm: dict[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -149,6 +160,7 @@ def _split_sil_memory(memory: dict[str, Any], algorithm: dict[str, Any], notes: 
 
 
 def _net(net: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    _drop_removed(net, "agent.net")
     for key in ("gpu", "cuda_id"):
         if key in net:
             del net[key]

@@ -323,18 +323,6 @@ EncoderSpec = Annotated[MLPBodySpec | ConvBodySpec | TorchArcBodySpec, Field(dis
 class MLPNetSpec(MLPBodySpec, NetSpec):
     """Fully connected layers."""
 
-    spectral_norm: Bool = Field(
-        False, description="Divide the weight of the last hidden layer by its largest singular value."
-    )
-
-    @model_validator(mode="after")
-    def _check_spectral_norm(self) -> Self:
-        if self.spectral_norm and not self.hid_layers:
-            raise ValueError("spectral_norm needs a hidden layer; give hid_layers or remove it")
-        if self.spectral_norm and self.init_fn == "zeros_":
-            raise ValueError("spectral_norm: a weight of zeros (init_fn zeros_) has no singular value to divide by")
-        return self
-
 
 class ConvNetSpec(ConvBodySpec, NetSpec):
     """Convolutions, then fully connected layers."""

@@ -216,10 +216,11 @@ class Spec(Model):
     @model_validator(mode="before")
     @classmethod
     def _fill_training_iter(cls, data: Any) -> Any:
-        """One gradient step per frame, unless a soft actor-critic is told otherwise."""
+        """One gradient step per frame for algorithms that ask for it, unless the spec says otherwise."""
         match data:
-            case {"agent": {"algorithm": {"name": "SoftActorCritic" | "CrossQ"} as algorithm}, "env": dict(env)}:
-                if algorithm.get("training_iter") is None:
+            case {"agent": {"algorithm": {"name": str(name)} as algorithm}, "env": dict(env)}:
+                kind = ALGORITHM_SPECS.get(name, AlgorithmSpec)
+                if kind.trains_every_frame and algorithm.get("training_iter") is None:
                     every = [env.get("num_envs", 1), algorithm.get("training_frequency", 1)]
                     # what is no number is refused as what it is
                     whole = [number for number in every if isinstance(number, (int, float))]

@@ -49,7 +49,6 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "name": "CrossQ",
         "training_start_step": 100,
         "training_iter": 1,
-        "entropy_penalty_coef": 0.1,
         "entropy_anneal": {"start_ratio": 0.9, "end_ratio": 0.1, "frames": 800},
     },
     "SIL": {"name": "SIL", "training_frequency": 32, "lam": 0.95, "training_iter": 2},

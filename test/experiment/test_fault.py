@@ -16,12 +16,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from slm_lab.agent.algorithm import crossq, dqn, reinforce, sac, sarsa
-from slm_lab.agent.algorithm.actor_critic import ActorCritic
+from slm_lab.agent.algorithm import dqn, on_policy, reinforce, sac, sarsa
 from slm_lab.agent.algorithm.policy import Categorical
-from slm_lab.agent.algorithm.ppo import PPO
-from slm_lab.agent.algorithm.sac import Soft, SoftActorCritic
-from slm_lab.agent.net.gradient import GradientFaultError, GradientStep
+from slm_lab.agent.net.gradient import GradientFaultError, GradientStep, Loss
 from slm_lab.cli.replay_fault import app
 from slm_lab.experiment import fault as fault_module
 from slm_lab.experiment.checkpoint import load_state, save_state
@@ -247,37 +244,30 @@ class Plant:
 
 
 def plant_target(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    q_target, calc_return = dqn.calc_q_target, reinforce.calc_return
-    for module in (dqn, sarsa, sac, crossq):
+    q_target, calc_return, scale = dqn.calc_q_target, reinforce.calc_return, on_policy.TargetScale.update
+    for module in (dqn, sarsa, sac):
         monkeypatch.setattr(module, "calc_q_target", lambda *args: plant.spoil(q_target(*args)))
     monkeypatch.setattr(reinforce, "calc_return", lambda *args: plant.spoil(calc_return(*args)))
-    for kind in (ActorCritic, PPO):
-        calc = kind._calc_adv_ret
 
-        def spoiled(self: Any, rollout: Any, calc: Any = calc) -> Any:
-            adv, ret = calc(self, rollout)
-            return adv, plant.spoil(ret)
+    def spoiled(self: Any, target: torch.Tensor) -> float:
+        # in place: what the loss is given
+        target.copy_(plant.spoil(target))
+        return scale(self, target)
 
-        monkeypatch.setattr(kind, "_calc_adv_ret", spoiled)
+    monkeypatch.setattr(on_policy.TargetScale, "update", spoiled)
 
 
 def plant_log_prob(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    log_prob, both, soft = Categorical.log_prob, Categorical.log_prob_entropy, SoftActorCritic._soft_policy
+    log_prob, both, log_softmax = Categorical.log_prob, Categorical.log_prob_entropy, torch.Tensor.log_softmax
 
     def spoiled_both(self: Any, param: Any, action: Any) -> Any:
         first, entropy = both(self, param, action)
         return plant.spoil(first), entropy
 
-    def spoiled_softmax(self: Any, obs: Any, noise: Any) -> Any:
-        # as if the log of the softmax itself had failed
-        policy = soft(self, obs, noise)
-        spoiled = Soft(policy.action, plant.spoil(policy.log_prob))
-        self.context.trace("log_prob", spoiled.log_prob)
-        return spoiled
-
     monkeypatch.setattr(Categorical, "log_prob", lambda *args: plant.spoil(log_prob(*args)))
     monkeypatch.setattr(Categorical, "log_prob_entropy", spoiled_both)
-    monkeypatch.setattr(SoftActorCritic, "_soft_policy", spoiled_softmax)
+    # soft actor-critics take the log probabilities of all actions
+    monkeypatch.setattr(torch.Tensor, "log_softmax", lambda *args: plant.spoil(log_softmax(*args)))
 
 
 def plant_gradient(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,11 +275,11 @@ def plant_gradient(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spoiled_init(self: Any, calc_loss: Any, *args: Any, **kwargs: Any) -> None:
         def calc(*batch: Any) -> Any:
-            loss, *rest = calc_loss(*batch)
+            loss, report = calc_loss(*batch)
             if plant.is_on:
                 # 0, and its gradient is 0 times infinity
                 loss = loss + (self.parameters[-1] * 0).sum().sqrt()
-            return loss, *rest
+            return Loss(loss, report)
 
         init(self, calc, *args, **kwargs)
 

@@ -275,3 +275,23 @@ def test_each_net_may_have_an_arc_of_its_own() -> None:
     raw["agent"]["net"] = {"type": "TorchArcNet", "actor_arc": {"modules": {}}, "critic_arc": {"graph": {}}}
     spec, _ = parse(raw)
     assert spec["agent"]["net"]["actor"]["arc"] == {"modules": {}}
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "off", "on"),
+    [
+        ("algorithm", "entropy_penalty_coef", 0.0, 0.5),
+        ("algorithm", "spectral_norm", False, True),
+        ("net", "spectral_norm", False, True),
+    ],
+)
+def test_removed_keys_may_be_there_if_they_did_nothing(section: str, key: str, off: Any, on: Any) -> None:
+    raw = demo("SoftActorCritic")
+    raw["agent"]["memory"] = {"name": "Replay"}
+    raw["env"]["max_frame"] = 10_000
+    plain = parse(raw)[0]
+    raw["agent"][section][key] = off
+    assert parse(raw) == (plain, ())
+    raw["agent"][section][key] = on
+    with pytest.raises(SpecError, match=rf"agent\.{section}\.{key}: is not supported any more; remove it"):
+        parse(raw)

@@ -1,33 +1,38 @@
 """CrossQ (Bhatt et al. 2024): soft actor-critic without target nets, held together by batch normalisation."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.dqn import calc_q_target
-from slm_lab.agent.algorithm.sac import SoftActorCritic, calc_soft_value
+from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.algorithm.policy import ActionFamily, Categorical
+from slm_lab.agent.algorithm.sac import DiscreteSoftActorCritic, SoftActorCritic, SoftBase
 from slm_lab.agent.memory.batch import Batch
-from slm_lab.agent.net.target import Target
-from slm_lab.spec.net import NetSpec
+
+
+def evaluate_jointly(self: SoftBase, batch: Batch, *actions: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Values in s and in s' by the critics from one batch, so that its statistics are those of both."""
+    obs = torch.cat([batch.obs, batch.next_obs])
+    # one pass in training mode: normalised apart, s' would be valued by a net that does not exist
+    self.critic.net.train()
+    both = self.critic.net(obs, *(torch.cat(pair) for pair in actions))
+    self.critic.net.eval()
+    q, next_q = both.chunk(2, 1)
+    return q, next_q.detach()
 
 
 class CrossQ(SoftActorCritic):
-    """The critics see (s, a) and (s', a') in one batch, so that their statistics are those of both."""
+    """CrossQ for continuous actions."""
 
-    def _build_target(self, spec: NetSpec) -> Target | None:
-        return None
+    evaluate = evaluate_jointly
 
-    def calc_critic_loss(self, batch: Batch, alpha: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        with torch.no_grad():
-            policy = self._soft_policy(batch.next_obs, noise)
-        obs = torch.cat([batch.obs, batch.next_obs])
-        # one pass in training mode: normalised apart, s' would be valued by a net that does not exist
-        self.critic.train()
-        if policy.action is None:
-            both = self.critic(obs)
-        else:
-            both = self.critic(obs, torch.cat([batch.action, policy.action]))
-        self.critic.eval()
-        q, next_q = both.chunk(2, 1)
-        value = calc_soft_value(next_q.detach(), policy, alpha, self.config.q_reduction)
-        ret = calc_q_target(batch.reward, batch.discount, value)
-        return self._compare(self._taken_value(q, batch.action), ret, batch.weight)
+    @classmethod
+    def for_actions(cls, family: ActionFamily) -> type[Algorithm[Any]]:
+        return DiscreteCrossQ if isinstance(family, Categorical) else cls
+
+
+class DiscreteCrossQ(DiscreteSoftActorCritic):
+    """CrossQ for discrete actions."""
+
+    evaluate = evaluate_jointly

@@ -1,13 +1,11 @@
-"""How predictions are compared with targets, element by element or as a mean."""
+"""Parts of losses: how values are compared with their targets, and the policy gradient."""
 
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import huber_loss, l1_loss, mse_loss, smooth_l1_loss
-
-Loss = Callable[[Tensor, Tensor], Tensor]
+from torch.nn.functional import huber_loss, l1_loss, layer_norm, mse_loss, smooth_l1_loss
 
 MEAN_LOSSES: dict[str, Callable[..., Tensor]] = {
     "MSELoss": mse_loss,
@@ -16,10 +14,23 @@ MEAN_LOSSES: dict[str, Callable[..., Tensor]] = {
     "L1Loss": l1_loss,
 }
 # one number per sample, so that each can have a weight of its own
-ELEMENT_LOSSES: dict[str, Loss] = {name: partial(loss, reduction="none") for name, loss in MEAN_LOSSES.items()}
+ELEMENT_LOSSES: dict[str, Callable[..., Tensor]] = {
+    name: partial(loss, reduction="none") for name, loss in MEAN_LOSSES.items()
+}
 
 
 def symlog(x: Tensor) -> Tensor:
     """sign(x) log(1 + |x|): keeps small values and tames large ones."""
     # written without sign(x), whose zero at 0 would stop the gradient
     return torch.where(x >= 0, x.clamp(min=0).log1p(), -(-x).clamp(min=0).log1p())
+
+
+def calc_policy_loss(log_prob: Tensor, adv: Tensor) -> Tensor:
+    """-E[log pi(a|s) A]; its gradient is the policy gradient."""
+    return -(log_prob * adv).mean()
+
+
+def standardize(adv: Tensor) -> Tensor:
+    """Advantages with mean 0 and std 1; a single one, which would be 0, as it is."""
+    # one operation instead of five
+    return layer_norm(adv, adv.shape, eps=1e-16) if len(adv) > 1 else adv

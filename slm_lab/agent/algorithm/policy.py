@@ -18,6 +18,7 @@ from torch.nn.functional import logsigmoid, softplus
 from slm_lab.agent.schedule import calc_schedule
 from slm_lab.env.layout import in_one_line
 from slm_lab.lib.errors import SpecError
+from slm_lab.spec.algorithm import Actions
 from slm_lab.spec.net import LOG_STD_MAX, LOG_STD_MIN
 from slm_lab.spec.types import ScheduleSpec
 
@@ -41,11 +42,11 @@ class ActionFamily(ABC):
 
     @abstractmethod
     def noise(self, num: int, generator: torch.Generator) -> Tensor:
-        """The chance in the actions of so many rows."""
+        """Random numbers for `num` actions."""
 
     @abstractmethod
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
-        """The action that chance makes of each row."""
+        """The action that random numbers make of each row."""
 
     def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
         """Draw an action for each row."""
@@ -71,7 +72,7 @@ class ActionFamily(ABC):
         """Both at once, where they share work."""
         return self.log_prob(param, action), self.entropy(param)
 
-    def temper(self, param: Tensor, tau: Tensor) -> Tensor:
+    def with_temperature(self, param: Tensor, tau: Tensor) -> Tensor:
         """The parameters at temperature `tau`."""
         raise NotImplementedError(f"{self.name} has no temperature")
 
@@ -123,7 +124,7 @@ class Categorical(ActionFamily):
         entropy = -(log_prob.exp() * log_prob).sum(-1)
         return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
 
-    def temper(self, param: Tensor, tau: Tensor) -> Tensor:
+    def with_temperature(self, param: Tensor, tau: Tensor) -> Tensor:
         return param / tau
 
     def to_index(self, action: Tensor) -> Tensor:
@@ -214,7 +215,7 @@ class MultiCategorical(ActionFamily):
             total = total - (log_prob.exp() * log_prob).sum(-1)
         return total
 
-    def temper(self, param: Tensor, tau: Tensor) -> Tensor:
+    def with_temperature(self, param: Tensor, tau: Tensor) -> Tensor:
         return param / tau
 
 
@@ -247,7 +248,7 @@ class Bernoulli(ActionFamily):
         prob = param.sigmoid()
         return -(prob * logsigmoid(param) + (1 - prob) * logsigmoid(-param)).sum(-1)
 
-    def temper(self, param: Tensor, tau: Tensor) -> Tensor:
+    def with_temperature(self, param: Tensor, tau: Tensor) -> Tensor:
         return param / tau
 
 
@@ -363,13 +364,10 @@ def log_det_tanh(raw: Tensor) -> Tensor:
     return 2 * (math.log(2) - raw - softplus(-2 * raw))
 
 
-def build_family(space: gym.Space[Any], pdtype: str, is_joint: bool = False, is_squashed: bool = False) -> ActionFamily:
-    """The family a spec asks for, checked against the action space.
-
-    A joint family has one number for every combination of several choices, as values of actions need; a squashed one
-    keeps continuous actions within their bounds.
-    """
+def build_family(space: gym.Space[Any], pdtype: str, actions: Actions = "any") -> ActionFamily:
+    """The family a spec asks for, checked against the action space; `actions` is what its algorithm can take."""
     choices: list[ActionFamily]
+    is_joint = actions != "any"
     if is_joint and isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
         choices = [_build_joint(space)]
     elif isinstance(space, spaces.Discrete):
@@ -380,7 +378,7 @@ def build_family(space: gym.Space[Any], pdtype: str, is_joint: bool = False, is_
         choices = [Bernoulli(math.prod(space.shape))]
     elif isinstance(space, spaces.Box):
         size = math.prod(space.shape)
-        choices = [SquashedNormal(size)] if is_squashed else [Normal(size), TanhNormal(size)]
+        choices = [SquashedNormal(size)] if actions == "squashed" else [Normal(size), TanhNormal(size)]
     else:
         raise SpecError(f"env.name: actions of {type(space).__name__} are not supported")
     if pdtype == "default":
@@ -410,47 +408,47 @@ def _build_joint(space: spaces.MultiDiscrete | spaces.MultiBinary) -> JointCateg
 
 @dataclass(frozen=True)
 class ActionPolicy:
-    """A way to draw actions while training, in two halves: chance, and what the net's output makes of it."""
+    """A strategy of exploring, in two halves: random numbers, and the actions the net's output makes of them."""
 
     family: ActionFamily
-    how: str
-    # share of random actions or temperature, where `how` has one
+    strategy: str
+    # share of random actions or temperature, where the strategy has one
     explore_var: float | ScheduleSpec | None
 
     def calc_explore_var(self, frame: int) -> float:
         """The share or temperature at a frame."""
         return calc_schedule(0.0 if self.explore_var is None else self.explore_var, frame)
 
-    def chance(self, num: int, frame: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """All that is drawn for the actions of N envs at a frame; every env draws for itself."""
+    def noise(self, num: int, frame: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Random numbers for the actions of `num` envs at a frame; every env has its own."""
         family, device = self.family, generator.device
-        if self.how == "default":
+        if self.strategy == "default":
             return (family.noise(num, generator),)
-        if self.how == "random":
+        if self.strategy == "random":
             return (family.random(num, generator),)
         explore_var = self.calc_explore_var(frame)
-        if self.how == "boltzmann":
+        if self.strategy == "boltzmann":
             return family.noise(num, generator), torch.tensor(max(explore_var, 1e-8), device=device)
         explores = torch.rand(num, generator=generator, device=device) < explore_var
         return explores.view(num, *[1] * len(family.action_shape)), family.random(num, generator)
 
-    def choose(self, param: Tensor, chance: tuple[Tensor, ...]) -> Tensor:
+    def choose(self, param: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
         """Actions for the parameters of N envs; draws nothing."""
         family = self.family
-        if self.how == "default":
-            return family.choose(param, chance[0])
-        if self.how == "random":
-            return chance[0]
-        if self.how == "boltzmann":
-            noise, tau = chance
-            return family.choose(family.temper(param, tau), noise)
-        explores, action = chance
+        if self.strategy == "default":
+            return family.choose(param, noise[0])
+        if self.strategy == "random":
+            return noise[0]
+        if self.strategy == "boltzmann":
+            draw, tau = noise
+            return family.choose(family.with_temperature(param, tau), draw)
+        explores, action = noise
         return torch.where(explores, action, family.mode(param))
 
 
 def draw_action(
-    family: ActionFamily, param: Tensor, how: str, explore_var: float, generator: torch.Generator
+    family: ActionFamily, param: Tensor, strategy: str, explore_var: float, generator: torch.Generator
 ) -> Tensor:
-    """Draw actions for N envs by an action policy."""
-    policy = ActionPolicy(family, how, explore_var)
-    return policy.choose(param, policy.chance(len(param), 0, generator))
+    """Sample actions for N envs by an exploration strategy."""
+    policy = ActionPolicy(family, strategy, explore_var)
+    return policy.choose(param, policy.noise(len(param), 0, generator))

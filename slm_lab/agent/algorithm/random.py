@@ -7,10 +7,11 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics
 from slm_lab.agent.memory.batch import Transition
+from slm_lab.spec.algorithm import RandomSpec
 from slm_lab.spec.schema import AgentSpec
 
 
-class Random(Algorithm):
+class Random(Algorithm[RandomSpec]):
     """Learns nothing."""
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
@@ -20,7 +21,10 @@ class Random(Algorithm):
 
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
         generator = self.context.act_generator if explore else self.eval_generator
-        return Act(self.context.family.random(len(obs), generator), carry, {})
+        return self.build_act(self.context.family.random(len(obs), generator), obs, carry)
+
+    def init_carry(self, num_envs: int) -> Carry:
+        return None
 
     def observe(self, step: Transition) -> None:
         pass
@@ -28,8 +32,9 @@ class Random(Algorithm):
     def update(self, frame: int) -> Metrics | None:
         return None
 
-    def memory_state(self) -> dict[str, Any]:
-        return {"eval_generator": self.eval_generator.get_state()}
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "eval_generator": self.eval_generator.get_state()}
 
-    def load_memory_state(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
         self.eval_generator.set_state(state["eval_generator"])

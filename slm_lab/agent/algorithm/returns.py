@@ -1,4 +1,6 @@
-"""Returns and advantages as pure functions of arrays (T, N).
+"""Returns and advantages as pure functions of tensors (T, N).
+
+The recursions run in numpy on the host, where these small steps cost a fraction of what they do as tensors.
 
 Two signals, never one: `terminated` masks the bootstrap, `done` (terminated or truncated) cuts the recursion.
 
@@ -14,45 +16,58 @@ Two signals, never one: `terminated` masks the bootstrap, `done` (terminated or 
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 Array = np.ndarray[Any, Any]
 
 
-def calc_return(reward: Array, next_value: Array, terminated: Array, done: Array, gamma: float) -> Array:
+def _to_host(*tensors: Tensor) -> list[Array]:
+    return [tensor.cpu().numpy() for tensor in tensors]
+
+
+def calc_return(reward: Tensor, next_value: Tensor, terminated: Tensor, done: Tensor, gamma: float) -> Tensor:
     """Discounted returns to the end of the episode, or of the batch, where V of the successor stands for the rest."""
-    rest = next_value * ~terminated
-    ret = np.empty_like(reward)
+    rewards, values, ends, cuts = _to_host(reward, next_value, terminated, done)
+    rest = values * ~ends
+    ret = np.empty_like(rewards)
     future = rest[-1]
-    for t in range(len(reward) - 1, -1, -1):
-        future = reward[t] + gamma * np.where(done[t], rest[t], future)
+    for t in range(len(rewards) - 1, -1, -1):
+        future = rewards[t] + gamma * np.where(cuts[t], rest[t], future)
         ret[t] = future
-    return ret
+    return torch.from_numpy(ret).to(reward.device)
 
 
 def calc_nstep_return(
-    reward: Array, next_value: Array, terminated: Array, done: Array, gamma: float, num_step: int
-) -> Array:
+    reward: Tensor, next_value: Tensor, terminated: Tensor, done: Tensor, gamma: float, num_step: int
+) -> Tensor:
     """Returns over at most `num_step` steps, then V; shorter where the episode or the batch ends."""
     rest = next_value * ~terminated
     ret = reward + gamma * rest
-    cut = done.copy()
+    cut = done.clone()
     cut[-1] = True
     for _ in range(num_step - 1):
         # one step longer: this reward, then the shorter return of the next row
-        longer = np.roll(ret, -1, axis=0)
-        ret = reward + gamma * np.where(cut, rest, longer)
+        ret = reward + gamma * torch.where(cut, rest, ret.roll(-1, 0))
     return ret
 
 
 def calc_gae(
-    reward: Array, value: Array, next_value: Array, terminated: Array, done: Array, gamma: float, lam: float
-) -> Array:
+    reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, done: Tensor, gamma: float, lam: float
+) -> Tensor:
     """Generalised advantage estimates (Schulman et al. 2016, eq. 16)."""
-    delta = reward + gamma * next_value * ~terminated - value
-    decay = gamma * lam * ~done
-    adv = np.empty_like(delta)
-    future = np.zeros_like(delta[0])
-    for t in range(len(delta) - 1, -1, -1):
-        future = delta[t] + decay[t] * future
+    error, cuts = _to_host(reward + gamma * next_value * ~terminated - value, done)
+    decay = gamma * lam * ~cuts
+    adv = np.empty_like(error)
+    future = np.zeros_like(error[0])
+    for t in range(len(error) - 1, -1, -1):
+        future = error[t] + decay[t] * future
         adv[t] = future
-    return adv
+    return torch.from_numpy(adv).to(reward.device)
+
+
+def calc_explained_var(value: Tensor, ret: Tensor) -> float:
+    """Share of the variance of the returns that the values predict: 1 is perfect, 0 is no better than their mean."""
+    predicted, target = _to_host(value, ret)
+    var = target.var()
+    return float(1 - (target - predicted).var() / var) if var > 0 else 0.0

@@ -1,72 +1,49 @@
 """Soft actor-critic (Haarnoja et al. 2018), and its form for discrete actions (Christodoulou 2019)."""
 
 import math
-from typing import Any, NamedTuple
+from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context
 from slm_lab.agent.algorithm.dqn import calc_q_target, pick_value
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlog
-from slm_lab.agent.algorithm.policy import Categorical, SquashedNormal
-from slm_lab.agent.memory.batch import Batch, Transition
-from slm_lab.agent.net.flat import FlatParams
+from slm_lab.agent.algorithm.off_policy import OffPolicy
+from slm_lab.agent.algorithm.policy import ActionFamily, ActionPolicy, Categorical, SquashedNormal
+from slm_lab.agent.memory.batch import Batch
+from slm_lab.agent.net.gradient import CalcLoss, Loss, Report
+from slm_lab.agent.net.learner import Learner, Weights
 from slm_lab.agent.net.model import PolicyNet
-from slm_lab.agent.net.optim import FlatOptimizer
-from slm_lab.agent.net.target import Target
 from slm_lab.agent.net.value import TwinQNet
-from slm_lab.lib.due import Due
 from slm_lab.lib.errors import SpecError
-from slm_lab.spec.algorithm import QReduction, SoftActorCriticSpec
-from slm_lab.spec.net import MLPNetSpec, NetSpec
+from slm_lab.spec.algorithm import SoftActorCriticSpec
+from slm_lab.spec.net import NetSpec
 from slm_lab.spec.schema import AgentSpec
 
 # share of the largest entropy that a discrete policy is held at, unless told otherwise
 AUTO_ENTROPY_RATIO = 0.6
-# weight of the past in the running mean of the entropy
-ENTROPY_DECAY = 0.99
 
 
-class Soft(NamedTuple):
-    """The policy at some observations: what values need, for continuous or discrete actions.
-
-    Continuous: one drawn action (B, A) and its log density (B,). Discrete: no action, the log probabilities (B, A).
-    """
-
-    action: Tensor | None
-    log_prob: Tensor
+def calc_soft_value(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
+    """V(s) = E_a[Q(s, a) - alpha log pi(a|s)] (eq. 3), estimated from one action of each row."""
+    return q - alpha * log_prob
 
 
-def calc_soft_value(q: Tensor, policy: Soft, alpha: Tensor, reduction: QReduction = "min") -> Tensor:
-    """V(s) = E_a[min Q(s, a) - alpha log pi(a|s)] (eq. 3): one sample of it, or its exact sum over choices.
-
-    With "mean" both critics count alike (double average Q-learning, Zhou et al. 2022).
-    """
-    soft = (q.amin(0) if reduction == "min" else q.mean(0)) - alpha * policy.log_prob
-    return soft if policy.action is not None else (policy.log_prob.exp() * soft).sum(-1)
-
-
-def calc_entropy(policy: Soft) -> Tensor:
-    """-E log pi over the batch: an estimate from one sample each, or exact."""
-    if policy.action is not None:
-        return -policy.log_prob.mean()
-    return -(policy.log_prob.exp() * policy.log_prob).sum(-1).mean()
+def calc_soft_sum(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
+    """The same as an exact sum over discrete actions (B, A)."""
+    return (log_prob.exp() * (q - alpha * log_prob)).sum(-1)
 
 
 class Alpha(nn.Module):
     """Weight of the entropy: fixed, or learned so that the entropy stays at a target (eq. 18)."""
 
-    def __init__(self, config: SoftActorCriticSpec, net: NetSpec, device: torch.device) -> None:
+    def __init__(self, config: SoftActorCriticSpec) -> None:
         super().__init__()
         self.config = config
-        self.log_alpha = nn.Parameter(torch.zeros(1, device=device))
-        self.optimizer: FlatOptimizer | None = None
-        if config.fixed_alpha is None:
-            # log alpha has one dimension, so it does not decay
-            optim = net.optim_spec.model_copy(update={"lr": config.alpha_lr or net.optim_spec.lr})
-            own = net.model_copy(update={"optim_spec": optim, "clip_grad_val": None})
-            self.optimizer = FlatOptimizer(FlatParams([self.log_alpha]), own)
+        self.is_learned = config.fixed_alpha is None
+        self.log_alpha = nn.Parameter(torch.zeros(1))
 
     def value(self, frame: int) -> Tensor:
         """Alpha as a number without gradient."""
@@ -78,254 +55,199 @@ class Alpha(nn.Module):
 
     def calc_loss(self, entropy: Tensor, target_entropy: float | Tensor) -> Tensor | float:
         """Raises alpha where the entropy is below its target, lowers it where it is above."""
-        if self.optimizer is None:
-            return 0.0
-        return (self.log_alpha * (entropy.detach() - target_entropy)).sum()
+        return (self.log_alpha * (entropy.detach() - target_entropy)).sum() if self.is_learned else 0.0
 
     @torch.no_grad()
     def clamp(self) -> None:
-        """Keep it within its bounds."""
-        if self.optimizer is not None:
+        """Keep a learned alpha within its bounds."""
+        if self.is_learned:
             self.log_alpha.clamp_(self.config.log_alpha_min, self.config.log_alpha_max)
 
 
-class SoftActorCritic(Algorithm):
-    """Learns twin critics of the soft value, a policy that follows them, and the weight of its entropy."""
+class SoftBase(OffPolicy[SoftActorCriticSpec]):
+    """Twin critics, a policy that follows them, and the weight of its entropy; the losses are left to the two below."""
 
     metric_names: tuple[str, ...] = ("loss", "policy_loss", "entropy", "alpha", "q", "td_error", "grad_norm")
-    stores_raw_obs = True
-    has_joint_actions = True
-    has_squashed_actions = True
+    is_discrete: bool
+    calc_critic_loss: CalcLoss
+    calc_actor_alpha_loss: CalcLoss
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
-        config = spec.algorithm
-        assert isinstance(config, SoftActorCriticSpec)
-        self.config = config
-        family = context.family
-        self.is_discrete = isinstance(family, Categorical)
-        if config.entropy_anneal is not None and not self.is_discrete:
-            raise SpecError("agent.algorithm.entropy_anneal: for discrete actions; give target_entropy instead")
-        if config.entropy_penalty_coef and not self.is_discrete:
-            raise SpecError("agent.algorithm.entropy_penalty_coef: for discrete actions; remove it")
-        actor_spec, critic_spec = spec.net.for_role("actor"), self._critic_spec(spec)
-        self.actor = PolicyNet(actor_spec, context.obs_shape, family.param_size, context.is_gaussian, context.parts)
+        family, device = context.family, context.device
+        actor_spec, critic_spec = spec.net.for_role("actor"), spec.critic_net or spec.net.for_role("critic")
+        self.net = PolicyNet(actor_spec, context.obs_shape, family.param_size, context.is_gaussian, context.parts)
         size = family.param_size if self.is_discrete else math.prod(family.action_shape)
-        self.critic = TwinQNet(critic_spec, context.obs_shape, size, self.is_discrete, context.parts)
-        for net in (self.actor, self.critic):
-            net.to(context.device).eval()
-        self.actor_flat = FlatParams(self.actor.parameters())
-        self.critic_flat = FlatParams(self.critic.parameters())
-        self.alpha = Alpha(config, actor_spec, context.device)
-        self.modules = {"actor": self.actor, "critic": self.critic, "alpha": self.alpha}
-        self.target = self._build_target(critic_spec)
-        if self.target is not None:
-            self.modules["target_critic"] = self.target.module
-        self.optimizers = {
-            "actor": FlatOptimizer(self.actor_flat, actor_spec),
-            "critic": FlatOptimizer(self.critic_flat, critic_spec),
-        }
-        if self.alpha.optimizer is not None:
-            self.optimizers["alpha"] = self.alpha.optimizer
+        critic = TwinQNet(critic_spec, context.obs_shape, size, self.is_discrete, context.parts)
+        self.actor = Learner(self.net, actor_spec, device)
+        self.critic = Learner(critic, critic_spec, device, self.config.has_target)
+        self.alpha = Alpha(self.config).to(device)
+        self.learners = {"actor": self.actor, "critic": self.critic}
+        self.modules = {"actor": self.net, "critic": critic, "alpha": self.alpha}
+        if self.alpha.is_learned:
+            self.learners["alpha"] = Learner(self.alpha, resolve_alpha(actor_spec, self.config.alpha_lr), device)
+        frozen: list[Weights] = [self.actor]
+        # CrossQ has no targets: its critics stand in for them
+        self.target = critic
+        if self.critic.target is not None:
+            self.target = self.modules["target_critic"] = self.critic.target.net
+            frozen.append(self.critic.target)
         self.loss = ELEMENT_LOSSES[critic_spec.loss_spec.name]
-        self.memory = context.build_replay(spec.memory, config.gamma)
-        self.replays = {"memory": self.memory}
-        self.train_due = Due(config.training_frequency)
-        frozen: dict[nn.Module, FlatParams] = {self.actor: self.actor_flat}
-        if self.target is not None:
-            frozen[self.target.module] = self.target.flat
-        self.critic_step = context.build_step(self.calc_critic_loss, self.critic, [self.optimizers["critic"]], frozen)
-        self.policy_step = context.build_step(
-            self.calc_follower_loss,
-            nn.ModuleList([self.actor, self.alpha]),
-            [optimizer for role, optimizer in self.optimizers.items() if role != "critic"],
-            {self.critic: self.critic_flat},
-        )
-        self.explore = context.build_function(self._explore, self.actor)
-        # running mean of the entropy of a policy that is held near it; NaN before the first
-        self.mean_entropy = torch.full((), math.nan, device=context.device) if config.entropy_penalty_coef else None
-        self.policy_row: dict[str, Tensor] = {}
+        self.critic_step = context.build_step(self.calc_critic_loss, self.critic, frozen=frozen)
+        learners = [learner for learner in self.learners.values() if learner is not self.critic]
+        self.actor_step = context.build_step(self.calc_actor_alpha_loss, *learners, frozen=[self.critic])
+        self.policy = ActionPolicy(family, "default", None)
+        self.explore = context.build_function(self._explore, self.net)
+        # of the last update of the actor, which `policy_delay` makes rarer than those of the critics
+        self.actor_report: Report = {}
 
-    def _critic_spec(self, spec: AgentSpec) -> NetSpec:
-        net = spec.critic_net or spec.net.for_role("critic")
-        if not self.config.spectral_norm:
-            return net
-        if not isinstance(net, MLPNetSpec):
-            raise SpecError(f"agent.algorithm.spectral_norm: needs critics of type MLPNet, got {net.type}")
-        return net.model_copy(update={"spectral_norm": True})
-
-    def _build_target(self, spec: NetSpec) -> Target | None:
-        return Target(self.critic, self.critic_flat, spec)
-
-    # --- acting
-
-    @torch.inference_mode()
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
-        family, generator = self.context.family, self.context.act_generator
         if explore and self.frame < self.config.training_start_step:
-            return Act(family.random(len(obs), generator), carry, {})
-        if explore:
-            return Act(self.explore(obs, family.noise(len(obs), generator)), carry, {})
-        return Act(family.mode(self.actor(obs)), carry, {})
+            return self.build_act(self.context.family.random(len(obs), self.context.act_generator), obs, carry)
+        return super().act(obs, carry, explore)
 
-    def _explore(self, obs: Tensor, noise: Tensor) -> Tensor:
-        return self.context.family.choose(self.actor(obs), noise)
+    def train(self, batch: Batch) -> list[Report]:
+        alpha = self.alpha.value(self.frame)
+        report = self.critic_step(batch, alpha, *self.draw_noise(len(batch.reward)))
+        self.memory.update_priority(batch.slot, report["td_error"])
+        self.opt_step += 1
+        if self.opt_step % self.config.policy_delay == 0 or not self.actor_report:
+            self.train_actor(batch, alpha)
+            if self.critic.target is not None:
+                self.critic.target.follow()
+        return [{**report, **self.actor_report, "alpha": alpha}]
 
-    def observe(self, step: Transition) -> None:
-        self.memory.add(step)
+    def train_actor(self, batch: Batch, alpha: Tensor) -> None:
+        """Update the policy and alpha."""
+        noise = self.draw_noise(len(batch.reward))
+        report = self.actor_step(batch.obs, alpha, self.calc_target_entropy(), *noise)
+        self.alpha.clamp()
+        self.actor_report = {name: report[name] for name in ("policy_loss", "entropy")}
 
-    # --- learning
+    def draw_noise(self, num: int) -> tuple[Tensor, ...]:
+        """Random numbers that actions of the policy are made of; none where expectations are sums."""
+        return ()
 
-    def _draw_noise(self, num: int) -> Tensor | None:
-        """Standard normal numbers that make actions of the policy's parameters; none for discrete actions."""
-        family = self.context.family
-        if not isinstance(family, SquashedNormal):
-            return None
-        noise = torch.empty(num, *family.action_shape, device=self.context.device)
-        return noise.normal_(generator=self.context.train_generator)
+    @abstractmethod
+    def calc_target_entropy(self) -> float:
+        """The entropy that alpha holds the policy at."""
 
-    def _soft_policy(self, obs: Tensor, noise: Tensor | None) -> Soft:
-        param = self.actor(obs)
-        if noise is None:
-            policy = Soft(None, param.log_softmax(-1))
-        else:
-            assert isinstance(self.context.family, SquashedNormal)
-            policy = Soft(*self.context.family.draw(param, noise))
-        self.context.trace("log_prob", policy.log_prob)
-        return policy
+    def reduce(self, q: Tensor) -> Tensor:
+        """One value of two critics': the smaller, or their mean (double average Q-learning, Zhou et al. 2022)."""
+        return q.amin(0) if self.config.q_reduction == "min" else q.mean(0)
 
-    def _values(self, net: nn.Module, obs: Tensor, action: Tensor | None) -> Tensor:
-        return net(obs) if action is None else net(obs, action)
-
-    def _target_entropy(self, frame: int) -> float:
-        config, family = self.config, self.context.family
-        if config.target_entropy != "auto":
-            return config.target_entropy
-        if not self.is_discrete:
-            return -float(math.prod(family.action_shape))
-        ratio = AUTO_ENTROPY_RATIO
-        if (anneal := config.entropy_anneal) is not None:
-            progress = min(1.0, frame / anneal.frames)
-            ratio = anneal.start_ratio + (anneal.end_ratio - anneal.start_ratio) * progress
-        return ratio * math.log(family.param_size)
-
-    def _taken_value(self, q: Tensor, action: Tensor) -> Tensor:
-        """Values (2, B) of the actions of a batch, from those of every discrete action where they are discrete."""
-        if not isinstance(self.context.family, Categorical):
-            return q
-        index = self.context.family.to_index(action)
-        return pick_value(q, index.expand(2, -1))
-
-    def calc_critic_loss(self, batch: Batch, alpha: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss of both critics (eq. 5), TD errors and values (B,)."""
-        assert self.target is not None
+    def evaluate(self, batch: Batch, *actions: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Values in s by the critics, in s' by their targets: of an action and the next one, or of all actions."""
         with torch.no_grad():
-            policy = self._soft_policy(batch.next_obs, noise)
-            next_q = self._values(self.target.module, batch.next_obs, policy.action)
-            ret = calc_q_target(
-                batch.reward, batch.discount, calc_soft_value(next_q, policy, alpha, self.config.q_reduction)
-            )
-        self.critic.train()
-        q = self._taken_value(self._critic_values(batch.obs, batch.action), batch.action)
-        self.critic.eval()
-        return self._compare(q, ret, batch.weight)
+            next_q = self.target(batch.next_obs, *(next_action for _, next_action in actions))
+        self.critic.net.train()
+        q = self.critic.net(batch.obs, *(action for action, _ in actions))
+        self.critic.net.eval()
+        return q, next_q
 
-    def _critic_values(self, obs: Tensor, action: Tensor) -> Tensor:
-        return self._values(self.critic, obs, None if self.is_discrete else action)
-
-    def _compare(self, q: Tensor, ret: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        self.context.trace("target", ret)
-        self.context.trace("q", q)
+    def calc_td_loss(self, q: Tensor, ret: Tensor, weight: Tensor, log_prob: Tensor) -> Loss:
+        """Loss of values (2, B) against their targets (eq. 5)."""
         low = q.detach().amin(0)
-        error = low - ret
+        report = {"log_prob": log_prob, "target": ret, "q": low, "td_error": (low - ret).abs()}
         if self.config.symlog:
             q, ret = symlog(q), symlog(ret)
         # half of each critic's loss, as in the paper
-        loss = 0.5 * (weight * self.loss(q, ret.expand_as(q))).mean(-1).sum()
-        return loss, error, low
+        return Loss(0.5 * (weight * self.loss(q, ret.expand_as(q))).mean(-1).sum(), report)
 
-    def calc_policy_loss(
-        self, obs: Tensor, alpha: Tensor, noise: Tensor | None, mean_entropy: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """-E V(s) under the policy as it is now (eq. 7), and its entropy."""
-        self.actor.train()
-        policy = self._soft_policy(obs, noise)
-        self.actor.eval()
-        q = self._values(self.critic, obs, policy.action)
-        entropy = calc_entropy(policy)
-        value = calc_soft_value(q, policy, alpha, self.config.q_reduction)
-        return -value.mean() + self._entropy_penalty(entropy, mean_entropy), entropy
-
-    def calc_follower_loss(
-        self,
-        obs: Tensor,
-        alpha: Tensor,
-        noise: Tensor | None,
-        target_entropy: float | Tensor,
-        mean_entropy: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses of the policy and of alpha, which share no weight, in one; the policy's alone, and its entropy."""
-        policy_loss, entropy = self.calc_policy_loss(obs, alpha, noise, mean_entropy)
-        return policy_loss + self.alpha.calc_loss(entropy, target_entropy), policy_loss.detach(), entropy.detach()
-
-    def _entropy_penalty(self, entropy: Tensor, mean: Tensor | None) -> Tensor | float:
-        """Half the squared change of a discrete policy's entropy against its running mean, once there is one."""
-        if mean is None:
-            return 0.0
-        mean = torch.where(mean.isnan(), entropy.detach(), mean)
-        return self.config.entropy_penalty_coef * 0.5 * (mean - entropy).square()
-
-    def _update_critic(self, batch: Batch, alpha: Tensor) -> dict[str, Tensor]:
-        loss, error, q, grad_norm = self.critic_step(batch, alpha, self._draw_noise(len(batch.reward)))
-        self.memory.update_priority(batch.slot, error)
-        return {"loss": loss, "q": q.mean(), "td_error": error.abs().mean(), "grad_norm": grad_norm}
-
-    def _update_policy(self, batch: Batch, alpha: Tensor, frame: int) -> dict[str, Tensor]:
-        noise, mean = self._draw_noise(len(batch.reward)), self.mean_entropy
-        _, policy_loss, entropy, _ = self.policy_step(batch.obs, alpha, noise, self._target_entropy(frame), mean)
-        self.alpha.clamp()
-        if mean is not None:
-            mean.copy_(torch.where(mean.isnan(), entropy, torch.lerp(entropy, mean, ENTROPY_DECAY)))
-        return {"policy_loss": policy_loss, "entropy": entropy}
-
-    def update(self, frame: int) -> Metrics | None:
-        self.frame = frame
-        if self.target is not None:
-            self.target.replace_if_due(frame)
-        if not self.train_due(frame) or frame <= self.config.training_start_step:
-            return None
-        for optimizer in self.optimizers.values():
-            optimizer.set_frame(frame)
-        rows: list[dict[str, Tensor]] = []
-        for _ in range(self.config.training_iter):
-            batch = self.context.encode_batch(self.memory.sample(frame))
-            alpha = self.alpha.value(frame)
-            row = self._update_critic(batch, alpha)
-            self.opt_step += 1
-            if self.opt_step % self.config.policy_delay == 0 or not self.policy_row:
-                self.policy_row = self._update_policy(batch, alpha, frame)
-                if self.target is not None:
-                    self.target.follow()
-            rows.append({**row, **self.policy_row, "alpha": alpha})
-        return gather_metrics(rows, frame)
-
-    # --- state
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "actor_report": self.actor_report}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.train_due.skip_to(self.frame)
-        if self.target is not None:
-            self.target.skip_to(self.frame)
+        self.actor_report = {name: value.to(self.context.device) for name, value in state["actor_report"].items()}
 
-    def memory_state(self) -> dict[str, Any]:
-        return {
-            "replay": self.memory.state_dict(),
-            "mean_entropy": self.mean_entropy,
-            "policy_row": self.policy_row,
-        }
 
-    def load_memory_state(self, state: dict[str, Any]) -> None:
-        self.memory.load_state_dict(state["replay"])
-        if self.mean_entropy is not None:
-            self.mean_entropy.copy_(state["mean_entropy"])
-        self.policy_row = {name: value.to(self.context.device) for name, value in state["policy_row"].items()}
+class SoftActorCritic(SoftBase):
+    """Continuous actions: expectations over the policy are estimated from one sample."""
+
+    is_discrete = False
+
+    @classmethod
+    def for_actions(cls, family: ActionFamily) -> type[Algorithm[Any]]:
+        return DiscreteSoftActorCritic if isinstance(family, Categorical) else cls
+
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        super().__init__(spec, context)
+        if self.config.entropy_anneal is not None:
+            raise SpecError("agent.algorithm.entropy_anneal: for discrete actions; give target_entropy instead")
+
+    def calc_target_entropy(self) -> float:
+        if self.config.target_entropy != "auto":
+            return self.config.target_entropy
+        return -float(math.prod(self.context.family.action_shape))
+
+    def draw_noise(self, num: int) -> tuple[Tensor, ...]:
+        noise = torch.empty(num, *self.context.family.action_shape, device=self.context.device)
+        return (noise.normal_(generator=self.context.train_generator),)
+
+    def sample_action(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions (B, A) of the policy and their log densities (B,), with gradients through the sample."""
+        family = self.context.family
+        assert isinstance(family, SquashedNormal)
+        return family.draw(self.net(obs), noise)
+
+    def calc_critic_loss(self, batch: Batch, alpha: Tensor, noise: Tensor) -> Loss:
+        """Loss of both critics."""
+        with torch.no_grad():
+            next_action, log_prob = self.sample_action(batch.next_obs, noise)
+        q, next_q = self.evaluate(batch, (batch.action, next_action))
+        ret = calc_q_target(batch.reward, batch.discount, calc_soft_value(self.reduce(next_q), log_prob, alpha))
+        return self.calc_td_loss(q, ret, batch.weight, log_prob)
+
+    def calc_actor_alpha_loss(self, obs: Tensor, alpha: Tensor, target_entropy: float | Tensor, noise: Tensor) -> Loss:
+        """Losses of the policy (eq. 7) and of alpha, which share no weight, in one."""
+        self.net.train()
+        action, log_prob = self.sample_action(obs, noise)
+        self.net.eval()
+        policy_loss = -calc_soft_value(self.reduce(self.critic.net(obs, action)), log_prob, alpha).mean()
+        entropy = -log_prob.mean()
+        loss = policy_loss + self.alpha.calc_loss(entropy, target_entropy)
+        return Loss(loss, {"log_prob": log_prob, "policy_loss": policy_loss, "entropy": entropy})
+
+
+class DiscreteSoftActorCritic(SoftBase):
+    """Discrete actions: the nets give a number for each, so expectations over the policy are sums."""
+
+    is_discrete = True
+
+    def calc_target_entropy(self) -> float:
+        config = self.config
+        if config.target_entropy != "auto":
+            return config.target_entropy
+        ratio = AUTO_ENTROPY_RATIO
+        if (anneal := config.entropy_anneal) is not None:
+            progress = min(1.0, self.frame / anneal.frames)
+            ratio = anneal.start_ratio + (anneal.end_ratio - anneal.start_ratio) * progress
+        return ratio * math.log(self.context.family.param_size)
+
+    def calc_critic_loss(self, batch: Batch, alpha: Tensor) -> Loss:
+        """Loss of both critics."""
+        with torch.no_grad():
+            log_prob = self.net(batch.next_obs).log_softmax(-1)
+        every_q, next_q = self.evaluate(batch)
+        ret = calc_q_target(batch.reward, batch.discount, calc_soft_sum(self.reduce(next_q), log_prob, alpha))
+        family = self.context.family
+        assert isinstance(family, Categorical)
+        q = pick_value(every_q, family.to_index(batch.action).expand(2, -1))
+        return self.calc_td_loss(q, ret, batch.weight, log_prob)
+
+    def calc_actor_alpha_loss(self, obs: Tensor, alpha: Tensor, target_entropy: float | Tensor) -> Loss:
+        """Losses of the policy and of alpha, which share no weight, in one."""
+        self.net.train()
+        log_prob = self.net(obs).log_softmax(-1)
+        self.net.eval()
+        entropy = -(log_prob.exp() * log_prob).sum(-1).mean()
+        policy_loss = -calc_soft_sum(self.reduce(self.critic.net(obs)), log_prob, alpha).mean()
+        loss = policy_loss + self.alpha.calc_loss(entropy, target_entropy)
+        return Loss(loss, {"log_prob": log_prob, "policy_loss": policy_loss, "entropy": entropy})
+
+
+def resolve_alpha(actor: NetSpec, lr: float | None) -> NetSpec:
+    """The optimiser of alpha: the actor's; log alpha has one dimension, so it does not decay."""
+    optim = actor.optim_spec.model_copy(update={"lr": lr or actor.optim_spec.lr})
+    return actor.model_copy(update={"optim_spec": optim, "clip_grad_val": None})

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from slm_lab.agent.memory.batch import Rollout
 
 
-class Stretches(NamedTuple):
+class Sequences(NamedTuple):
     """What a recurrent net is unrolled over."""
 
     obs: Tensor
@@ -49,19 +49,19 @@ def calc_reset(done: Tensor) -> Tensor:
     return reset
 
 
-def cut_rollout(rollout: Rollout, seq_len: int) -> Stretches:
+def cut_rollout(rollout: Rollout, seq_len: int) -> Sequences:
     """The stretches of a rollout; gradients stop at their first row."""
     carry = rollout.extra["carry"][::seq_len].flatten(0, 1)
     num_step, num_envs = rollout.reward.shape
-    return Stretches(cut(rollout.obs, seq_len), carry, cut(calc_reset(rollout.done), seq_len), (num_step, num_envs))
+    return Sequences(cut(rollout.obs, seq_len), carry, cut(calc_reset(rollout.done), seq_len), (num_step, num_envs))
 
 
-def view_rollout(rollout: Rollout, seq_len: int) -> Tensor | Stretches:
+def view_rollout(rollout: Rollout, seq_len: int) -> Tensor | Sequences:
     """The observations as nets take them: row by row (T*N, ...), or as stretches where a length is given."""
     return cut_rollout(rollout, seq_len) if seq_len else rollout.obs.flatten(0, 1)
 
 
-def rows_of_stretches(order: Tensor, num_envs: int, seq_len: int, minibatch_size: int) -> Tensor:
+def rows_of_sequences(order: Tensor, num_envs: int, seq_len: int, minibatch_size: int) -> Tensor:
     """Rows t*N+n of the stretches in an order, as minibatches one after the other, time first within each."""
     rows = cut(torch.arange(len(order) * seq_len, device=order.device).view(-1, num_envs), seq_len)
     return torch.cat([part.flatten() for part in rows[:, order].split(minibatch_size // seq_len, dim=1)])

@@ -1,21 +1,24 @@
 """Self-imitation learning (Oh et al. 2018): actor-critic or PPO that also imitates its own better past."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
-from slm_lab.agent.algorithm.base import Context, Metrics, gather_metrics
+from slm_lab.agent.algorithm.base import Context, Metrics
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.returns import calc_return
 from slm_lab.agent.memory.batch import Batch, Rollout, Transition
 from slm_lab.agent.memory.build import build_replay
-from slm_lab.agent.memory.replay import Setting
 from slm_lab.agent.memory.rollout import OnPolicyReplay
-from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
+from slm_lab.agent.net.gradient import Loss, Report
+from slm_lab.spec.algorithm import SelfImitationSpec
 from slm_lab.spec.schema import AgentSpec
+
+SIL_METRICS = ("sil_policy_loss", "sil_val_loss", "sil_gain")
 
 
 def calc_gain(ret: Tensor, value: Tensor) -> Tensor:
@@ -34,24 +37,18 @@ def calc_sil_losses(log_prob: Tensor, value: Tensor, ret: Tensor, weight: Tensor
 class SelfImitation:
     """Keeps finished episodes with their returns, and pulls an actor-critic towards steps that beat its values."""
 
-    def __init__(self, agent: ActorCritic, config: SILSpec | PPOSILSpec, context: Context) -> None:
+    def __init__(self, agent: ActorCritic | PPO, config: SelfImitationSpec, context: Context) -> None:
         self.agent = agent
         self.config = config
         self.context = context
+        self.gamma = agent.config.gamma
         self.episodes = OnPolicyReplay(context.num_envs, context.device, 1)
         # each step is kept as an episode of its own, whose reward is its return
-        setting = Setting(
-            1,
-            context.obs_shape,
-            context.obs_dtype,
-            context.family.action_shape,
-            context.family.action_dtype,
-            config.gamma,
-            context.device,
-            context.train_generator,
+        setting = context.build_setting(self.gamma)
+        self.memory = build_replay(
+            config.sil_memory, replace(setting, num_envs=1, obs_dtype=context.obs_dtype, frame_stack=1)
         )
-        self.memory = build_replay(config.sil_memory, setting)
-        self.step = context.build_step(self.calc_loss, agent.net, agent.optimizers.values())
+        self.step = context.build_step(self.calc_loss, *agent.learners.values())
 
     def observe(self, step: Transition) -> None:
         """Follow the episodes; those that ended enter the memory."""
@@ -65,86 +62,64 @@ class SelfImitation:
         if len(rollout.cut_index):
             with torch.inference_mode():
                 next_value.view(-1)[rollout.cut_index] = self.agent.net.value(rollout.cut_obs)
-        ret = calc_return(
-            rollout.reward.cpu().numpy(),
-            next_value.cpu().numpy(),
-            rollout.terminated.cpu().numpy(),
-            rollout.done.cpu().numpy(),
-            self.config.gamma,
-        )
+        ret = calc_return(rollout.reward, next_value, rollout.terminated, rollout.done, self.gamma)
         ended, ongoing = np.ones(1, bool), np.zeros(1, bool)
-        for obs, action, one in zip(rollout.obs, rollout.action, ret, strict=True):
+        for obs, action, one in zip(rollout.obs, rollout.action, ret.cpu().numpy(), strict=True):
             self.memory.add(Transition(obs, action, one, ended, ongoing, obs, {}))
 
-    def calc_loss(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Loss of past steps, its two parts, and how much better each turned out than it is valued (B,)."""
+    def calc_loss(self, batch: Batch) -> Loss:
+        """Loss of past steps, and how much better each turned out than it is valued (B,)."""
         param, value = self.agent.net(batch.obs)
         log_prob = self.context.family.log_prob(param, batch.action)
-        self.context.trace("value", value)
-        self.context.trace("log_prob", log_prob)
         policy_loss, val_loss, gain = calc_sil_losses(log_prob, value, batch.reward, batch.weight)
-        config = self.config
-        loss = config.sil_policy_loss_coef * policy_loss + config.sil_val_loss_coef * val_loss
-        return loss, policy_loss, val_loss, gain
+        loss = self.config.sil_policy_loss_coef * policy_loss + self.config.sil_val_loss_coef * val_loss
+        own = dict(zip(SIL_METRICS, (policy_loss, val_loss, gain), strict=True))
+        return Loss(loss, {"value": value, "log_prob": log_prob, **own})
 
     def update(self, frame: int) -> Metrics:
         """Imitate batches of past steps; nothing to report before the first episode has ended."""
-        config, agent = self.config, self.agent
-        rows: list[dict[str, Tensor]] = []
+        agent = self.agent
+        reports: list[Report] = []
         if not self.memory.size:
             return {}
-        for _ in range(config.training_iter):
+        for _ in range(self.config.training_iter):
             batch = self.memory.sample(frame)
-            for _ in range(config.training_batch_iter):
+            for _ in range(self.config.training_batch_iter):
                 agent.net.train()
-                _, policy_loss, val_loss, gain, _ = self.step(batch)
+                report = self.step(batch)
                 agent.net.eval()
                 agent.opt_step += 1
-                rows.append({"sil_policy_loss": policy_loss, "sil_val_loss": val_loss, "sil_gain": gain.mean()})
-            self.memory.update_priority(batch.slot, gain)
-        return gather_metrics(rows, frame)
+                reports.append({name: report[name] for name in SIL_METRICS})
+            self.memory.update_priority(batch.slot, report["sil_gain"])
+        return agent.gather(reports)
 
     def state_dict(self) -> dict[str, Any]:
         """Episodes under way and the small state of the memory; its rows are saved apart."""
         return {"episodes": self.episodes.state_dict(), "memory": self.memory.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Resume from a saved state."""
         self.episodes.load_state_dict(state["episodes"])
         self.memory.load_state_dict(state["memory"])
-
-
-SIL_METRICS = ("sil_policy_loss", "sil_val_loss", "sil_gain")
 
 
 class SIL(ActorCritic):
     """Actor-critic with self-imitation."""
 
-    metric_names: tuple[str, ...] = (*ActorCritic.metric_names, *SIL_METRICS)
+    metric_names = (*ActorCritic.metric_names, *SIL_METRICS)
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
-        assert isinstance(spec.algorithm, (SILSpec, PPOSILSpec))
-        self.imitation = SelfImitation(self, spec.algorithm, context)
-        self.replays = {"sil": self.imitation.memory}
-
-    def observe(self, step: Transition) -> None:
-        super().observe(step)
-        self.imitation.observe(step)
-
-    def update(self, frame: int) -> Metrics | None:
-        metrics = super().update(frame)
-        return None if metrics is None else {**metrics, **self.imitation.update(frame)}
-
-    def memory_state(self) -> dict[str, Any]:
-        return {**super().memory_state(), "imitation": self.imitation.state_dict()}
-
-    def load_memory_state(self, state: dict[str, Any]) -> None:
-        super().load_memory_state(state)
-        self.imitation.load_state_dict(state["imitation"])
+        self.auxiliary = SelfImitation(self, cast(SelfImitationSpec, spec.algorithm), context)
+        self.replays = {"sil": self.auxiliary.memory}
 
 
-class PPOSIL(SIL, PPO):
+class PPOSIL(PPO):
     """PPO with self-imitation."""
 
     metric_names = (*PPO.metric_names, *SIL_METRICS)
+
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        super().__init__(spec, context)
+        self.auxiliary = SelfImitation(self, cast(SelfImitationSpec, spec.algorithm), context)
+        self.replays = {"sil": self.auxiliary.memory}

@@ -70,7 +70,7 @@ class Batch(NamedTuple):
 
 
 class SequenceBatch(NamedTuple):
-    """Stretches of L steps of one env each, tensors (L, B, ...); `obs` has one row more, what follows the last step.
+    """Sequences of L steps of one env each, tensors (L, B, ...); `obs` has one row more, what follows the last step.
 
     `reset` (L+1, B) marks rows whose episode starts there; `mask` (L, B) is 0 where the successor is not the next row
     (episodes truncated on the way; the last step has its true one), so that no step learns from another episode;

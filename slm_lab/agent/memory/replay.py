@@ -214,7 +214,7 @@ class Replay:
         return self.num_row >= length
 
     def sample_sequence(self, length: int) -> SequenceBatch:
-        """Stretches of `length` steps, their starts drawn uniformly; rewards are per step."""
+        """Sequences of `length` steps, their starts drawn uniformly; rewards are per step."""
         if not self.can_sample_sequence(length):
             raise ValueError(f"no stretch of {length} rows can be drawn from {self.num_row}")
         ring, shape = self.ring, (length, self.spec.batch_size)

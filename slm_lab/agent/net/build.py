@@ -9,7 +9,7 @@ from slm_lab.agent.net.arc_body import TorchArcNet
 from slm_lab.agent.net.conv import ConvNet
 from slm_lab.agent.net.dict_net import DictNet
 from slm_lab.agent.net.mlp import MLPNet
-from slm_lab.agent.net.parts import Parts, build_view, put_behind
+from slm_lab.agent.net.parts import Parts, build_view, with_selection
 from slm_lab.agent.net.recurrent import RecurrentNet
 from slm_lab.spec.net import DictNetSpec, NetSpec
 
@@ -29,5 +29,5 @@ def build_body(spec: NetSpec, obs_shape: tuple[int, ...], parts: Parts = ()) -> 
     """The body; its `out_size` tells the number of its features."""
     view = build_view(spec, obs_shape, parts)
     if isinstance(spec, DictNetSpec):
-        return put_behind(view.select, DictNet(spec, view.shape, view.parts))
-    return put_behind(view.select, NETS[spec.type](spec, view.shape))
+        return with_selection(view.select, DictNet(spec, view.shape, view.parts))
+    return with_selection(view.select, NETS[spec.type](spec, view.shape))

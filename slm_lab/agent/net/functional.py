@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -46,23 +45,18 @@ class Root(nn.Module):
 
 
 class NetFunction:
-    """A function of nets that teaches them nothing, as plain calls or as one compiled graph.
+    """A function of nets without gradient as one compiled graph.
 
-    To be compiled it must be closed, as a loss must be (see `GradientStep`), and the nets stay as they are at the first
-    call: in evaluation mode.
+    It must be closed, as a loss must be (see `GradientStep`), and the nets stay in evaluation mode.
     """
 
-    def __init__(self, function: Callable[..., Any], nets: Sequence[nn.Module], is_compiled: bool = False) -> None:
-        self.function = function
-        self._graph: CompiledFunction | None = None
-        if is_compiled:
-            self._root = Root(function, nets)
-            values = {name: parameter.detach() for name, parameter in self._root.own_parameters().items()}
-            self._graph = CompiledFunction(self._call, {**values, **self._root.own_buffers()})
+    def __init__(self, function: Callable[..., Any], nets: Sequence[nn.Module]) -> None:
+        self._root = Root(function, nets)
+        values = {name: parameter.detach() for name, parameter in self._root.own_parameters().items()}
+        self._graph = CompiledFunction(self._call, {**values, **self._root.own_buffers()})
 
     def __call__(self, *args: Any) -> Any:
-        with torch.inference_mode():
-            return self.function(*args) if self._graph is None else self._graph(*args)
+        return self._graph(*args)
 
     def _call(self, state: dict[str, Tensor], args: Any) -> Any:
         return self._root.call_with(state, args)

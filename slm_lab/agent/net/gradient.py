@@ -1,7 +1,7 @@
 """One gradient step: a loss, its gradient, clipping and the optimisers, as plain calls or as one compiled graph."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,15 +11,25 @@ from torch.func import grad_and_value
 from torch.nn.modules.dropout import _DropoutNd
 
 from slm_lab.agent.net.engine import CompiledFunction
-from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.functional import Root
-from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.agent.net.learner import Learner, Weights
 from slm_lab.lib.errors import DivergenceError
 
 ADVICE = "try a lower learning rate or agent.net.clip_grad_val"
 # of an optimiser's tensors, those that a step does not change
 READ_ONLY = ("lr", "decay")
-CalcLoss = Callable[..., tuple[Any, ...]]
+
+
+class Loss(NamedTuple):
+    """A loss, and what was computed on the way by name: one number, or one per sample (B,)."""
+
+    value: Tensor
+    report: dict[str, Tensor]
+
+
+# the loss, the report, and the gradient's norm
+Report = dict[str, Tensor]
+CalcLoss = Callable[..., Loss]
 
 
 class GradientFaultError(DivergenceError):
@@ -75,12 +85,12 @@ class Guard:
 
 
 class GradientStep:
-    """Changes the weights of a net once: `step(*args)` gives what `calc_loss(*args)` gives, and the gradient's norm.
+    """Updates the weights of nets once: `step(*args)` gives the report of `calc_loss(*args)`, `loss` and `grad_norm`.
 
-    `calc_loss` returns the loss and anything made of tensors after it. To be compiled it must be closed: every tensor
-    it reads is an argument or belongs to `net` or one of the `frozen` nets, which learn nothing from it; what it draws
-    comes in as an argument; no number leaves the device within it, and shapes do not change. Numbers among the
-    arguments reach a compiled loss as tensors, so that a schedule compiles nothing anew.
+    To be compiled, `calc_loss` must be closed: every tensor it reads is an argument or belongs to one of the nets, the
+    frozen ones of which it uses without updating them; random numbers come in as arguments; no number leaves the device
+    within it, and shapes do not change. Numbers among the arguments reach a compiled loss as tensors, so a schedule
+    does not compile it again.
 
     A loss or a gradient that is not finite changes nothing and raises GradientFaultError.
     """
@@ -88,28 +98,26 @@ class GradientStep:
     def __init__(
         self,
         calc_loss: CalcLoss,
-        net: nn.Module,
-        optimizers: Sequence[FlatOptimizer],
-        frozen: Mapping[nn.Module, FlatParams] | None = None,
+        learners: Sequence[Learner],
+        frozen: Sequence[Weights] = (),
         is_compiled: bool = False,
         guard: Guard | None = None,
     ) -> None:
-        frozen = frozen or {}
         self.calc_loss = calc_loss
-        self.optimizers = list(optimizers)
+        self.optimizers = [learner.optimizer for learner in learners]
         self.parameters = [parameter for optimizer in self.optimizers for parameter in optimizer.flat.parameters]
         self._device = self.parameters[0].device
         self.guard = guard or Guard(self._device)
         self.guard.steps.append(self)
-        nets = nn.ModuleList([net, *frozen])
+        nets = nn.ModuleList([weights.net for weights in (*learners, *frozen)])
         # what a pass in training mode changes beside the weights: statistics of norm layers, and torch's generator
         self._buffers = _by_dtype(buffer.view(-1) for buffer in nets.buffers())
         self._kept = [torch.cat(group) for group in self._buffers]
         self._has_dropout = any(isinstance(layer, _DropoutNd) for layer in nets.modules())
         self._graph: CompiledFunction | None = None
         if is_compiled:
-            self._root = Root(calc_loss, [net, *frozen])
-            self._frozen = list(frozen.values())
+            self._root = Root(calc_loss, list(nets))
+            self._frozen = [weights.flat for weights in frozen]
             state = {
                 "optimizers": [optimizer.tensors() for optimizer in self.optimizers],
                 "frozen": [flat.data for flat in self._frozen],
@@ -118,22 +126,23 @@ class GradientStep:
             }
             self._graph = CompiledFunction(self._step, state)
 
-    def __call__(self, *args: Any) -> tuple[Any, ...]:
+    def __call__(self, *args: Any) -> Report:
         random_state = torch.get_rng_state() if self._has_dropout else None
         if self._graph is not None:
             # the graph takes its gradient within; autograd need not follow what goes in and out
             with torch.no_grad():
-                *out, total = self._graph(*numbers_to_tensors(args, self._device))
+                report, total = self._graph(*numbers_to_tensors(args, self._device))
+            loss = report["loss"]
             if self.guard.is_deferred:
-                self.guard.calls.append(Call(self, args, out[0], total))
+                self.guard.calls.append(Call(self, args, loss, total))
             elif not math.isfinite(number := float(total)):
                 self.guard.is_ok.fill_(True)
-                raise self._fault(args, float(out[0]), number - float(out[0]), random_state)
-            return tuple(out)
+                raise self._fault(args, float(loss), number - float(loss), random_state)
+            return report
         for group, kept in zip(self._buffers, self._kept, strict=True):
             # one operation for all of them
             torch.cat(group, out=kept)
-        loss, *rest = self.calc_loss(*args)
+        loss, report = self.calc_loss(*args)
         # nets that the loss passes through on the way have no gradient of their own
         loss.backward(inputs=self.parameters)
         with torch.no_grad():
@@ -144,7 +153,7 @@ class GradientStep:
                 raise self._fault(args, number, bad[0] if bad else float(norms[0]), random_state)
             for optimizer in self.optimizers:
                 optimizer.descend()
-        return loss, *rest, norms[0]
+        return {"loss": loss.detach(), **{name: part.detach() for name, part in report.items()}, "grad_norm": norms[0]}
 
     def _undo(self) -> None:
         """Forget a plain pass; the weights have not been touched yet."""
@@ -161,10 +170,10 @@ class GradientStep:
             torch.set_rng_state(random_state)
         return GradientFaultError(self, args, loss, norm)
 
-    def _step(self, state: dict[str, Any], args: Any) -> tuple[Any, ...]:
+    def _step(self, state: dict[str, Any], args: Any) -> tuple[Report, Tensor]:
         """The same as a function of all it reads."""
 
-        def calc(data: list[Tensor], buffers: dict[str, Tensor], args: Any) -> tuple[Tensor, Any]:
+        def calc(data: list[Tensor], buffers: dict[str, Tensor], args: Any) -> Loss:
             flats = [optimizer.flat for optimizer in self.optimizers] + self._frozen
             views: dict[nn.Parameter, Tensor] = {}
             for flat, tensor in zip(flats, [*data, *state["frozen"]], strict=True):
@@ -172,21 +181,20 @@ class GradientStep:
             names = self._root.own_parameters().items()
             # what no optimiser changes, such as a fixed alpha, takes no part
             own = {name: views[parameter] for name, parameter in names if parameter in views}
-            out = self._root.call_with({**own, **buffers}, args)
-            return out[0], out
+            return self._root.call_with({**own, **buffers}, args)
 
         data = [tensors["data"] for tensors in state["optimizers"]]
         changed = list(state["buffers"].values())
         changed += [tensor for part in state["optimizers"] for name, tensor in part.items() if name not in READ_ONLY]
         before = [tensor.clone() for tensor in changed]
-        grads, (_, out) = grad_and_value(calc, has_aux=True)(data, state["buffers"], args)
-        total = out[0] + sum(grad.norm() for grad in grads)
+        grads, (loss, report) = grad_and_value(calc, has_aux=True)(data, state["buffers"], args)
+        total = loss + sum(grad.norm() for grad in grads)
         is_ok = state["is_ok"].logical_and_(total.isfinite())
         pairs = zip(self.optimizers, grads, state["optimizers"], strict=True)
         norms = [optimizer.apply(grad, **tensors) for optimizer, grad, tensors in pairs]
         for tensor, old in zip(changed, before, strict=True):
             tensor.copy_(torch.where(is_ok, tensor, old))
-        return *out, norms[0], total
+        return {"loss": loss, **report, "grad_norm": norms[0]}, total
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

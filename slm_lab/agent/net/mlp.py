@@ -5,8 +5,7 @@ import math
 from torch import Tensor, nn
 
 from slm_lab.agent.net.activation import build_activation
-from slm_lab.agent.net.norm import SpectralNormLinear
-from slm_lab.spec.net import MLPBodySpec, MLPNetSpec
+from slm_lab.spec.net import MLPBodySpec
 
 
 class MLPNet(nn.Module):
@@ -17,10 +16,8 @@ class MLPNet(nn.Module):
         self.is_flat = len(obs_shape) == 1
         size = math.prod(obs_shape)
         layers: list[nn.Module] = []
-        has_spectral = isinstance(spec, MLPNetSpec) and spec.spectral_norm
-        for index, width in enumerate(spec.hid_layers, 1):
-            is_spectral = has_spectral and index == len(spec.hid_layers)
-            layers.append(SpectralNormLinear(size, width) if is_spectral else nn.Linear(size, width))
+        for width in spec.hid_layers:
+            layers.append(nn.Linear(size, width))
             if spec.batch_norm:
                 layers.append(nn.BatchNorm1d(width))
             if spec.layer_norm:

@@ -133,7 +133,7 @@ class ActorCriticNet(nn.Module):
         size = self.actor.state_size
         return carry[:, :size], carry if self.is_shared else carry[:, size:]
 
-    def step(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Tensor, Carry]:
+    def step_both(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Tensor, Carry]:
         """Distribution parameters (B, P), values (B,) and the hidden state to go on with."""
         if not self.state_size:
             return *self(obs), carry
@@ -145,7 +145,7 @@ class ActorCriticNet(nn.Module):
         features, critic_carry = self.critic.step_body(obs, critic_carry)
         return param, self.critic.from_features(features).squeeze(-1), torch.cat([actor_carry, critic_carry], -1)
 
-    def step_actor(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+    def step(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """Distribution parameters (B, P) alone; the critic's part of the hidden state stays as it is."""
         if not self.state_size:
             return self.actor(obs), carry

@@ -163,44 +163,8 @@ class LazyWeightNormLinear(LazyModuleMixin, WeightNormLinear):
         self.renew()
 
 
-class SpectralNormLinear(nn.Linear):
-    """A linear layer whose weight is divided by its largest singular value (Miyato et al. 2018).
-
-    The singular vectors u, v are followed by power iteration, one per training forward and none in evaluation. torch's
-    own parametrisation computes `weight` anew at each reading, so that no init function could write to it.
-    """
-
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__(in_features, out_features, bias)
-        self.u: Tensor
-        self.v: Tensor
-        # any start not orthogonal to the singular vector will do; a fixed one draws no random numbers
-        self.register_buffer("u", F.normalize(torch.linspace(1.0, 2.0, out_features), dim=0))
-        self.register_buffer("v", torch.zeros(in_features))
-        self.renew()
-
-    @torch.no_grad()
-    def renew(self) -> None:
-        """Find the singular vectors of a weight that was written from outside."""
-        for _ in range(NUM_FIRST_ITERATION):
-            self.iterate()
-
-    @torch.no_grad()
-    def iterate(self) -> None:
-        """Follow the singular vectors of a weight that moved a little."""
-        self.v.copy_(F.normalize(self.weight.T.mv(self.u), dim=0, eps=TINY))
-        self.u.copy_(F.normalize(self.weight.mv(self.v), dim=0, eps=TINY))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.iterate()
-        # copies: a second forward before the backward writes to the buffers
-        sigma = self.u.clone().dot(self.weight.mv(self.v.clone()))
-        return F.linear(x, self.weight / sigma.clamp(min=TINY), self.bias)
-
-
 # Layers that hold something derived from a weight, to be renewed when the weight is replaced.
-DERIVED: tuple[Any, ...] = (WeightNormLinear, SpectralNormLinear)
+DERIVED: tuple[Any, ...] = (WeightNormLinear,)
 
 
 def differs_in_training(layer: nn.Module) -> bool:

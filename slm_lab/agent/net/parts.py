@@ -76,7 +76,7 @@ class SelectingRecurrentNet(RecurrentBody):
         return self.body.unroll(self.select(obs), carry, reset)
 
 
-def put_behind(select: Select | None, body: nn.Module) -> nn.Module:
+def with_selection(select: Select | None, body: nn.Module) -> nn.Module:
     """A body behind a selection; as it is without one."""
     if select is None:
         return body

@@ -1,25 +1,26 @@
 """A slow copy of a net that gives the targets of its training."""
 
 from copy import deepcopy
+from typing import Generic, TypeVar
 
 import torch
 from torch import nn
 
 from slm_lab.agent.net.flat import FlatParams
-from slm_lab.agent.net.norm import SpectralNormLinear
 from slm_lab.lib.due import Due
 from slm_lab.spec.net import NetSpec
 
+Net = TypeVar("Net", bound=nn.Module)
 
-class Target:
+
+class Target(Generic[Net]):
     """Follows a net by small steps or by whole copies, the buffers of its norm layers included."""
 
-    def __init__(self, source: nn.Module, source_flat: FlatParams, spec: NetSpec) -> None:
-        self.module = deepcopy(source).requires_grad_(False).eval()
-        self.flat = FlatParams(self.module.parameters())
+    def __init__(self, source: Net, source_flat: FlatParams, spec: NetSpec) -> None:
+        self.net = deepcopy(source).requires_grad_(False).eval()
+        self.flat = FlatParams(self.net.parameters())
         self.source_flat = source_flat
-        self.buffers = list(zip(self.module.buffers(), source.buffers(), strict=True))
-        self.spectral = [layer for layer in self.module.modules() if isinstance(layer, SpectralNormLinear)]
+        self.buffers = list(zip(self.net.buffers(), source.buffers(), strict=True))
         self.is_polyak = spec.update_type == "polyak"
         self.coef = spec.polyak_coef
         self.due = Due(spec.update_frequency)
@@ -33,9 +34,6 @@ class Target:
         for target, source in self.buffers:
             # counters and the like have no half-way
             target.lerp_(source, self.coef) if target.is_floating_point() else target.copy_(source)
-        for layer in self.spectral:
-            # the mean of two singular vectors is none: they follow the target's own weight
-            layer.iterate()
 
     @torch.no_grad()
     def replace_if_due(self, frame: int) -> None:

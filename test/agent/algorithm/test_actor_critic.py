@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, distributions, nn
 from torch.nn.functional import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 
-from slm_lab.agent.algorithm.actor_critic import ActorCritic, calc_explained_var, standardize
+from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import gather_metrics
+from slm_lab.agent.algorithm.loss import standardize
+from slm_lab.agent.algorithm.returns import calc_explained_var
 from slm_lab.agent.memory.batch import Transition
 from slm_lab.lib.errors import DivergenceError
 
@@ -58,25 +60,29 @@ def test_standardize_does_not_know_the_scale_of_rewards() -> None:
 
 
 def test_explained_var_by_hand() -> None:
-    ret = np.array([0.0, 2.0, 4.0])
+    ret = torch.tensor([0.0, 2.0, 4.0])
     assert calc_explained_var(ret, ret) == 1.0
-    assert calc_explained_var(np.full(3, 7.0), ret) == 0.0
+    assert calc_explained_var(torch.full((3,), 7.0), ret) == 0.0
     # a constant offset explains all of the variance: it is not the mean squared error
     assert calc_explained_var(ret + 5, ret) == 1.0
     # errors -2, 0, 2 with variance 8/3 over 8/3
-    assert calc_explained_var(np.array([2.0, 2.0, 2.0]), ret) == 0.0
+    assert calc_explained_var(torch.tensor([2.0, 2.0, 2.0]), ret) == 0.0
     assert calc_explained_var(-ret, ret) == pytest.approx(-3.0)
     # nothing to explain
-    assert calc_explained_var(ret, np.ones(3)) == 0.0
+    assert calc_explained_var(ret, torch.ones(3)) == 0.0
 
 
 def test_gather_metrics_takes_means_and_refuses_what_is_not_finite() -> None:
-    rows = [{"loss": torch.tensor(1.0), "kl": torch.tensor(2.0)}, {"loss": torch.tensor(3.0), "kl": torch.tensor(6.0)}]
-    # by name, over rows: a reshape the wrong way round gives 1.5 and 4.5
-    assert gather_metrics(rows, 7) == {"loss": 2.0, "kl": 4.0}
-    rows[1]["kl"] = torch.tensor(torch.inf)
-    with pytest.raises(DivergenceError, match="kl became inf in the training at frame 7"):
-        gather_metrics(rows, 7)
+    rows = [
+        {"loss": torch.tensor(1.0), "q": torch.tensor([1.0, 3.0])},
+        {"loss": torch.tensor(3.0), "q": torch.tensor([6.0])},
+    ]
+    # by name, over samples, then over rows: a reshape the wrong way round gives 1.5 and 4.5
+    assert gather_metrics(("loss", "kl", "q"), rows, 7) == {"loss": 2.0, "q": 4.0}
+    rows[1]["q"] = torch.tensor([torch.inf])
+    with pytest.raises(DivergenceError, match="q became inf in the training at frame 7"):
+        gather_metrics(("loss", "q"), rows, 7)
+    assert gather_metrics(("loss",), rows, 7) == {"loss": 2.0}
 
 
 # --- the golden vector, from the memory to the advantages
@@ -89,15 +95,13 @@ class Table(nn.Module):
         return obs.squeeze(-1)
 
 
-@pytest.mark.parametrize("name", ["ActorCritic", "PPO"])
-def test_golden_advantages(lab, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_golden_advantages(lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rewards 1, V(obs) = [0, 0, 10, 10], truncated after the second step with V(final obs) = 0, 10 after the last.
 
     Taking the next row's V behind the cut gives [9.55, 10, 0, 0], taking the cut for the end of the task the right
     numbers by luck, so a second vector has V(final obs) = 5.
     """
-    frequency = {"time_horizon": 4, "minibatch_size": 4} if name == "PPO" else {"training_frequency": 4}
-    algorithm = {"name": name, "gamma": 0.9, "lam": 0.95, **frequency}
+    algorithm = {"name": "ActorCritic", "gamma": 0.9, "lam": 0.95, "training_frequency": 4}
     # t1: 1 + .9*5 = 5.5; t0: 1 + .855*5.5
     for final, expected in ((0.0, [1.855, 1, 0, 0]), (5.0, [5.7025, 5.5, 0, 0])):
         agent, _ = lab.build(lab.spec("probe/TimeLimit-v0", algorithm, num_envs=1))
@@ -220,7 +224,7 @@ def test_normalised_targets_use_running_statistics(lab) -> None:
         algorithm = {**A2C, "lam": 0.9, "training_frequency": 16, "normalize_v_targets": normalize}
         trained = lab.train(lab.spec(**{**CARTPOLE, "reward_scale": 100.0}, algorithm=algorithm), 640)
         losses[normalize] = trained.metrics[-1]["val_loss"]
-        stats = trained.agent.algorithm.ret_stats
+        stats = trained.agent.algorithm.target_scale.stats
         # ten updates of 64 samples, or none
         assert stats.count == (640 if normalize else 0)
     assert losses[True] < 10 < 1000 < losses[False]
@@ -365,7 +369,7 @@ def test_memory_holds_what_the_policy_saw(lab) -> None:
     seen = []
     for _ in range(8):
         act = agent.act(obs, explore=True)
-        seen.append(act.extra["obs"].clone())
+        seen.append(act.obs.clone())
         step = env.step(act.action.numpy())
         agent.observe(obs, act, step)
         obs = step.obs

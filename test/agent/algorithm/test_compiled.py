@@ -5,15 +5,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from slm_lab.agent.agent import reset_rows
 from slm_lab.agent.algorithm.policy import bound_log_std
 from slm_lab.agent.net.engine import MAX_GRAPHS, CompiledFunction
-from slm_lab.agent.net.flat import FlatParams
-from slm_lab.agent.net.gradient import GradientStep
-from slm_lab.agent.net.optim import FlatOptimizer
+from slm_lab.agent.net.gradient import GradientStep, Loss
+from slm_lab.agent.net.learner import Learner
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.spec.net import MLPNetSpec
 
@@ -47,7 +46,6 @@ DISCRETE_SAC = {
     **START,
     "training_iter": 2,
     "symlog": True,
-    "entropy_penalty_coef": 0.5,
     "entropy_anneal": {"end_ratio": 0.1, "frames": 200},
 }
 RMSPROP = {"name": "RMSprop", "lr": 1e-4, "eps": 1e-5}
@@ -175,11 +173,14 @@ def test_log_std_finds_back_in_either_engine(is_compiled: bool, monkeypatch: pyt
     trace_alone(monkeypatch)
     net = nn.ParameterList([torch.tensor([3.0, 3.0, -6.0, -6.0, 1.0])])
     slope = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
-    optimizer = FlatOptimizer(FlatParams(net.parameters()), MLPNetSpec.model_validate({"optim_spec": {"name": "SGD"}}))
-    step = GradientStep(lambda slope: ((slope * bound_log_std(net[0])).sum(),), net, [optimizer], None, is_compiled)
-    loss, _ = step(slope)
+    learner = Learner(net, MLPNetSpec.model_validate({"optim_spec": {"name": "SGD"}}), torch.device("cpu"))
+
+    def calc_loss(slope: Tensor) -> Loss:
+        return Loss((slope * bound_log_std(net[0])).sum(), {})
+
+    step = GradientStep(calc_loss, [learner], is_compiled=is_compiled)
     # 2 - 2 - 5 + 5 + 1
-    assert loss.item() == 1.0
+    assert step(slope)["loss"].item() == 1.0
     # lr .001 against the slope, and only towards the bounds
     assert_close(net[0].detach(), torch.tensor([2.999, 3.0, -6.0, -5.999, 0.999]))
 

@@ -39,7 +39,7 @@ def build(lab, kind: str = "continuous", critic_net: dict[str, Any] | None = Non
 
 def draw(lab, agent: Any, env: Any) -> Batch:
     lab.collect(agent, env, 16)
-    return agent.context.encode_batch(agent.algorithm.memory.sample(64))
+    return agent.algorithm.sample()
 
 
 def norms(module: nn.Module) -> list[Any]:
@@ -52,33 +52,36 @@ def test_critic_loss_is_of_one_joint_pass(lab, kind: str, critic: str) -> None:
     agent, env = build(lab, kind, CRITICS[critic])
     batch = draw(lab, agent, env)
     algorithm = agent.algorithm
-    twin, alpha, rows = copy.deepcopy(algorithm.critic), torch.tensor(0.3), torch.arange(8)
-    noise = algorithm._draw_noise(8)
-    loss, error, low = algorithm.calc_critic_loss(batch, alpha, noise)
+    twin, alpha, rows = copy.deepcopy(algorithm.critic.net), torch.tensor(0.3), torch.arange(8)
+    noise = algorithm.draw_noise(8)
+    loss, report = algorithm.calc_critic_loss(batch, alpha, *noise)
 
-    policy = algorithm._soft_policy(batch.next_obs, noise)
+    if kind == "continuous":
+        next_action, log_prob = algorithm.sample_action(batch.next_obs, *noise)
+    else:
+        log_prob = algorithm.net(batch.next_obs).log_softmax(-1)
     twin.train()
     obs = torch.cat([batch.obs, batch.next_obs])
     values = []
     for net in twin.critics:
         if kind == "continuous":
-            values.append(net(obs, torch.cat([batch.action, policy.action]).detach()))
+            values.append(net(obs, torch.cat([batch.action, next_action]).detach()))
         else:
             values.append(net(obs))
     q, next_q = ([one[half] for one in values] for half in (slice(0, 8), slice(8, 16)))
-    soft = torch.min(*next_q) - alpha * policy.log_prob
+    soft = torch.min(*next_q) - alpha * log_prob
     if kind == "discrete":
         q = [one[rows, batch.action] for one in q]
-        soft = (policy.log_prob.exp() * soft).sum(-1)
+        soft = (log_prob.exp() * soft).sum(-1)
     ret = (batch.reward + batch.discount * soft).detach()
     expected = sum(((one - ret) ** 2).mean() / 2 for one in q)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
-    np.testing.assert_allclose(error, (torch.min(*q) - ret).detach(), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(low, torch.min(*q).detach(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(report["td_error"], (torch.min(*q) - ret).abs().detach(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(report["q"], torch.min(*q).detach(), rtol=1e-4, atol=1e-5)
     # nothing flows through the target, although both halves are of one pass
     loss.backward()
     expected.backward()
-    for mine, theirs in zip(algorithm.critic.parameters(), twin.parameters(), strict=True):
+    for mine, theirs in zip(algorithm.critic.net.parameters(), twin.parameters(), strict=True):
         np.testing.assert_allclose(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5)
 
 
@@ -88,13 +91,13 @@ def test_values_depend_on_the_other_half(lab, kind: str, critic: str) -> None:
     """Two passes, one per half, would give the same values whatever follows."""
     agent, env = build(lab, kind, CRITICS[critic])
     batch = draw(lab, agent, env)
-    start = copy.deepcopy(agent.algorithm.critic.state_dict())
+    start = copy.deepcopy(agent.algorithm.critic.net.state_dict())
 
-    noise = agent.algorithm._draw_noise(8)
+    noise = agent.algorithm.draw_noise(8)
 
     def values(one: Batch) -> Tensor:
-        agent.algorithm.critic.load_state_dict(start)
-        return agent.algorithm.calc_critic_loss(one, torch.tensor(0.0), noise)[2]
+        agent.algorithm.critic.net.load_state_dict(start)
+        return agent.algorithm.calc_critic_loss(one, torch.tensor(0.0), *noise).report["q"]
 
     first, far = values(batch), values(batch._replace(next_obs=batch.next_obs * 5 + 3))
     assert float((first - far).abs().max()) > 1e-2
@@ -104,8 +107,8 @@ def test_values_depend_on_the_other_half(lab, kind: str, critic: str) -> None:
 def test_statistics_are_of_both_halves(lab, critic: str) -> None:
     agent, env = build(lab, "discrete", CRITICS[critic])
     batch = draw(lab, agent, env)
-    critics = agent.algorithm.critic.critics
-    agent.algorithm.calc_critic_loss(batch, torch.tensor(0.3), None)
+    critics = agent.algorithm.critic.net.critics
+    agent.algorithm.calc_critic_loss(batch, torch.tensor(0.3))
     for net in critics:
         linear = next(layer for layer in net.modules() if isinstance(layer, nn.Linear))
         (norm,) = norms(net)
@@ -117,7 +120,7 @@ def test_statistics_are_of_both_halves(lab, critic: str) -> None:
 
 def test_no_target_net(lab) -> None:
     agent, _ = build(lab)
-    assert agent.algorithm.target is None
+    assert agent.algorithm.critic.target is None
     assert set(agent.algorithm.modules) == {"actor", "critic", "alpha"}
 
 
@@ -125,7 +128,7 @@ def test_no_target_net(lab) -> None:
 def test_critics_rest_while_the_policy_learns(lab, kind: str) -> None:
     agent, env = build(lab, kind, policy_delay=1)
     lab.collect(agent, env, 16)
-    critic, modes = agent.algorithm.critic, []
+    critic, modes = agent.algorithm.critic.net, []
     critic.register_forward_pre_hook(lambda module, _: modes.append(all(m.training for m in module.modules())))
     agent.update(64)
     # one pass in training mode for the critics themselves, one in evaluation mode for the policy
@@ -147,9 +150,9 @@ def test_critics_have_a_net_of_their_own(lab) -> None:
     def widths(module: nn.Module) -> list[int]:
         return [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
 
-    assert widths(algorithm.critic) == [64, 32, 1] * 2
-    assert widths(algorithm.actor) == [16, 2]
-    assert not norms(algorithm.actor)
+    assert widths(algorithm.critic.net) == [64, 32, 1] * 2
+    assert widths(algorithm.net) == [16, 2]
+    assert not norms(algorithm.net)
     # with its own optimiser; alpha goes with the actor
     assert {name: one.lr.value for name, one in algorithm.optimizers.items()} == {
         "actor": 0.25,
@@ -164,5 +167,5 @@ def test_critic_keys_may_carry_a_prefix_instead(lab) -> None:
     algorithm = {"name": "CrossQ", "training_start_step": 0, "training_iter": 1}
     net = {"critic_batch_norm": True, "critic_hid_layers": [32]}
     agent, _ = lab.build(lab.spec(ENVS["continuous"], algorithm, memory=REPLAY, net=net))
-    assert len(norms(agent.algorithm.critic)) == 2
-    assert not norms(agent.algorithm.actor)
+    assert len(norms(agent.algorithm.critic.net)) == 2
+    assert not norms(agent.algorithm.net)

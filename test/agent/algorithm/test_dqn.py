@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.dqn import QLearning, calc_double_value, calc_max_value, calc_q_target
+from slm_lab.agent.algorithm.dqn import DQN, calc_double_value, calc_max_value, calc_q_target
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.lib.errors import DivergenceError
 
@@ -67,13 +67,13 @@ NEXT_VALUE = {"VanillaDQN": 2.0, "DQN": 5.0, "DoubleDQN": 3.0}
 def test_targets_by_hand(lab, name: str) -> None:
     """Three algorithms, three targets: the published DQN was double DQN by mistake."""
     agent, _ = build(lab, name, net=TABLE)
-    assert isinstance(agent.algorithm, QLearning)
+    assert isinstance(agent.algorithm, DQN)
     batch = crafted(agent)
-    loss, error, q = agent.algorithm.calc_loss(batch)
+    loss, report = agent.algorithm.calc_loss(batch)
     follows = NEXT_VALUE[name]
     expected = np.array([4 - (1 + 0.9 * follows), 7 - 2, 7 - (3 + 0.81 * follows)])
-    np.testing.assert_allclose(q, [4, 7, 7], rtol=1e-6)
-    np.testing.assert_allclose(error, expected, rtol=1e-5)
+    np.testing.assert_allclose(report["q"].detach(), [4, 7, 7], rtol=1e-6)
+    np.testing.assert_allclose(report["td_error"].detach(), np.abs(expected), rtol=1e-5)
     assert loss.item() == pytest.approx(np.mean(expected**2), rel=1e-5)
 
 
@@ -81,7 +81,8 @@ def test_targets_by_hand(lab, name: str) -> None:
 def test_only_the_taken_action_learns_and_targets_stand_still(lab, name: str) -> None:
     agent, _ = build(lab, name, net=TABLE)
     batch = crafted(agent)
-    loss, error, _ = agent.algorithm.calc_loss(batch)
+    loss, report = agent.algorithm.calc_loss(batch)
+    error = (report["q"] - report["target"]).detach()
     loss.backward()
     net = agent.algorithm.modules["net"]
     # d/dq mean (q - ret)^2 = 2/3 (q - ret), into Q(0, 0) and Q(0, 1); nothing flows through Q(1, .)
@@ -90,7 +91,7 @@ def test_only_the_taken_action_learns_and_targets_stand_still(lab, name: str) ->
     expected[1, 0] = 2 / 3 * float(error[1] + error[2])
     np.testing.assert_allclose(net.head.weight.grad, expected, rtol=1e-5)
     if "target_net" in agent.algorithm.modules:
-        assert not agent.algorithm.target.flat.grad.any()
+        assert not agent.algorithm.learner.target.flat.grad.any()
 
 
 def test_target_formulas() -> None:
@@ -116,9 +117,9 @@ def test_weights_scale_each_sample(lab, name: str, expected: float) -> None:
     batch = crafted(agent)._replace(weight=torch.tensor([1.0, 0.5, 0.1]))
     # targets 1 + 4.5, 2, 2.9 + 4.05
     batch = batch._replace(reward=torch.tensor([1.0, 2.0, 2.9]))
-    loss, error, _ = agent.algorithm.calc_loss(batch)
+    loss, report = agent.algorithm.calc_loss(batch)
     # priorities follow the errors, not the weighted errors
-    np.testing.assert_allclose(error, [-1.5, 5, 0.05], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(report["td_error"].detach(), [1.5, 5, 0.05], rtol=1e-4, atol=1e-6)
     assert loss.item() == pytest.approx(expected, rel=1e-4)
 
 
@@ -130,7 +131,7 @@ def test_joint_actions_are_looked_up_by_their_combination(lab) -> None:
     action = torch.tensor([[a, b] for a in range(2) for b in range(3)])
     zeros = torch.zeros(6, 1)
     batch = Batch(zeros, action, torch.zeros(6), zeros, torch.zeros(6), torch.ones(6), np.arange(6))
-    assert agent.algorithm.calc_loss(batch)[2].tolist() == [0, 1, 2, 3, 4, 5]
+    assert agent.algorithm.calc_loss(batch).report["q"].tolist() == [0, 1, 2, 3, 4, 5]
     assert agent.act(np.zeros((1, 1))).action.tolist() == [[1, 2]]
 
 
@@ -162,7 +163,7 @@ def test_update_equals_a_plain_one(lab, name: str, memory: dict[str, Any], monke
     if name != "VanillaDQN":
         with torch.no_grad():
             # another net, so that the two prefer different actions
-            data = algorithm.target.flat.data
+            data = algorithm.learner.target.flat.data
             data += 0.5 * torch.randn(data.shape, generator=torch.Generator().manual_seed(0))
     lab.collect(agent, env, 40)
     if memory["name"] == "PrioritizedReplay":
@@ -253,14 +254,14 @@ def test_polyak_follows_every_gradient_step(lab, monkeypatch: pytest.MonkeyPatch
     agent, env = build(lab, net=net, training_iter=2, training_batch_iter=3)
     lab.collect(agent, env, 8)
     algorithm = agent.algorithm
-    expected, step = flat(algorithm.modules["target_net"]), algorithm.optimizer.descend
+    expected, step = flat(algorithm.modules["target_net"]), algorithm.learner.optimizer.descend
 
     def wrapped() -> None:
         nonlocal expected
         step()
         expected = 0.7 * expected + 0.3 * flat(algorithm.net)
 
-    monkeypatch.setattr(algorithm.optimizer, "descend", wrapped)
+    monkeypatch.setattr(algorithm.learner.optimizer, "descend", wrapped)
     agent.update(32)
     assert algorithm.opt_step == 6
     np.testing.assert_allclose(flat(algorithm.modules["target_net"]), expected, rtol=1e-4, atol=1e-6)
@@ -394,7 +395,7 @@ def test_observations_are_kept_raw_and_normalised_when_drawn(lab, monkeypatch: p
         seen.append(batch)
         return calc_loss(batch)
 
-    monkeypatch.setattr(agent.algorithm, "calc_loss", spy)
+    monkeypatch.setattr(agent.algorithm.step, "calc_loss", spy)
     drawn = spy_sample(agent, monkeypatch)
     obs = env.reset()
     for _ in range(20):

@@ -98,7 +98,6 @@ CASES: dict[str, dict[str, Any]] = {
             **START,
             "training_iter": 2,
             "symlog": True,
-            "entropy_penalty_coef": 0.5,
             "entropy_anneal": {"end_ratio": 0.1, "frames": 200},
         },
         "memory": {**REPLAY, "name": "PrioritizedReplay"},

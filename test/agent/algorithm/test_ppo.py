@@ -380,16 +380,16 @@ def test_every_sample_is_used_once_per_epoch_in_a_fresh_order(lab, monkeypatch: 
 def test_percentile_range_is_a_running_mean(lab) -> None:
     config = {**FIRST, "normalize_advantages": "percentile", "training_epoch": 1}
     agent, _ = lab.build(lab.spec("probe/ObsAction-v0", config))
-    first, second = np.linspace(-10, 10, 201), np.linspace(-100, 100, 201)
+    first, second = torch.linspace(-10, 10, 201), torch.linspace(-100, 100, 201)
     # 5th and 95th percentile of the first: -9 and 9
-    np.testing.assert_allclose(agent.algorithm._scale_by_percentile(first), first / 18)
+    np.testing.assert_allclose(agent.algorithm._scale_by_percentile(first), first / 18, rtol=1e-5)
     # then .99*9 + .01*90 = 9.81 on either side
-    np.testing.assert_allclose(agent.algorithm._scale_by_percentile(second), second / 19.62)
+    np.testing.assert_allclose(agent.algorithm._scale_by_percentile(second), second / 19.62, rtol=1e-5)
 
 
 def test_percentile_never_enlarges_and_keeps_signs(lab) -> None:
     agent, _ = lab.build(lab.spec("probe/ObsAction-v0", {**FIRST, "normalize_advantages": "percentile"}))
-    small = np.array([0.1, 0.2, 0.3])
+    small = torch.tensor([0.1, 0.2, 0.3])
     # no centring: all three stay positive
     np.testing.assert_allclose(agent.algorithm._scale_by_percentile(small), small)
 
@@ -424,7 +424,7 @@ def test_no_gradient_for_the_actor_when_all_is_clipped(lab) -> None:
     adv = torch.ones(32)
     for shift, sign, moves in ((-1, 1, False), (-1, -1, True), (1, -1, False), (1, 1, True), (0, 1, True)):
         batch = Minibatch(obs, action, log_prob + shift, torch.zeros(32), sign * adv, torch.zeros(32))
-        loss, _, _ = algorithm.calc_loss(batch, 0.2, 0.0, 1.0)
+        loss, _ = algorithm.calc_loss(batch, 0.2, 0.0, 1.0)
         algorithm.net.zero_grad(set_to_none=False)
         loss.backward()
         grad = torch.cat([parameter.grad.flatten() for parameter in algorithm.net.actor.parameters()])

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm import ppo, sequence
-from slm_lab.agent.algorithm.sequence import calc_reset, cut, cut_rollout, join, rows_of_stretches
+from slm_lab.agent.algorithm.on_policy import calc_next_value
+from slm_lab.agent.algorithm.sequence import calc_reset, cut, cut_rollout, join, rows_of_sequences
 from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.rollout import OnPolicyBatchReplay, OnPolicyMemory, OnPolicyReplay
+from slm_lab.agent.net.model import ActorCriticNet
 from slm_lab.lib.errors import SpecError
 
 GAMMA = 0.9
@@ -90,7 +92,7 @@ def test_memory_probe_is_not_solved_without_memory(lab) -> None:
 
 
 def test_memory_probe_is_not_solved_where_learning_does_not_reach_back(lab) -> None:
-    """Stretches of one step: the hidden state is there, but no gradient tells it what to keep."""
+    """Sequences of one step: the hidden state is there, but no gradient tells it what to keep."""
     solved = Solved()
     lab.train(build_spec(lab, "A2C", net={"seq_len": 1}), 6_000, until=solved)
     assert solved.count < 5
@@ -101,7 +103,8 @@ def test_memory_probe_is_not_solved_where_learning_does_not_reach_back(lab) -> N
 
 def act_by_hand(agent: Agent, obs: Tensor, done: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
     """Hidden states before and after each step (T, N, S), one env at a time, from nothing at each start."""
-    net = agent.algorithm.net  # type: ignore[attr-defined]
+    net = agent.algorithm.net
+    both: Any = net.step_both if isinstance(net, ActorCriticNet) else net.step
     before = torch.zeros(*obs.shape[:2], net.state_size)
     after = torch.zeros_like(before)
     with torch.inference_mode():
@@ -109,7 +112,7 @@ def act_by_hand(agent: Agent, obs: Tensor, done: np.ndarray[Any, Any]) -> tuple[
             carry = torch.zeros(1, net.state_size)
             for t in range(len(obs)):
                 before[t, env] = carry
-                carry = net.step(obs[t, [env]], carry)[-1]
+                carry = both(obs[t, [env]], carry)[-1]
                 after[t, env] = carry
                 if done[t, env]:
                     carry = torch.zeros_like(carry)
@@ -132,10 +135,13 @@ def test_stored_states_are_those_of_each_episode_alone(lab, which: str) -> None:
 
 def evaluate(agent: Agent, rollout: Rollout) -> tuple[Tensor, ...]:
     """What training computes of the samples: parameters, and values where there is a critic."""
+    net = agent.algorithm.net
+    rows = sequence.view_rollout(rollout, net.seq_len)
+    assert not isinstance(rows, Tensor)
     with torch.inference_mode():
-        algorithm: Any = agent.algorithm
-        out = algorithm._evaluate(sequence.view_rollout(rollout, algorithm.net.seq_len))
-    return out if isinstance(out, tuple) else (out,)
+        out = net.unroll(rows.obs, rows.carry, rows.reset)
+    parts = out if isinstance(net, ActorCriticNet) else out[:1]
+    return tuple(join(part, *rows.shape) for part in parts)
 
 
 @pytest.mark.parametrize("which", ALL)
@@ -146,7 +152,7 @@ def test_training_sees_what_acting_saw(lab, which: str, monkeypatch: pytest.Monk
     net = agent.algorithm.net
     rows = rollout.obs.flatten(0, 1), rollout.extra["carry"].flatten(0, 1)
     with torch.inference_mode():
-        *expected, _ = net.step(*rows)
+        *expected, _ = net.step_both(*rows) if isinstance(net, ActorCriticNet) else net.step(*rows)
     for one, two in zip(evaluate(agent, rollout), expected, strict=True):
         assert one.shape == two.shape
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
@@ -165,11 +171,11 @@ def test_ppo_starts_each_update_at_ratio_one(lab, name: str, monkeypatch: pytest
         calc_loss, seen = algorithm.calc_loss, []
 
         def spy(batch: Any, *rest: Any) -> Any:
-            loss, aux, log_ratio = calc_loss(batch, *rest)
+            out = calc_loss(batch, *rest)
             assert len(batch.adv) == 32
-            seen.append(log_ratio)
+            seen.append(out.report["log_ratio"])
             # nothing is learned, so every minibatch must look the same
-            return loss * 0, aux, log_ratio
+            return out._replace(value=out.value * 0)
 
         monkeypatch.setattr(algorithm.step, "calc_loss", spy)
         lab.collect(agent, env, 16)
@@ -196,7 +202,7 @@ def test_values_of_successors_are_seen_with_the_state_after_the_step(lab, which:
     # episodes come one after the other in a memory of episodes: told apart by their observations
     table = {tuple(obs): float(v) for obs, v in zip(record.obs.flatten(0, 1).tolist(), value.flatten(), strict=True)}
     rollout = algorithm.memory.sample()
-    next_value = algorithm._next_value(rollout)
+    next_value = calc_next_value(rollout, algorithm.net)
     checked = 0
     for t, n in np.ndindex(*next_value.shape):
         if not rollout.terminated[t, n]:
@@ -256,10 +262,10 @@ def test_resets_and_states_of_a_rollout_by_hand() -> None:
 
 def test_minibatches_of_whole_stretches_by_hand() -> None:
     # 4 steps of 2 envs in stretches of 2: rows (0, 2), (1, 3), (4, 6), (5, 7)
-    rows = rows_of_stretches(torch.tensor([3, 0, 1, 2]), num_envs=2, seq_len=2, minibatch_size=4)
+    rows = rows_of_sequences(torch.tensor([3, 0, 1, 2]), num_envs=2, seq_len=2, minibatch_size=4)
     assert rows.view(2, 4).tolist() == [[5, 0, 7, 2], [1, 4, 3, 6]]
     # three stretches, then the one that is left
-    rows = rows_of_stretches(torch.tensor([3, 0, 1, 2]), num_envs=2, seq_len=2, minibatch_size=6)
+    rows = rows_of_sequences(torch.tensor([3, 0, 1, 2]), num_envs=2, seq_len=2, minibatch_size=6)
     assert rows.tolist() == [5, 0, 1, 7, 2, 3, 4, 6]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.dqn import QLearning
+from slm_lab.agent.algorithm.dqn import DQN
 from slm_lab.agent.memory.batch import SequenceBatch
 from slm_lab.lib.errors import SpecError
 
@@ -80,15 +80,15 @@ def stretches(num_step: int, reset: list[int], truncated: list[int]) -> Sequence
 
 def test_targets_follow_the_hidden_state_of_each_net(lab) -> None:
     algorithm = lab.build(build_spec(lab, "DoubleDQN"))[0].algorithm
-    assert isinstance(algorithm, QLearning)
-    assert algorithm.target is not None
+    assert isinstance(algorithm, DQN)
+    assert algorithm.learner.target is not None
     with torch.no_grad():
-        algorithm.target.flat.data.mul_(0.7)
+        algorithm.learner.target.flat.data.mul_(0.7)
     batch = stretches(8, reset=[4], truncated=[3])
     # the obvious way: one step after the other, each net with a state of its own
     q: dict[str, list[torch.Tensor]] = {"online": [], "target": []}
     with torch.no_grad():
-        for name, net in (("online", algorithm.net), ("target", algorithm._target_net)):
+        for name, net in (("online", algorithm.net), ("target", algorithm.target_net)):
             carry: Any = batch.carry
             for t in range(9):
                 carry = carry * 0 if bool(batch.reset[t]) else carry
@@ -97,8 +97,9 @@ def test_targets_follow_the_hidden_state_of_each_net(lab) -> None:
     errors = [
         q["online"][t][0] - (1 + 0.9 * q["target"][t + 1][q["online"][t + 1].argmax()]) for t in range(2, 8) if t != 3
     ]
-    loss, error, _ = algorithm.calc_sequence_loss(batch)
-    assert error[[0, 2, 3, 4, 5], 0].tolist() == pytest.approx([float(value) for value in errors], abs=1e-6)
+    loss, report = algorithm.calc_sequence_loss(batch)
+    error = report["td_error"]
+    assert error[[0, 2, 3, 4, 5], 0].tolist() == pytest.approx([abs(float(value)) for value in errors], abs=1e-6)
     # the step before a cut learns nothing, for what follows it is not in the stretch
     assert error[1, 0] == 0
     assert float(loss.detach()) == pytest.approx(float(torch.stack(errors).square().mean()), rel=1e-5)
@@ -108,7 +109,7 @@ def test_burn_in_passes_no_gradient(lab) -> None:
     algorithm = lab.build(build_spec(lab, "DQN"))[0].algorithm
     batch = stretches(8, reset=[], truncated=[])
     obs = batch.obs.clone().requires_grad_()
-    algorithm.calc_sequence_loss(batch._replace(obs=obs))[0].backward()
+    algorithm.calc_sequence_loss(batch._replace(obs=obs)).value.backward()
     assert obs.grad is not None
     assert (obs.grad[:2] == 0).all()
     assert (obs.grad[2:8] != 0).all()
@@ -120,7 +121,10 @@ def test_burn_in_passes_no_gradient(lab) -> None:
         ({"name": "PrioritizedReplay"}, "agent.memory.name: stretches .* use Replay"),
         ({"num_step_returns": 3}, "agent.memory.num_step_returns"),
         ({"use_cer": True}, "agent.memory.use_cer"),
-        ({"max_size": 60}, "agent.memory.max_size: 60 holds no stretch of .* = 8 steps of 8 envs; use at least 64"),
+        (
+            {"max_size": 60},
+            "agent.memory.max_size: 60 holds no .* = 8 steps of 8 envs; use at least 64",
+        ),
     ],
 )
 def test_memories_that_cannot_give_stretches(lab, memory: dict[str, Any], message: str) -> None:

@@ -5,12 +5,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slm_lab.agent.algorithm.returns import calc_gae, calc_nstep_return, calc_return
+from slm_lab.agent.algorithm import returns
 
 Array = np.ndarray[Any, Any]
+
+
+def on_arrays(formula: Callable[..., torch.Tensor]) -> Callable[..., Array]:
+    """A formula of tensors as one of arrays, which oracles are."""
+
+    def to_tensor(value: Any) -> Any:
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+    def call(*args: Any, **options: Any) -> Array:
+        tensors = {name: to_tensor(value) for name, value in options.items()}
+        return np.asarray(formula(*map(to_tensor, args), **tensors))
+
+    return call
+
+
+calc_gae = on_arrays(returns.calc_gae)
+calc_nstep_return = on_arrays(returns.calc_nstep_return)
+calc_return = on_arrays(returns.calc_return)
 
 
 def column(*values: float) -> Array:

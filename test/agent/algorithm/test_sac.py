@@ -12,8 +12,9 @@ from gymnasium import spaces
 from torch import Tensor, distributions
 
 from slm_lab.agent.algorithm.policy import SquashedNormal
-from slm_lab.agent.algorithm.sac import Alpha, Soft, SoftActorCritic, calc_entropy, calc_soft_value
+from slm_lab.agent.algorithm.sac import Alpha, SoftActorCritic, calc_soft_sum, calc_soft_value, resolve_alpha
 from slm_lab.agent.memory.batch import Batch
+from slm_lab.agent.net.learner import Learner
 from slm_lab.env.probe import Image
 from slm_lab.lib.errors import DivergenceError, SpecError
 from slm_lab.spec.algorithm import SoftActorCriticSpec
@@ -111,37 +112,36 @@ def test_gradient_flows_through_the_draw() -> None:
 # --- soft values
 
 
-def test_soft_value_of_a_draw_by_hand() -> None:
-    q = torch.tensor([[3.0, 1.0], [2.0, 5.0]])
-    policy = Soft(torch.zeros(2, 1), torch.tensor([-1.0, 0.5]))
-    # the smaller of the twins: 2 + .5, 1 - .25; their mean would give 3 and 2.75
-    assert calc_soft_value(q, policy, torch.tensor(0.5)).tolist() == [2.5, 0.75]
-    assert calc_soft_value(q, policy, torch.tensor(0.5), "mean").tolist() == [3.0, 2.75]
-    assert calc_entropy(policy).item() == 0.25
+def test_soft_value_of_a_sample_by_hand(lab) -> None:
+    q, log_prob = torch.tensor([[3.0, 1.0], [2.0, 5.0]]), torch.tensor([-1.0, 0.5])
+    # the smaller of the twins: 2 + .5, 1 - .25; their mean gives 3 and 2.75
+    for reduction, expected in (("min", [2.5, 0.75]), ("mean", [3.0, 2.75])):
+        reduce = build(lab, q_reduction=reduction)[0].algorithm.reduce
+        assert calc_soft_value(reduce(q), log_prob, torch.tensor(0.5)).tolist() == expected
 
 
 def test_soft_value_of_choices_by_hand() -> None:
-    q = torch.tensor([[[1.0, 4.0]], [[3.0, 2.0]]])
     prob = torch.tensor([[0.25, 0.75]])
-    # smaller ones 1 and 2: .25 + 1.5 plus the entropy times alpha; the published mean of the twins would give 2.75
     entropy = -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
-    value = calc_soft_value(q, Soft(None, prob.log()), torch.tensor(0.5))
+    # .25 + 1.5 plus the entropy times alpha
+    value = calc_soft_sum(torch.tensor([[1.0, 2.0]]), prob.log(), torch.tensor(0.5))
     np.testing.assert_allclose(value, [1.75 + 0.5 * entropy], rtol=1e-6)
-    assert calc_entropy(Soft(None, prob.log())).item() == pytest.approx(entropy)
 
 
 # --- alpha
 
 
 def alpha_of(**keys: Any) -> Alpha:
-    config = SoftActorCriticSpec(**keys)
-    return Alpha(config, MLPNetSpec(**SGD), torch.device("cpu"))
+    return Alpha(SoftActorCriticSpec(**keys))
 
 
-def update_alpha(alpha: Alpha, entropy: Tensor, target_entropy: float) -> None:
-    assert alpha.optimizer is not None
-    alpha.calc_loss(entropy, target_entropy).backward()
-    alpha.optimizer.step()
+def update_alpha(alpha: Alpha, entropy: Tensor, target_entropy: float, net: MLPNetSpec | None = None) -> None:
+    own = resolve_alpha(net or MLPNetSpec(**SGD), alpha.config.alpha_lr)
+    learner = Learner(alpha, own, torch.device("cpu"))
+    loss = alpha.calc_loss(entropy, target_entropy)
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    learner.optimizer.step()
     alpha.clamp()
 
 
@@ -175,13 +175,13 @@ def test_alpha_has_a_rate_of_its_own() -> None:
 
 def test_fixed_alpha_stays_or_falls_to_zero() -> None:
     fixed = alpha_of(fixed_alpha=0.4)
-    assert fixed.optimizer is None
+    assert not fixed.is_learned
     assert fixed.calc_loss(torch.tensor(100.0), 0.0) == 0
     assert [fixed.value(frame).item() for frame in (0, 10**9)] == pytest.approx([0.4, 0.4])
     annealed = alpha_of(fixed_alpha=0.4, alpha_anneal_frames=100)
     values = [annealed.value(frame).item() for frame in (0, 25, 50, 100, 200)]
     assert values == pytest.approx([0.4, 0.3, 0.2, 0.0, 0.0])
-    assert annealed.optimizer is None
+    assert not annealed.is_learned
     # 0 is a value like any other
     assert alpha_of(fixed_alpha=0.0).value(5).item() == 0.0
 
@@ -206,7 +206,8 @@ def test_target_entropy(lab, kind: str, keys: dict[str, Any], expected: dict[int
     net = IMAGE_NET if "Image" in kind else {}
     agent, _ = build(lab, kind, net=net, **keys)
     for frame, value in expected.items():
-        assert agent.algorithm._target_entropy(frame) == pytest.approx(value)
+        agent.algorithm.frame = frame
+        assert agent.algorithm.calc_target_entropy() == pytest.approx(value)
 
 
 def test_annealed_entropy_is_for_discrete_actions(lab) -> None:
@@ -288,7 +289,7 @@ def test_update_equals_a_plain_one(lab, kind: str, option: str, monkeypatch: pyt
     agent, env = build(lab, kind, net=net, env_keys={"max_t": 14, "reward_scale": 0.2}, **OPTIONS[option])
     algorithm = agent.algorithm
     with torch.no_grad():
-        algorithm.target.flat.data.mul_(1.3)
+        algorithm.critic.target.flat.data.mul_(1.3)
     lab.collect(agent, env, 40)
     if option == "PER":
         algorithm.memory.sample(0)
@@ -364,19 +365,20 @@ def test_each_loss_reaches_its_own_net_alone(lab, kind: str, name: str) -> None:
     agent, env = build(lab, kind, name=name)
     lab.collect(agent, env, 8)
     algorithm = agent.algorithm
-    batch = agent.context.encode_batch(algorithm.memory.sample(32))
-    actor, critic = flat(algorithm.actor), flat(algorithm.critic)
-    algorithm._update_critic(batch, torch.tensor(1.0))
-    assert torch.equal(flat(algorithm.actor), actor)
-    assert not algorithm.actor_flat.grad.any()
-    assert not torch.equal(flat(algorithm.critic), critic)
-    critic = flat(algorithm.critic)
-    algorithm._update_policy(batch, torch.tensor(1.0), 32)
-    assert torch.equal(flat(algorithm.critic), critic)
+    batch, alpha = algorithm.sample(), torch.tensor(1.0)
+    net, critic_net = algorithm.actor.net, algorithm.critic.net
+    actor, critic = flat(net), flat(critic_net)
+    algorithm.critic_step(batch, alpha, *algorithm.draw_noise(8))
+    assert torch.equal(flat(net), actor)
+    assert not algorithm.actor.flat.grad.any()
+    assert not torch.equal(flat(critic_net), critic)
+    critic = flat(critic_net)
+    algorithm.train_actor(batch, alpha)
+    assert torch.equal(flat(critic_net), critic)
     # what the policy loss left here would be part of the next critic step
-    assert not algorithm.critic_flat.grad.any()
-    assert not torch.equal(flat(algorithm.actor), actor)
-    for modules in (algorithm.actor, algorithm.critic):
+    assert not algorithm.critic.flat.grad.any()
+    assert not torch.equal(flat(net), actor)
+    for modules in (net, critic_net):
         assert not any(module.training for module in modules.modules())
 
 
@@ -390,7 +392,8 @@ def test_the_policy_climbs_the_soft_value(lab, kind: str) -> None:
     losses = []
     for _ in range(3):
         agent.context.train_generator.set_state(state)
-        losses.append(algorithm._update_policy(batch, alpha, 32)["policy_loss"].item())
+        algorithm.train_actor(batch, alpha)
+        losses.append(algorithm.actor_report["policy_loss"].item())
     assert losses[0] > losses[1] > losses[2]
 
 
@@ -438,9 +441,9 @@ def test_random_until_training_starts_but_never_without_exploring(lab, kind: str
     agent, env = build(lab, kind, training_start_step=40, env_keys={"num_envs": 64})
     obs = env.reset()
     with torch.no_grad():
-        agent.algorithm.actor.head.weight.zero_()
+        agent.algorithm.net.head.weight.zero_()
         # all but certain: action 1, or a mean of 1 with the smallest std
-        agent.algorithm.actor.head.bias.copy_(torch.tensor([1.0, -5.0] if kind == "continuous" else [-30.0, 30.0]))
+        agent.algorithm.net.head.bias.copy_(torch.tensor([1.0, -5.0] if kind == "continuous" else [-30.0, 30.0]))
     mode = math.tanh(1.0) if kind == "continuous" else 1
     for frame, is_random in ((0, True), (39, True), (40, False), (100, False)):
         agent.algorithm.frame = frame
@@ -475,7 +478,7 @@ def test_observations_are_kept_raw_and_normalised_when_drawn(lab, monkeypatch: p
     algorithm = agent.algorithm
     seen: list[Batch] = []
     policy_obs: list[Tensor] = []
-    calc_critic_loss, calc_policy_loss = algorithm.calc_critic_loss, algorithm.calc_policy_loss
+    calc_critic_loss, calc_actor_loss = algorithm.calc_critic_loss, algorithm.calc_actor_alpha_loss
 
     def spy_critic(batch: Batch, *rest: Any) -> Any:
         seen.append(batch)
@@ -483,10 +486,10 @@ def test_observations_are_kept_raw_and_normalised_when_drawn(lab, monkeypatch: p
 
     def spy_policy(obs: Tensor, *rest: Any) -> Any:
         policy_obs.append(obs)
-        return calc_policy_loss(obs, *rest)
+        return calc_actor_loss(obs, *rest)
 
     monkeypatch.setattr(algorithm.critic_step, "calc_loss", spy_critic)
-    monkeypatch.setattr(algorithm, "calc_policy_loss", spy_policy)
+    monkeypatch.setattr(algorithm.actor_step, "calc_loss", spy_policy)
     drawn = Drawn(agent, monkeypatch)
     obs, raw = env.reset(), []
     for _ in range(20):
@@ -504,57 +507,12 @@ def test_observations_are_kept_raw_and_normalised_when_drawn(lab, monkeypatch: p
     np.testing.assert_array_equal(policy_obs[0], seen[0].obs)
 
 
-# --- options
-
-
-def test_entropy_penalty_by_hand(lab) -> None:
-    agent, _ = build(lab, "discrete", entropy_penalty_coef=0.5)
-    algorithm = agent.algorithm
-    assert float(algorithm._entropy_penalty(torch.tensor(0.6), algorithm.mean_entropy)) == 0
-    entropy = torch.tensor(0.2, requires_grad=True)
-    penalty = algorithm._entropy_penalty(entropy, torch.tensor(0.6))
-    penalty.backward()
-    # .5 * .5 * .4^2, falling as the entropy comes back to its mean
-    assert penalty.item() == pytest.approx(0.04)
-    assert entropy.grad is not None
-    assert entropy.grad.item() == pytest.approx(-0.2)
-
-
-def test_mean_entropy_starts_at_the_first_and_follows_slowly(lab) -> None:
-    agent, env = build(lab, "discrete", entropy_penalty_coef=0.5)
-    algorithm = agent.algorithm
-    lab.collect(agent, env, 8)
-    batch = agent.context.encode_batch(algorithm.memory.sample(32))
-    entropies = [float(algorithm._update_policy(batch, torch.tensor(1.0), 32)["entropy"]) for _ in range(3)]
-    first, second, third = entropies
-    assert first != second
-    mean = 0.99 * (0.99 * first + 0.01 * second) + 0.01 * third
-    assert float(algorithm.mean_entropy) == pytest.approx(mean, rel=1e-6)
-
-
-def test_entropy_penalty_is_for_discrete_actions(lab) -> None:
-    with pytest.raises(SpecError, match="entropy_penalty_coef: for discrete actions; remove it"):
-        build(lab, "continuous", entropy_penalty_coef=0.5)
-
-
-def test_spectral_norm_of_the_critics(lab) -> None:
-    agent, env = build(lab, spectral_norm=True, net={"type": "MLPNet", "hid_layers": [16, 8]})
-    names = [type(layer).__name__ for layer in agent.algorithm.critic.modules()]
-    assert names.count("SpectralNormLinear") == 2
-    assert "SpectralNormLinear" not in [type(layer).__name__ for layer in agent.algorithm.actor.modules()]
-    lab.collect(agent, env, 8)
-    assert agent.update(32) is not None
-
-
-def test_spectral_norm_needs_linear_layers(lab) -> None:
-    message = r"^agent\.algorithm\.spectral_norm: needs critics of type MLPNet, got ConvNet$"
-    with pytest.raises(SpecError, match=message):
-        build(lab, "probe/Image-v0", spectral_norm=True, net=IMAGE_NET)
+# --- state
 
 
 def test_state_of_the_policy_delay_is_saved(lab) -> None:
-    agent, env = build(lab, "discrete", policy_delay=3, entropy_penalty_coef=0.5)
-    other, _ = build(lab, "discrete", policy_delay=3, entropy_penalty_coef=0.5)
+    agent, env = build(lab, "discrete", policy_delay=3)
+    other, _ = build(lab, "discrete", policy_delay=3)
     lab.collect(agent, env, 8)
     agent.update(32)
     replay, same = agent.algorithm.memory, other.algorithm.memory
@@ -562,7 +520,7 @@ def test_state_of_the_policy_delay_is_saved(lab) -> None:
     other.load_state_dict(copy.deepcopy(agent.state_dict()))
     for frame in (36, 40, 44):
         assert agent.update(frame) == other.update(frame)
-    assert torch.equal(flat(agent.algorithm.actor), flat(other.algorithm.actor))
+    assert torch.equal(flat(agent.algorithm.net), flat(other.algorithm.net))
 
 
 @pytest.mark.parametrize("kind", ["continuous", "discrete"])
@@ -574,10 +532,10 @@ def test_a_reward_that_is_not_finite_stops_the_run(lab, kind: str) -> None:
 
 def test_weight_decay_leaves_alpha_alone() -> None:
     net = MLPNetSpec(optim_spec={"name": "AdamW", "lr": 0.01, "weight_decay": 0.1})
-    alpha = Alpha(SoftActorCriticSpec(), net, torch.device("cpu"))
+    alpha = alpha_of()
     with torch.no_grad():
         alpha.log_alpha.fill_(-3.0)
     for _ in range(50):
         # the entropy is where it should be
-        update_alpha(alpha, torch.tensor(1.0), 1.0)
+        update_alpha(alpha, torch.tensor(1.0), 1.0, net)
     assert float(alpha.log_alpha.detach()) == -3.0

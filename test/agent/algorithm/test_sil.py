@@ -87,7 +87,7 @@ def hold_value(agent: Any, value: float) -> None:
 
 
 def kept(agent: Any) -> dict[str, list[Any]]:
-    memory = agent.algorithm.imitation.memory
+    memory = agent.algorithm.auxiliary.memory
     rows = memory.rows(0, memory.head)
     return {
         "return": rows["reward"].flatten().tolist(),
@@ -129,7 +129,7 @@ def test_both_flags_mean_the_task_ended(lab) -> None:
 def test_returns_are_not_discounted_again_when_drawn(lab) -> None:
     agent, _ = build(lab)
     agent.algorithm.observe(step(0, (1, 2), terminated=(True, True)))
-    batch = agent.algorithm.imitation.memory.sample(0)
+    batch = agent.algorithm.auxiliary.memory.sample(0)
     assert set(batch.reward.tolist()) == {1, 2}
     assert not batch.discount.any()
 
@@ -145,7 +145,7 @@ def test_before_an_episode_has_ended_there_is_nothing_to_imitate(lab, name: str)
     metrics = agent.update(4)
     assert metrics is not None
     # not even zeros: these would enter the mean of the table's row
-    assert set(metrics) == set({"SIL": ActorCritic, "PPOSIL": PPO}[name].metric_names)
+    assert set(metrics) == set((ActorCritic if name == "SIL" else PPO).metric_names)
     assert agent.algorithm.opt_step == 1
 
 
@@ -157,14 +157,14 @@ def test_number_of_gradient_steps(lab, name: str) -> None:
     metrics = agent.update(4)
     # one on the fresh batch, then three batches twice each
     assert agent.algorithm.opt_step == 1 + 6
-    assert set(metrics) == set({"SIL": SIL, "PPOSIL": PPOSIL}[name].metric_names)
+    assert set(metrics) == set((SIL if name == "SIL" else PPOSIL).metric_names)
 
 
 def test_imitation_equals_a_plain_step(lab, monkeypatch: pytest.MonkeyPatch) -> None:
     net = {"optim_spec": {"name": "SGD", "lr": 0.1}}
     agent, env = build(lab, net=net, sil_policy_loss_coef=0.7, sil_val_loss_coef=0.3, training_frequency=40)
     lab.collect(agent, env, 40)
-    imitation = agent.algorithm.imitation
+    imitation = agent.algorithm.auxiliary
     batch = imitation.memory.sample(80)
     monkeypatch.setattr(imitation.memory, "sample", lambda frame: batch)
     twin = copy.deepcopy(agent.algorithm.net)
@@ -197,7 +197,7 @@ def test_good_actions_become_likelier_and_bad_ones_stay(lab) -> None:
 
     before = prob()
     gradient_of_bad = copy.deepcopy(algorithm.net)
-    metrics = algorithm.imitation.update(2)
+    metrics = algorithm.auxiliary.update(2)
     after = prob()
     assert after[0] > before[0]
     assert metrics["sil_gain"] > 0
@@ -211,7 +211,7 @@ def test_a_past_of_losses_teaches_nothing(lab) -> None:
     hold_value(agent, 0.0)
     agent.algorithm.observe(step(0, (-5, -5), terminated=(True, True)))
     before = copy.deepcopy(agent.algorithm.net.state_dict())
-    metrics = agent.algorithm.imitation.update(2)
+    metrics = agent.algorithm.auxiliary.update(2)
     assert metrics["sil_policy_loss"] == metrics["sil_val_loss"] == 0
     for name, value in agent.algorithm.net.state_dict().items():
         assert torch.equal(value, before[name]), name
@@ -222,7 +222,7 @@ def test_priorities_become_the_gains(lab) -> None:
     agent, _ = build(lab, sil_memory=memory)
     hold_value(agent, 1.0)
     agent.algorithm.observe(step(0, (4, -4), terminated=(True, True)))
-    imitation = agent.algorithm.imitation
+    imitation = agent.algorithm.auxiliary
     imitation.update(2)
     # gain 3 of the first, none of the second; the error itself would be 5
     np.testing.assert_allclose(imitation.memory.tree.leaf(np.arange(2)), [3.01, 0.01], rtol=1e-3)
@@ -244,7 +244,7 @@ def test_normalised_observations_are_imitated_as_the_policy_saw_them(lab) -> Non
         step = env.step(act.action.numpy())
         agent.observe(obs, act, step)
         obs = step.obs
-    memory = agent.algorithm.imitation.memory
+    memory = agent.algorithm.auxiliary.memory
     assert memory.head == 6
     np.testing.assert_allclose(memory.rows(0, 3)["obs"].view(3, 4), torch.stack(seen), rtol=1e-5)
 

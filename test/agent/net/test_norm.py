@@ -12,15 +12,12 @@ from torch import Tensor, nn
 from slm_lab.agent.net.arc import build_arc, materialize
 from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.init import KAIMING, PLAIN, WITH_GAIN, init_weights
-from slm_lab.agent.net.mlp import MLPNet
 from slm_lab.agent.net.norm import (
     BatchRenorm1d,
     LazyBatchRenorm1d,
     LazyWeightNormLinear,
-    SpectralNormLinear,
     WeightNormLinear,
 )
-from slm_lab.spec.net import MLPNetSpec
 
 
 def assert_close(one: Tensor | None, two: Tensor | None, rtol: float = 1e-5, atol: float = 1e-5) -> None:
@@ -147,81 +144,13 @@ def test_weight_norm_starts_as_the_linear_layer() -> None:
 
 
 @pytest.mark.parametrize("init_fn", [*PLAIN, *WITH_GAIN, *KAIMING])
-@pytest.mark.parametrize("kind", [WeightNormLinear, SpectralNormLinear])
-def test_init_functions_reach_the_function(kind: Any, init_fn: str) -> None:
-    if kind is SpectralNormLinear and init_fn == "zeros_":
-        pytest.skip("refused by the schema")
-    plain, layer = nn.Linear(4, 3), kind(4, 3)
+def test_init_functions_reach_the_function(init_fn: str) -> None:
+    plain, layer = nn.Linear(4, 3), WeightNormLinear(4, 3)
     for module in (plain, layer):
         torch.manual_seed(0)
         init_weights(module, init_fn, "relu")
     x = torch.randn(5, 4)
-    sigma = torch.linalg.matrix_norm(plain.weight, 2) if kind is SpectralNormLinear else 1.0
-    np.testing.assert_allclose(layer.eval()(x).detach(), (plain(x) / sigma).detach(), rtol=1e-2, atol=1e-3)
-
-
-# --- spectral norm
-
-
-def test_spectral_norm_by_hand() -> None:
-    layer = SpectralNormLinear(2, 2, bias=False)
-    with torch.no_grad():
-        layer.weight.copy_(torch.tensor([[0.0, 4.0], [1.0, 0.0]]))
-    layer.renew()
-    # singular values 4 and 1
-    x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    np.testing.assert_allclose(layer(x).detach(), [[0.0, 0.25], [1.0, 0.0]], atol=1e-6)
-
-
-def test_spectral_norm_follows_the_weight_in_training_alone() -> None:
-    torch.manual_seed(0)
-    layer = SpectralNormLinear(6, 5)
-    with torch.no_grad():
-        layer.weight.copy_(torch.randn(5, 6))
-    layer.eval()
-    before = layer.u.clone()
-    layer(torch.zeros(1, 6))
-    assert torch.equal(layer.u, before)
-    layer.train()
-    for _ in range(100):
-        layer(torch.zeros(1, 6))
-    sigma = layer.u.dot(layer.weight.mv(layer.v)).item()
-    assert sigma == pytest.approx(torch.linalg.matrix_norm(layer.weight, 2).item(), rel=1e-4)
-    # one iteration per forward: power iteration by hand
-    u = before
-    for _ in range(100):
-        v = nn.functional.normalize(layer.weight.T.mv(u), dim=0)
-        u = nn.functional.normalize(layer.weight.mv(v), dim=0)
-    np.testing.assert_allclose(layer.u, u.detach(), atol=1e-6)
-
-
-def test_spectral_norm_gradient_is_that_of_the_parametrisation_of_torch() -> None:
-    torch.manual_seed(0)
-    layer, plain = SpectralNormLinear(4, 3), nn.Linear(4, 3)
-    plain.load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
-    twin = nn.utils.parametrizations.spectral_norm(plain)
-    for _ in range(60):
-        layer(torch.zeros(1, 4))
-        twin(torch.zeros(1, 4))
-    x, weight = torch.randn(5, 4), torch.randn(5, 3)
-    for module in (layer, twin):
-        # two forwards before one backward, as a batch and its successors have it
-        ((module(x) + module(-2 * x)) * weight).sum().backward()
-    original = dict(twin.named_parameters())["parametrizations.weight.original"]
-    assert_close(layer.weight.grad, original.grad, rtol=1e-3, atol=1e-5)
-
-
-def test_spectral_norm_is_on_the_last_hidden_layer() -> None:
-    net = MLPNet(MLPNetSpec(hid_layers=(8, 6), spectral_norm=True, layer_norm=True), (4,))
-    kinds = [type(layer) for layer in net.layers]
-    assert kinds == [nn.Linear, nn.LayerNorm, nn.ReLU, SpectralNormLinear, nn.LayerNorm, nn.ReLU]
-    assert SpectralNormLinear not in [type(layer) for layer in MLPNet(MLPNetSpec(), (4,)).layers]
-
-
-@pytest.mark.parametrize("keys", [{"hid_layers": ()}, {"init_fn": "zeros_"}])
-def test_spectral_norm_refuses_what_it_cannot_normalise(keys: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="spectral_norm"):
-        MLPNetSpec(spectral_norm=True, **keys)
+    np.testing.assert_allclose(layer.eval()(x).detach(), plain(x).detach(), rtol=1e-2, atol=1e-3)
 
 
 # --- all of them
@@ -246,11 +175,9 @@ def test_layers_of_an_arc_stay_clear_of_the_compiler() -> None:
     code = (
         "import sys, torch\n"
         "from slm_lab.agent.net.arc import build_arc, materialize\n"
-        "from slm_lab.agent.net.norm import SpectralNormLinear\n"
         "seq = [{'LazyWeightNormLinear': {'out_features': 3}}, 'LazyBatchRenorm1d', 'ReLU',\n"
         "       {'WeightNormLinear': {'in_features': 3, 'out_features': 2}}, {'BatchRenorm1d': {'num_features': 2}}]\n"
         "materialize(build_arc({'modules': {'body': {'Sequential': seq}}}), torch.zeros(1, 4))\n"
-        "SpectralNormLinear(3, 2)(torch.zeros(1, 3)).sum().backward()\n"
         "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
@@ -260,7 +187,7 @@ def test_flat_parameters_and_saved_states() -> None:
     torch.manual_seed(0)
 
     def build() -> nn.Sequential:
-        return nn.Sequential(WeightNormLinear(4, 4), BatchRenorm1d(4, warmup_steps=5), SpectralNormLinear(4, 2))
+        return nn.Sequential(WeightNormLinear(4, 4), BatchRenorm1d(4, warmup_steps=5), nn.Linear(4, 2))
 
     plain, flat = build(), build()
     flat.load_state_dict(plain.state_dict())

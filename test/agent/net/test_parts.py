@@ -294,7 +294,7 @@ def test_target_nets_and_flat_parameters_hold_every_encoder() -> None:
     target.follow()
     np.testing.assert_allclose(target.flat.data, before + 0.5, atol=1e-6)
     target.flat.data.copy_(flat.data)
-    np.testing.assert_array_equal(target.module(rows()).detach(), net(rows()).detach())
+    np.testing.assert_array_equal(target.net(rows()).detach(), net(rows()).detach())
 
 
 # --- errors

@@ -176,9 +176,9 @@ def test_actor_critic_unroll_is_repeated_steps(shared: bool, kind: str) -> None:
     for t in range(LENGTH):
         assert carry is not None
         carry = carry.masked_fill(reset[t][:, None], 0.0)
-        alone, actor_carry = net.step_actor(obs[t], carry)
+        alone, actor_carry = net.step(obs[t], carry)
         assert_close(net.value(obs[t], carry), value[t])
-        step_param, step_value, carry = net.step(obs[t], carry)
+        step_param, step_value, carry = net.step_both(obs[t], carry)
         assert_close((step_param, step_value), (param[t], value[t]))
         assert_close(alone, step_param)
         # the actor goes on by itself
@@ -192,7 +192,7 @@ def test_separate_nets_see_their_own_part_alone() -> None:
     net = build_net()
     obs, carry = torch.randn(BATCH, 3), torch.randn(BATCH, 12)
     other = torch.cat([carry[:, :6], torch.randn(BATCH, 6)], -1)
-    assert torch.equal(net.step(obs, carry)[0], net.step(obs, other)[0])
+    assert torch.equal(net.step_both(obs, carry)[0], net.step_both(obs, other)[0])
     assert not torch.isclose(net.value(obs, carry), net.value(obs, other)).any()
 
 
@@ -211,7 +211,7 @@ def test_nets_without_a_hidden_state_hand_the_carry_through() -> None:
     net = ActorCriticNet(MLPNetSpec(), (3,), 4, is_gaussian=False)
     obs = torch.randn(BATCH, 3)
     assert (net.state_size, net.seq_len, net.init_carry(3)) == (0, 0, None)
-    param, value, carry = net.step(obs, None)
+    param, value, carry = net.step_both(obs, None)
     assert carry is None
     assert torch.equal(param, net(obs)[0])
     assert torch.equal(value, net(obs)[1])
