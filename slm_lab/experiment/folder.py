@@ -170,7 +170,7 @@ def open_run_folder(
     saved_name = _name_of(files[0])
     if list(read_specs(files[0])) != [saved_name]:
         raise RunFolderError(f"{files[0]} does not hold the one spec '{saved_name}'; was it renamed?")
-    if name is not None and not _is_run_of(files[0], name):
+    if name is not None and not is_run_of(files[0], name):
         raise RunFolderError(f"{path} is a run of '{saved_name}', not of '{name}'; leave the spec out")
     folder = RunFolder(path, saved_name)
     with import_hint(folder):
@@ -211,7 +211,7 @@ def _name_of(file: Path) -> str:
     return file.name.removesuffix(PUBLISHED_SUFFIX).removesuffix(SPEC_SUFFIX)
 
 
-def _is_run_of(file: Path, name: str) -> bool:
+def is_run_of(file: Path, name: str) -> bool:
     """Whether a saved spec is that of a name, or of the name extended by the env that was given at the start."""
     saved_name = _name_of(file)
     if not saved_name.startswith(f"{name}_"):
@@ -244,7 +244,7 @@ def _find_latest(data_dir: Path, name: str | None, suffixes: tuple[str, ...]) ->
     for folder in data_dir.glob("*"):
         try:
             files = [file for suffix in suffixes for file in _find_spec_files(folder, suffix)]
-            if files and (name is None or _is_run_of(files[0], name)):
+            if files and (name is None or is_run_of(files[0], name)):
                 ages[folder] = max(file.stat().st_mtime_ns for file in files)
         except (LabError, OSError) as error:
             logger.warning(f"Passed over {folder}: {describe_failure(error)}")

@@ -11,7 +11,15 @@ from loguru import logger
 
 from slm_lab.env.make import is_playground, resolve_name
 from slm_lab.experiment.executor import POLL_SECONDS, Executor, LocalExecutor, Resources, SessionTask
-from slm_lab.experiment.folder import RunFolder, find_same_run, import_hint, open_run_folder, save_spec
+from slm_lab.experiment.folder import (
+    SPEC_SUFFIX,
+    RunFolder,
+    find_same_run,
+    import_hint,
+    is_run_of,
+    open_run_folder,
+    save_spec,
+)
 from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.run import (
     Options,
@@ -108,7 +116,11 @@ def resume_search(where: str, options: Options, keep: int = 3, name: str | None 
 
 def _find_latest(data_dir: Path, name: str | None) -> str:
     """The newest search, of one spec or of any; what validated it is a newer run."""
-    journals = list(data_dir.glob(f"*/info/{name or ''}*_study.log"))
+    journals = [
+        path
+        for path in data_dir.glob("*/info/*_study.log")
+        if name is None or is_run_of(path.parents[1] / path.name.replace("_study.log", SPEC_SUFFIX), name)
+    ]
     if not journals:
         of_spec = "" if name is None else f" of '{name}'"
         raise RunFolderError(f"there is no search{of_spec} in {data_dir} yet; start one with `slm-lab run SPEC search`")

@@ -17,6 +17,7 @@ from slm_lab.experiment.folder import (
     replay_file,
     save_spec,
 )
+from slm_lab.experiment.search_run import _find_latest
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import write_yaml
 from slm_lab.spec.loading import dump_spec, load_spec
@@ -95,6 +96,18 @@ def test_latest_of_a_spec_is_the_newest_run_of_that_spec(tmp_path: Path) -> None
     # the name of one spec may begin as that of another
     with pytest.raises(RunFolderError, match=r"is a run of 'ppo_cartpole_arc', not of 'ppo_cartpole'"):
         open_run_folder("ppo_cartpole_arc_2", tmp_path, "ppo_cartpole")
+
+
+def test_latest_search_of_a_spec_is_one_of_that_spec(tmp_path: Path) -> None:
+    make_runs(tmp_path, "ppo_cartpole", "ppo_cartpole_arc")
+    for age, name in enumerate(("ppo_cartpole", "ppo_cartpole_arc")):
+        journal = tmp_path / f"{name}_{age}" / "info" / f"{name}_study.log"
+        journal.touch()
+        os.utime(journal, (age, age))
+    assert _find_latest(tmp_path, None) == str(tmp_path / "ppo_cartpole_arc_1")
+    assert _find_latest(tmp_path, "ppo_cartpole") == str(tmp_path / "ppo_cartpole_0")
+    with pytest.raises(RunFolderError, match="there is no search of 'sac_pendulum'"):
+        _find_latest(tmp_path, "sac_pendulum")
 
 
 def test_a_run_of_a_spec_whose_env_was_given_is_one_of_that_spec(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_push_list_pull_at_a_hub(lab: Lab, hub: LocalHub, make_run) -> None:
     done = lab("push", f"data/{NAME}", HF_TOKEN=WRITER, **place)
     assert f"{hub.url}/datasets/{REPO}/tree/main/data/{NAME}" in done.stdout
     assert WRITER not in done.stdout + done.stderr
+    assert f"Uploading data/{NAME} to {REPO}/data/{NAME}: " in done.stderr
     assert NAME in lab("list", "--remote", "demo", **place).stdout
     lab("pull", NAME, "--data-dir", "b", **place)
 

@@ -139,7 +139,7 @@ def test_a_bad_folder_does_not_block_the_others(store: HubStore, there: Path, tm
     pulled, problems = pull_runs("*", store, tmp_path / "b")
     assert [run.path.name for run in pulled] == [PPO, SAC]
     assert list(problems) == [broken.name, cut.name]
-    with pytest.raises(ShareError, match="manifest.json there is damaged"):
+    with pytest.raises(ShareError, match=r"manifest\.json there is damaged"):
         pull_runs("broken", store, tmp_path / "b")
 
 
