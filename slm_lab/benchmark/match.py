@@ -23,6 +23,8 @@ FREE = frozenset(
         "tensorboard",
         "wandb",
         "checkpoint_frequency",
+        "eval_frequency",
+        "rigorous_eval",
         "video_frequency",
         "max_trial",
         "search_resources",

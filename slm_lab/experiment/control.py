@@ -14,6 +14,7 @@ from torch import Tensor
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Metrics
+from slm_lab.agent.net.engine import CLOCK
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings, share_cores
 from slm_lab.env.vec_env import Obs, VecEnv, to_host
@@ -44,10 +45,17 @@ MAX_VIDEO_STEP = 1000
 # The last evaluation ends here, or after as many steps as training took: ten games of an hour each are fewer, and
 # episodes may have no end.
 MAX_FINAL_STEP = 300_000
+# Evaluations that nobody asked for may take this share of the work of a run. It is counted in steps, not by the clock,
+# so that a resumed run holds the same ones: a step of training counts as much as one of an evaluation, and a gradient
+# step, which takes longer, as much as several.
+EVAL_SHARE = 0.05
+GRADIENT_COST = 3
 # a session whose parent was killed needs a moment to save and end
 LOCK_SECONDS = 20.0
 FORMAT = 3
 Grade = Literal["exact", "statistical"]
+# what a session tells of: a row of its table, or what it is at that takes long
+What = Literal["row", "starting", "compiling", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +65,12 @@ class Progress:
     session: int
     frame: int
     max_frame: int
-    fps: float
-    total_reward: float
-    total_reward_ma: float
+    fps: float = math.nan
+    total_reward: float = math.nan
+    total_reward_ma: float = math.nan
+    # of the last evaluation
+    eval_reward: float = math.nan
+    what: What = "row"
 
 
 @dataclass(frozen=True)
@@ -121,13 +132,14 @@ class Session:
         self.agent = build_agent(spec, self.env, session, trial=trial)
         names = (*self.agent.algorithm.metric_names, *self.agent.norm_names)
         self.tracker = Tracker(folder.table_file(trial, session, "train"), names)
-        self.eval_tracker = Tracker(folder.table_file(trial, session, "eval"), ()) if spec.meta.rigorous_eval else None
+        # the table is always there, without rows if nothing is evaluated
+        self.eval_tracker = Tracker(folder.table_file(trial, session, "eval"), ())
         self.eval_env: VecEnv | None = None
         self.video_env: VecEnv | None = None
         # built when it is known which frame the session goes on from
         self.sinks: list[Sink] = []
         self.log_due = Due(spec.meta.log_frequency)
-        self.eval_due = Due(spec.meta.eval_frequency)
+        self.eval_due = Due(spec.eval_every) if spec.meta.num_eval_episode else None
         self.save_due = Due(spec.meta.checkpoint_frequency) if spec.meta.checkpoint_frequency else None
         self.video_due = Due(spec.meta.video_frequency) if spec.meta.video_frequency and session == 0 else None
         if self.video_due is not None and render:
@@ -147,15 +159,20 @@ class Session:
         self.saved: tuple[int, ...] | None = None
         # the next frame at which a row, an evaluation or a video may be due: one comparison per step
         self.next_due = 0
-        self.watch = Stopwatch()
+        self.watch = Stopwatch(CLOCK)
         self.last_save = time.perf_counter()
         self.save_seconds = 0.0
         self.best_model: dict[str, Any] | None = None
         # an evaluation that a stop has cut short, to be made up for
         self.is_eval_due = False
+        # steps that evaluations took so far, and that the longest took
+        self.eval_step = 0
+        self.eval_length = 0
 
     def run(self) -> SessionResult:
         """Train to the end or until asked to stop; either way everything is saved."""
+        self._tell("starting")
+        CLOCK.on_change = lambda is_compiling: self._tell("compiling" if is_compiling else "compiled")
         try:
             with lock_file(self.folder.lock_file(self.trial, self.session), LOCK_SECONDS):
                 return self._run()
@@ -163,13 +180,13 @@ class Session:
             place = (self.trial, self.session, self.frame)
             raise report_fault(error, self.folder, self.spec, *place, self.agent) from error
         finally:
+            CLOCK.on_change = lambda is_compiling: None
             self.tracker.close()
             self.env.close()
             for env in (self.eval_env, self.video_env):
                 if env is not None:
                     env.close()
-            if self.eval_tracker is not None:
-                self.eval_tracker.close()
+            self.eval_tracker.close()
             close_sinks(self.sinks)
 
     def _run(self) -> SessionResult:
@@ -225,6 +242,7 @@ class Session:
         for problem in problems:
             logger.warning(f"{problem}; the checkpoint before it is used")
         if state is None:
+            self.eval_tracker.open()
             self.sinks = build_sinks(self.spec, self.folder, self.trial, self.session)
             return self.env.reset(), self.agent.init_carry(self.spec.env.num_envs)
         with content_errors(previous_file(path) if problems else path):
@@ -250,15 +268,19 @@ class Session:
             raise CheckpointError(f"{path}: is that of {told}; was it copied? Put the right one in its place")
         self.agent.load_state_dict(state["agent"])
         self.tracker.load_state_dict(state["tracker"])
-        if self.eval_tracker is not None and state["eval_tracker"] is not None:
+        # runs that were begun before evaluations were held by default have none
+        if state["eval_tracker"] is None:
+            self.eval_tracker.open()
+        else:
             self.eval_tracker.load_state_dict(state["eval_tracker"])
+        self.eval_step, self.eval_length = (int(count) for count in state.get("eval_steps", (0, 0)))
         self.frame = read_frame(state)
         self.watch.total = float(state["wall_t"])
         self.watch.phases.update({str(name): float(seconds) for name, seconds in state["phases"].items()})
         self.best_model = state["best_model"]
         if self.best_model is not None:
             check_form(self.best_model, self.agent.model_state(), "best_model")
-        self.is_eval_due = bool(state["is_eval_due"]) and self.eval_tracker is not None
+        self.is_eval_due = bool(state["is_eval_due"]) and self.eval_due is not None
         for due in (self.log_due, self.eval_due, self.save_due, self.video_due):
             if due is not None:
                 due.skip_to(self.frame)
@@ -314,7 +336,8 @@ class Session:
             "obs": to_host(obs),
             "carry": carry,
             "tracker": self.tracker.state_dict(),
-            "eval_tracker": self.eval_tracker.state_dict() if self.eval_tracker else None,
+            "eval_tracker": self.eval_tracker.state_dict(),
+            "eval_steps": [self.eval_step, self.eval_length],
             "frame": self.frame,
             "wall_t": self.watch.total,
             "phases": dict(self.watch.phases),
@@ -336,8 +359,7 @@ class Session:
 
     def _mark(self) -> tuple[int, ...]:
         """What changes when there is something to save: a second checkpoint of it would drop the one before."""
-        num_eval = len(self.eval_tracker.rows) if self.eval_tracker is not None else 0
-        return self.frame, len(self.tracker.rows), num_eval, self.is_eval_due
+        return self.frame, len(self.tracker.rows), self.eval_step, self.is_eval_due
 
     def _is_save_due(self, now: float) -> bool:
         # saving changes nothing in the run, so it may follow the clock on the wall
@@ -352,13 +374,13 @@ class Session:
             self.tracker.record(self.env.pop_finished(), metrics)
         if self.log_due(self.frame):
             self._log_row()
-        if self.eval_tracker is not None and self.eval_due(self.frame):
+        if self.eval_due is not None and self.eval_due(self.frame) and self._may_evaluate():
             self.watch.lap("record")
             self._evaluate()
             self.watch.lap("evaluate")
         if self.video_due is not None and self.video_due(self.frame):
             self._film()
-        periods = (self.log_due, self.eval_due if self.eval_tracker is not None else None, self.video_due)
+        periods = (self.log_due, self.eval_due, self.video_due)
         self.next_due = min(due.next for due in periods if due is not None)
 
     def _log_row(self) -> None:
@@ -374,8 +396,12 @@ class Session:
                 row["fps"],
                 row["total_reward"],
                 row["total_reward_ma"],
+                self.eval_tracker.last("total_reward") if self.eval_tracker.rows else math.nan,
             )
         )
+
+    def _tell(self, what: What) -> None:
+        self.on_progress(Progress(self.session, self.frame, self.spec.env.max_frame, what=what))
 
     def _write_row(self, prefix: str, row: Mapping[str, float]) -> None:
         known = {prefix + name: value for name, value in row.items() if name != "frame" and not math.isnan(value)}
@@ -385,32 +411,62 @@ class Session:
         return {
             "frame": self.frame,
             "wall_t": round(self.watch.total, 3),
-            "fps": round(self.frame / max(self.watch.total, 1e-9), 1),
+            "fps": round(self.frame / max(self.watch.working, 1e-9), 1),
             "t": self.frame // self.spec.env.num_envs,
             "epi": self.env.num_episode,
             "opt_step": self.agent.algorithm.opt_step,
             "lr": self.agent.algorithm.lr,
         }
 
+    def _calc_eval_budget(self, frame: int) -> int:
+        """Steps that evaluations may have taken by a frame."""
+        env, num_episode = self.spec.env, self.spec.meta.num_eval_episode
+        if self.spec.meta.rigorous_eval is not None:
+            return MAX_FINAL_STEP // num_episode
+        utd = self.spec.agent.algorithm.calc_utd(env.num_envs)
+        return int(EVAL_SHARE * frame * (1 / max(num_episode, env.num_envs) + GRADIENT_COST * utd))
+
+    def _may_evaluate(self) -> bool:
+        """Whether one as long as the longest so far is within the budget; those that were asked for are held anyway."""
+        is_asked_for = self.spec.meta.rigorous_eval is not None
+        return is_asked_for or self._calc_eval_budget(self.frame) - self.eval_step >= self.eval_length
+
     def _evaluate(self) -> None:
-        """Deterministic episodes in envs of their own; training does not notice."""
-        assert self.eval_tracker is not None
+        """Deterministic episodes in envs of their own; training does not notice.
+
+        One that does not end in time leaves no row, since a mean of those that ended would be one of short episodes.
+        """
+        num_episode = self.spec.meta.num_eval_episode
         if self.eval_env is None:
             settings = build_settings(
                 self.spec.env,
                 (EVAL_ENV, self.spec.meta.seed, self.session),
-                self.spec.meta.rigorous_eval,
+                num_episode,
                 device=str(self.agent.device),
             )
             self.eval_env = build_vec_env(settings)
-        num_episode = self.spec.meta.rigorous_eval
-        returns = list(play_episodes(self.eval_env, self.agent, num_episode, self.should_stop))
-        self.is_eval_due = len(returns) < num_episode
+        # the first of a kind may borrow from what is still to come
+        limit = self._calc_eval_budget(self.spec.env.max_frame)
+        num_step = 0
+
+        def is_over() -> bool:
+            nonlocal num_step
+            if num_step >= limit or self.should_stop():
+                return True
+            num_step += 1
+            return False
+
+        returns = list(play_episodes(self.eval_env, self.agent, num_episode, is_over))
+        is_whole = len(returns) == num_episode
+        self.is_eval_due = not is_whole and num_step < limit
         if self.is_eval_due:
             return
-        self.eval_tracker.recent.clear()
-        self.eval_tracker.record(returns, None)
-        self._write_row("eval/", self.eval_tracker.add_row(self._clock()))
+        self.eval_step += num_step
+        self.eval_length = max(self.eval_length, num_step if is_whole else 2 * num_step)
+        if is_whole:
+            self.eval_tracker.recent.clear()
+            self.eval_tracker.record(returns, None)
+            self._write_row("eval/", self.eval_tracker.add_row(self._clock()))
 
     def _play_final(self) -> list[float]:
         """Raw returns of deterministic episodes with the last weights, each from a start of its own."""

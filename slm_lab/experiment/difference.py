@@ -24,7 +24,7 @@ CLOCK_KEYS = ("wall_t", "phases")
 # where rows of a replay lie depends on when checkpoints were written; what they hold does not, nor does whose it is,
 # which older checkpoints do not say
 FILE_KEYS = ("rows", "place")
-EVAL_KEYS = ("eval_tracker", "is_eval_due")
+EVAL_KEYS = ("eval_tracker", "eval_steps", "is_eval_due")
 MODELS = ("last", "best")
 _CLOCK_INDICES = [CORE_COLUMNS.index(name) for name in CLOCK_COLUMNS]
 _MISSING = "nothing"
@@ -244,6 +244,9 @@ def compare_sessions(
     if states[0].get("is_eval_due"):
         skip |= {*EVAL_KEYS}
         comparison.notes.append("a stop has cut the last evaluation short, so evaluations are not compared")
+    elif "eval_steps" not in states[0]:
+        # older runs do not count them; the tables are compared anyway
+        skip |= {*EVAL_KEYS}
     comparison.compare_states(*states, skip=skip)
     comparison.compare_replays(there, here, states, key)
     for which in MODELS:

@@ -70,8 +70,8 @@ def estimate_disk(spec: Spec, agent: Agent) -> DiskNeed:
     model = _saved_bytes(agent.model_state())
     num_column = len({*CORE_COLUMNS, *algorithm.metric_names, *agent.norm_names})
     num_cell = env.max_frame // meta.log_frequency * num_column
-    if meta.rigorous_eval:
-        num_cell += env.max_frame // meta.eval_frequency * len(CORE_COLUMNS)
+    if meta.num_eval_episode:
+        num_cell += env.max_frame // spec.eval_every * len(CORE_COLUMNS)
     num_action = torch.Size(agent.context.family.action_shape).numel()
     num_step = min(env.max_t or EPISODE_STEPS, EPISODE_STEPS, env.max_frame)
     checkpoint = (

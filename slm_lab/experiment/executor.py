@@ -189,7 +189,8 @@ class LocalExecutor:
         self.max_parallel = max_parallel
         self.waiting: list[SessionTask] = []
         self.running: dict[Key, _Running] = {}
-        self.ended: list[Event] = []
+        # what did not come from a session itself
+        self.told: list[Event] = []
         self.selector = selectors.DefaultSelector()
 
     @property
@@ -205,7 +206,7 @@ class LocalExecutor:
     def poll(self, timeout: float) -> list[Event]:
         """What the sessions have told, and how they ended."""
         self._kill_late()
-        events, self.ended = self.ended, []
+        events, self.told = self.told, []
         if not self.running:
             return events
         for key, _ in self.selector.select(0 if events else timeout):
@@ -228,7 +229,7 @@ class LocalExecutor:
         """Ask a session to save and end; it is killed when it takes too long."""
         for task in [task for task in self.waiting if task.key == key]:
             self.waiting.remove(task)
-            self.ended.append(Event(key, outcome=Outcome(task.session, error=NOT_STARTED)))
+            self.told.append(Event(key, outcome=Outcome(task.session, error=NOT_STARTED)))
         one = self.running.get(key)
         if one is not None and one.stopping_since is None:
             one.stopping_since = time.monotonic()
@@ -250,6 +251,8 @@ class LocalExecutor:
                 return
             one = _start(self.waiting.pop(0))
             self.running[task.key] = one
+            # it takes seconds before it can say so itself
+            self.told.append(Event(task.key, progress={"session": task.session, "what": "starting"}))
             self.selector.register(one.pipe, selectors.EVENT_READ, one)
 
     def _close(self, one: _Running) -> None:

@@ -17,6 +17,8 @@ from slm_lab.lib.log import console_to
 
 LINE_SECONDS = 10.0
 CURVE_WIDTH = 16
+BAR_WIDTH, MIN_BAR = 24, 4
+GAP = "  "
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -29,41 +31,60 @@ class ProgressView:
         self.may_draw = may_draw
         self.max_frame = max_frame
         self.rows: dict[int, Mapping[str, Any] | None] = dict.fromkeys(range(num_session))
+        # what a session does instead of training, and since when
+        self.states: dict[int, tuple[str, float]] = {}
         self.begun: dict[int, tuple[float, int]] = {}
         self.live: Live | None = None
         self.stack = ExitStack()
         self.last_line: dict[int, float] = {}
+        # sessions whose compiling has a line
+        self.told: set[int] = set()
         # scores so far, with the frame each belongs to
         self.history: dict[int, list[tuple[int, float]]] = {session: [] for session in range(num_session)}
 
     def __enter__(self) -> "ProgressView":
         if self.may_draw and self.console.is_terminal:
-            self.live = self.stack.enter_context(Live(self._table(), console=self.console, refresh_per_second=4))
+            # made again at each refresh, so that seconds count
+            live = Live(get_renderable=self._table, console=self.console, refresh_per_second=4)
+            self.live = self.stack.enter_context(live)
             # log lines go above the live table instead of through it
             self.stack.enter_context(console_to(lambda line: self.console.print(Text(line.rstrip()), soft_wrap=True)))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.live is not None:
-            self.live.update(self._table())
         self.stack.__exit__(*error)
 
     def update(self, progress: Mapping[str, Any]) -> None:
         """Take a session's progress."""
-        session = progress["session"]
+        session, what = progress["session"], progress.get("what", "row")
         now = time.monotonic()
+        if what != "row":
+            self._take_state(session, what, now)
+            return
+        self.states.pop(session, None)
         self.begun.setdefault(session, (now, progress["frame"]))
         self.rows[session] = progress
         if progress["total_reward"] is not None and not math.isnan(progress["total_reward"]):
             self.history[session].append((progress["frame"], progress["total_reward"]))
-        if self.live is not None:
-            self.live.update(self._table())
-        elif now - self.last_line.get(session, -math.inf) >= LINE_SECONDS or progress["frame"] >= self.max_frame:
+        if self.live is None and (
+            now - self.last_line.get(session, -math.inf) >= LINE_SECONDS or progress["frame"] >= self.max_frame
+        ):
             self.last_line[session] = now
             logger.bind(progress=dict(progress)).info(self._line(progress))
 
+    def _take_state(self, session: int, what: str, now: float) -> None:
+        if what == "compiled":
+            # the time that is left is reckoned without it
+            self.begun.pop(session, None)
+            self.states.pop(session, None)
+        elif self.states.get(session, ("", 0))[0] != what:
+            self.states[session] = what, now
+            if self.live is None and what == "compiling" and session not in self.told:
+                self.told.add(session)
+                logger.info(f"Session {session} compiling")
+
     def _time_left(self, progress: Mapping[str, Any]) -> str:
-        since, frame = self.begun[progress["session"]]
+        since, frame = self.begun.setdefault(progress["session"], (time.monotonic(), progress["frame"]))
         done = progress["frame"] - frame
         if done <= 0:
             return "?"
@@ -73,38 +94,43 @@ class ProgressView:
     def _line(self, progress: Mapping[str, Any]) -> str:
         return (
             f"Session {progress['session']} frame {progress['frame']:,}/{self.max_frame:,} | "
-            f"total_reward {_score(progress['total_reward'])} | total_reward_ma "
-            f"{_score(progress['total_reward_ma'])} | fps {progress['fps']:,.0f} | left {self._time_left(progress)}"
+            f"total_reward {_score(progress['total_reward'])} | eval {_score(progress['eval_reward'])} | "
+            f"fps {progress['fps']:,.0f} | left {self._time_left(progress)}"
         )
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for title, justify in (
-            ("session", "left"),
-            ("frames", "left"),
-            ("", "right"),
-            ("total_reward", "right"),
-            ("total_reward_ma", "right"),
-            ("fps", "right"),
-            ("left", "right"),
-            ("", "left"),
-        ):
-            table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-        for session, progress in self.rows.items():
-            if progress is None:
-                table.add_row(str(session), ProgressBar(self.max_frame, 0, width=24), "waiting", *[""] * 5)
-                continue
-            table.add_row(
-                str(session),
-                ProgressBar(self.max_frame, progress["frame"], width=24),
-                f"{progress['frame']:,}",
-                _score(progress["total_reward"]),
-                _score(progress["total_reward_ma"]),
-                f"{progress['fps']:,.0f}",
-                self._time_left(progress),
-                draw_curve(self.history[session], self.max_frame),
-            )
+        """Numbers keep all their digits; what is left of the width goes to the bar, then to the curve."""
+        heads = ("session", "frames", "reward", "eval", "fps", "left")
+        rows = {session: self._cells(session) for session in self.rows}
+        widths = [max(map(len, column)) for column in zip(heads, *rows.values(), strict=True)]
+        free = self.console.width - sum(widths) - len(GAP) * len(widths)
+        bar = min(BAR_WIDTH, free - len(GAP)) if free >= MIN_BAR + len(GAP) else 0
+        has_curve = free - bar - 2 * len(GAP) >= CURVE_WIDTH
+        table = Table(box=None, padding=(0, len(GAP), 0, 0))
+        for index, head in enumerate(heads):
+            table.add_column(head, justify="right" if index else "left", no_wrap=True)
+            if not index and bar:
+                table.add_column("", no_wrap=True)
+        if has_curve:
+            table.add_column("", no_wrap=True)
+        for session, (number, *cells) in rows.items():
+            progress = self.rows[session]
+            frame = 0 if progress is None else progress["frame"]
+            bars = [ProgressBar(self.max_frame, frame, width=bar)] if bar else []
+            curve = [draw_curve(self.history[session], self.max_frame)] if has_curve else []
+            table.add_row(number, *bars, *cells, *curve)
         return table
+
+    def _cells(self, session: int) -> tuple[str, ...]:
+        progress = self.rows[session]
+        state, since = self.states.get(session, ("" if progress is not None else "waiting", 0.0))
+        if state and state != "waiting":
+            state = f"{state} {format_seconds(time.monotonic() - since)}"
+        if progress is None:
+            return str(session), state, "", "", "", ""
+        rewards = (_score(progress[key]) for key in ("total_reward", "eval_reward"))
+        last = (state, "") if state else (f"{progress['fps']:,.0f}", self._time_left(progress))
+        return str(session), f"{progress['frame']:,}", *rewards, *last
 
 
 def draw_curve(history: Sequence[tuple[int, float]], max_frame: int) -> str:

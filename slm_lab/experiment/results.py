@@ -17,6 +17,7 @@ from slm_lab.lib.io import read_text
 from slm_lab.spec.compat import META_DROPPED
 from slm_lab.spec.loading import read_specs
 from slm_lab.spec.reader import printable
+from slm_lab.spec.schema import EVAL_EPISODES
 
 BASELINES = Path(__file__).parents[1] / "env" / "random_baseline.json"
 # a table without these is not one of a session
@@ -147,8 +148,8 @@ class Run:
                 count = max(len(self.session_metrics[session]["final_eval"]) for session in self.final_evals)
                 return f"deterministic policy, {count} episodes{each}"
             case "eval":
-                several = look_up(self.spec, "meta", "rigorous_eval") or "several"
-                return f"deterministic policy, last evaluation of {several} episodes{each}"
+                count = look_up(self.spec, "meta", "rigorous_eval") or EVAL_EPISODES
+                return f"deterministic policy, last evaluation of {count} episodes{each}"
             case "train":
                 return f"exploring policy, last {MA_WINDOW} episodes{each}"
 

@@ -251,7 +251,7 @@ class Search:
         if trial is None:
             return
         session = trial.sessions[event.key[1]]
-        if event.progress is not None:
+        if event.progress is not None and event.progress.get("what", "row") == "row":
             score = event.progress["total_reward"]
             self._note(session, event.progress["frame"], math.nan if score is None else score)
             self._climb(trial)

@@ -55,7 +55,7 @@ class Tracker:
         self._counts.clear()
         self.rows.append(list(row.values()))
         if self._file is None:
-            self._open()
+            self.open()
         else:
             self._file.write(self._format(self.rows[-1]))
         return row
@@ -79,7 +79,7 @@ class Tracker:
         ]
         return ",".join(cells) + "\n"
 
-    def _open(self) -> None:
+    def open(self) -> None:
         """Write the whole table, then append to it: after a continuation rows beyond the checkpoint disappear."""
         text = io.StringIO()
         text.write(",".join(self.columns) + "\n")
@@ -114,4 +114,4 @@ class Tracker:
         self._sums = {str(name): float(value) for name, value in state["sums"].items()}
         # one that is not there cannot be divided by
         self._counts = {name: int(state["counts"][name]) for name in self._sums}
-        self._open()
+        self.open()

@@ -279,7 +279,7 @@ class Verification:
     ) -> None:
         comparison = verdict.comparison
         kinds = {"train": "row", "eval": "row of evaluations"}
-        if self.spec.meta.rigorous_eval == 0 or (target is not None and target["is_eval_due"]):
+        if self.spec.meta.num_eval_episode == 0 or (target is not None and target["is_eval_due"]):
             del kinds["eval"]
         for kind, label in kinds.items():
             files = [folder.table_file(*key, kind) for folder in (self.folder, scratch)]

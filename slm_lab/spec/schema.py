@@ -150,6 +150,11 @@ class SearchScheduler(Model):
         return self
 
 
+# Evaluations during training by default: how many over the run, of how many episodes.
+NUM_EVAL = 20
+EVAL_EPISODES = 4
+
+
 class MetaSpec(Model):
     """How the experiment is run and recorded."""
 
@@ -157,9 +162,13 @@ class MetaSpec(Model):
     max_session: PositiveInt = Field(1, description="Sessions (seeds) per trial.")
     max_trial: PositiveInt | None = Field(1, description="Trials of a search.")
     log_frequency: PositiveInt = Field(10000, description="Frames between rows of the session table.")
-    eval_frequency: PositiveInt = Field(10000, description="Frames between evaluations, with rigorous_eval.")
-    rigorous_eval: NonNegativeInt = Field(
-        0, description="Episodes of a deterministic evaluation in envs of its own; 0: none."
+    eval_frequency: PositiveInt | None = Field(
+        None, description="Frames between evaluations during training; null: a twentieth of env.max_frame."
+    )
+    rigorous_eval: NonNegativeInt | None = Field(
+        None,
+        description="Episodes of an evaluation with the deterministic policy, in parallel envs of their own; 0: none; "
+        "null: 4, skipping evaluations that would take more than about 5 % of the time.",
     )
     final_eval: NonNegativeInt = Field(
         10, description="Episodes played at the end with the deterministic policy, in envs of their own; 0: none."
@@ -183,6 +192,11 @@ class MetaSpec(Model):
     )
     search_resources: SearchResources = Field(SearchResources(), description="Cores and GPUs per session of a search.")
     search_scheduler: SearchScheduler | None = Field(None, description="Early stopping in a search.")
+
+    @property
+    def num_eval_episode(self) -> int:
+        """Episodes of an evaluation during training."""
+        return EVAL_EPISODES if self.rigorous_eval is None else self.rigorous_eval
 
 
 class AgentSpec(Model):
@@ -250,6 +264,11 @@ class Spec(Model):
                 beta = {"start_val": 0.4, "end_val": 1.0, "end_step": max_frame}
                 data = {**data, "agent": {**agent, "memory": {**memory, "beta": beta}}}
         return data
+
+    @property
+    def eval_every(self) -> int:
+        """Frames between evaluations during training."""
+        return self.meta.eval_frequency or max(1, self.env.max_frame // NUM_EVAL)
 
     def replace(self, **sections: dict[str, Any]) -> Self:
         """A copy with some keys of some sections changed, e.g. `replace(meta={"seed": 3})`."""

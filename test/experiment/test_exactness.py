@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from slm_lab.experiment import control
 from slm_lab.experiment.checkpoint import load_state, save_state
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.folder import RunFolder
@@ -287,6 +288,19 @@ def test_an_image_agent_continues_exactly(tmp_path: Path) -> None:
     assert_equal(train(spec, tmp_path / "whole"), train(spec, tmp_path / "stopped", stops=(200, 444)))
 
 
+def test_evaluations_that_are_skipped_are_the_same_after_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # such a short run has not the steps for more than one
+    monkeypatch.setattr(control, "EVAL_SHARE", 0.3)
+    spec = make_spec("PPO").replace(meta={"rigorous_eval": None, "eval_frequency": None}, env={"max_frame": 4000})
+    whole = train(spec, tmp_path / "whole")
+    assert_equal(whole, train(spec, tmp_path / "stopped", stops=(204, 1000, 2404)))
+    frames = [int(row["frame"]) for row in rows(tmp_path / "whole", "eval")]
+    # some of the twenty points are held, others are too dear
+    assert 1 < len(frames) < 20
+    assert all(frame % 200 == 0 for frame in frames)
+    assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "stopped", "eval")
+
+
 def test_an_evaluation_that_is_cut_short_is_made_up_for(tmp_path: Path) -> None:
     spec = make_spec("PPO")
     whole = train(spec, tmp_path / "whole")
@@ -295,7 +309,6 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(tmp_path: Path) -> None:
     session.should_stop = lambda: session.eval_env is not None
     session.run()
     assert session.is_eval_due
-    assert session.eval_tracker is not None
     assert not session.eval_tracker.rows
     assert_equal(whole, train(spec, tmp_path / "stopped"))
     assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "stopped", "eval")

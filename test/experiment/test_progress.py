@@ -22,7 +22,7 @@ def _restore() -> Iterator[None]:
 
 def progress(frame: int = 500, session: int = 0, score: float = 20.0) -> dict[str, Any]:
     common = {"session": session, "frame": frame, "max_frame": 1000, "fps": 900.0}
-    return {**common, "total_reward": score, "total_reward_ma": score / 2}
+    return {**common, "total_reward": score, "total_reward_ma": score / 2, "eval_reward": score * 2}
 
 
 def test_a_curve_goes_from_the_lowest_bar_to_the_highest() -> None:
@@ -45,7 +45,7 @@ def test_a_curve_shows_how_far_training_is() -> None:
 def test_a_terminal_has_a_line_per_session() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=140)
-    with ProgressView(2, 1000, console) as view:
+    with ProgressView(3, 1000, console) as view:
         for frame in (100, 900):
             view.update(progress(frame, score=float(frame)))
         view.update(progress(300, session=1, score=math.nan))
@@ -55,11 +55,39 @@ def test_a_terminal_has_a_line_per_session() -> None:
     assert "waiting" in shown
 
 
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_narrow_terminal_keeps_all_digits(width: int) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=width)
+    view = ProgressView(1, 10_000_000, console)
+    view.update({**progress(9_999_996, score=-12345.67), "fps": 123_456.0})
+    console.print(view._table())
+    shown = stream.getvalue()
+    for text in ("9,999,996", "-12345.67", "-24691.34", "123,456"):
+        assert text in shown
+    assert "…" not in shown
+    assert shown.count("\n") == 2
+
+
+def test_waiting_starting_compiling_and_training_differ() -> None:
+    view = ProgressView(4, 1000, Console(file=io.StringIO(), force_terminal=True, width=80))
+    view.live = object()  # type: ignore[assignment]
+    view.update({"session": 1, "what": "starting"})
+    view.update({"session": 2, "what": "compiling"})
+    view.update(progress(session=3))
+    assert [view._cells(session)[1] for session in range(4)] == ["waiting", "starting 0s", "compiling 0s", "500"]
+    # later in a run, and when it is over
+    view.update({"session": 3, "what": "compiling"})
+    assert view._cells(3)[1:5] == ("500", "20.00", "40.00", "compiling 0s")
+    view.update({"session": 3, "what": "compiled"})
+    assert view._cells(3)[4] == "900"
+
+
 def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     setup_console("INFO")
     with ProgressView(1, 1000, Console(file=io.StringIO())) as view:
         view.update(progress(1000))
-    assert "Session 0 frame 1,000/1,000 | total_reward 20.00 | total_reward_ma 10.00" in capsys.readouterr().err
+    assert "Session 0 frame 1,000/1,000 | total_reward 20.00 | eval 40.00 | fps 900" in capsys.readouterr().err
 
 
 def test_lines_for_machines_are_json_with_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +98,7 @@ def test_lines_for_machines_are_json_with_the_numbers(capsys: pytest.CaptureFixt
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert first["level"] == "INFO"
     # JSON has no NaN
-    assert first["progress"] == {**progress(1000), "total_reward": None, "total_reward_ma": None}
+    empty = dict.fromkeys(("total_reward", "total_reward_ma", "eval_reward"))
+    assert first["progress"] == {**progress(1000), **empty}
     assert (second["level"], second["message"]) == ("WARNING", "a b")
     assert second["time"].startswith("20")

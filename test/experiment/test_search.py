@@ -24,6 +24,7 @@ from slm_lab.experiment import search as search_module
 from slm_lab.experiment import search_result, search_run
 from slm_lab.experiment.executor import Event, Key, Outcome, SessionTask
 from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.results import read_run
 from slm_lab.experiment.run import Options
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
 from slm_lab.experiment.search_result import calc_importance, rank
@@ -225,9 +226,9 @@ def test_without_a_scheduler_every_trial_has_all_sessions(tmp_path: Path) -> Non
     # the score is the mean over sessions
     best = result.best
     assert best is not None
-    table = json.loads((tmp_path / f"ppo_cartpole_bad_lr_t{best.trial}_trial_metrics.json").read_text())
-    assert best.score == pytest.approx(np.mean(table["total_reward_ma"]["values"]))
-    assert len(table["total_reward_ma"]["values"]) == 2
+    scores = read_run(tmp_path, best.trial).scores
+    assert best.score == pytest.approx(np.mean(scores))
+    assert len(scores) == 2
 
 
 def test_survivors_earn_sessions(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import pytest
 import torch
 
 import slm_lab
+from slm_lab.agent.net.engine import CompileClock
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
-from slm_lab.experiment import checkpoint
+from slm_lab.experiment import checkpoint, control
 from slm_lab.experiment.analysis import read_table
 from slm_lab.experiment.checkpoint import load_latest, load_state, save_state
+from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.control import FINAL_ENV, Session, build_agent, check_form, play_episodes
 from slm_lab.experiment.executor import LocalExecutor, SessionTask, run_tasks
 from slm_lab.experiment.folder import RunFolder, open_run_folder
@@ -149,13 +152,72 @@ def test_enjoy_uses_saved_normaliser_statistics(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_deterministic_and_leaves_training_alone(tmp_path: Path) -> None:
-    plain, evaluated = tiny(), tiny(meta={"rigorous_eval": 3, "eval_frequency": 700})
+    plain, evaluated = (tiny(meta=meta) for meta in ({"rigorous_eval": 0}, {"rigorous_eval": 3, "eval_frequency": 700}))
     one, two = (start(spec, Options(data_dir=tmp_path / str(i))) for i, spec in enumerate((plain, evaluated)))
     tables = [read_table(RunFolder(r.folder, "ppo_cartpole").table_file(0, 0, "train")) for r in (one, two)]
     assert np.array_equal(tables[0]["total_reward"], tables[1]["total_reward"], equal_nan=True)
     table = read_table(RunFolder(two.folder, "ppo_cartpole").table_file(0, 0, "eval"))
     assert table["frame"].tolist() == [700, 1400, 2100, 2800]
-    assert not RunFolder(one.folder, "ppo_cartpole").table_file(0, 0, "eval").exists()
+    # the table is there all the same
+    empty = RunFolder(one.folder, "ppo_cartpole").table_file(0, 0, "eval").read_text()
+    assert empty.startswith("total_reward,total_reward_ma,")
+    assert empty.count("\n") == 1
+
+
+def test_evaluations_by_default_stay_within_their_share_of_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert control.EVAL_SHARE == 0.05
+    # a run long enough for that share would take minutes
+    monkeypatch.setattr(control, "EVAL_SHARE", 0.5)
+    spec = tiny(env={"max_frame": 8000})
+    assert (spec.meta.num_eval_episode, spec.eval_every) == (4, 400)
+    session = Session(spec, RunFolder(tmp_path, spec.name), 0, 0, lambda _: None, lambda: False)
+    held: list[tuple[int, int]] = []
+    evaluate = session._evaluate
+
+    def watch() -> None:
+        before = session.eval_step
+        evaluate()
+        held.append((session.frame, session.eval_step - before))
+
+    session._evaluate = watch  # type: ignore[method-assign]
+    session.run()
+    table = read_table(RunFolder(tmp_path, spec.name).table_file(0, 0, "eval"))
+    assert 1 < len(held) < 20
+    assert table["frame"].tolist() == [frame for frame, _ in held]
+    # a vector step of the four envs counts once, a gradient step (two epochs over minibatches of 128) three times
+    budget = 0.5 * 8000 * (1 / 4 + 3 * 2 / 128)
+    longest = max(steps for _, steps in held)
+    assert session.eval_step == sum(steps for _, steps in held) <= budget + longest
+    assert all(frame % 400 == 0 for frame, _ in held)
+
+
+def test_an_evaluation_that_does_not_end_leaves_no_row(tmp_path: Path) -> None:
+    # 5 % of 400 steps, where an episode of Pendulum takes 200
+    short = {"env.max_frame": 1600, "meta.max_session": 1, "meta.compile": False, "agent.algorithm.training_epoch": 1}
+    spec = load_spec("ppo_pendulum", overrides=short).spec
+    session = Session(spec, RunFolder(tmp_path, spec.name), 0, 0, lambda _: None, lambda: False)
+    session.run()
+    assert 0 < session.eval_step < 200
+    assert not session.eval_tracker.rows
+    assert not session.is_eval_due
+
+
+def test_compiling_is_a_phase_of_its_own_and_not_in_the_speed() -> None:
+    clock = CompileClock()
+    told: list[bool] = []
+    clock.on_change = told.append
+    watch = Stopwatch(clock)
+    watch.start()
+    with clock:
+        time.sleep(0.02)
+    watch.lap("act")
+    watch.lap("env")
+    assert told == [True, False]
+    assert watch.phases["compile"] == clock.seconds >= 0.02
+    assert watch.phases["act"] + watch.phases["env"] == pytest.approx(watch.working)
+    assert watch.total == pytest.approx(watch.working + clock.seconds)
 
 
 def read_final_eval(folder: Path, session: int) -> list[float]:

@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import gettempdir
@@ -21,6 +22,26 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 # each takes seconds; a function that meets more forms of arguments than this should not be compiled
 MAX_GRAPHS = 8
 EMPTY = torch.empty(0)
+
+
+class CompileClock:
+    """Seconds that this process has spent on compiling or waiting for it, and whom to tell when it begins and ends."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.on_change: Callable[[bool], None] = lambda is_compiling: None
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+        self.on_change(True)
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds += time.perf_counter() - self._began
+        self.on_change(False)
+
+
+# one for the process, as its clock on the wall is: functions are compiled wherever they are first called
+CLOCK = CompileClock()
 
 
 class CompiledFunction:
@@ -58,7 +79,7 @@ class CompiledFunction:
             form[:] = [with_tensors(out, iter([EMPTY] * len(results)))]
             return results
 
-        with _open_lock() as lock:
+        with CLOCK, _open_lock() as lock:
             # it would warn of a missing GPU whoever has not asked for one
             logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
             # the compiler takes seconds to import, and most runs do without
