@@ -34,7 +34,7 @@ def doctor(
     out.write(f"{run.path}: {run.label} on {run.env_name}, {len(run.scores)} session(s), {run.frame:,} frames\n")
     findings = diagnose(run)
     out.writelines(f"\n{_describe(finding)}" for finding in findings)
-    if not any(finding.level == "warn" for finding in findings):
+    if not findings:
         out.write(f"\n{conclude(run)}\n")
 
 

@@ -25,7 +25,6 @@ from slm_lab.cli.upload import check_upload, upload_run
 from slm_lab.experiment.doctor import MIN_ROWS, count_rows, diagnose
 from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.progress import format_seconds
-from slm_lab.experiment.results import load_run
 from slm_lab.experiment.run import Options, enjoy, resume, start, start_or_continue, summarize, summarize_training
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
@@ -154,7 +153,7 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
     if result.report is not None:
         out.write(f"Report   {result.report}\n")
     out.write(_time_split(result, profile))
-    out.write(_diagnosis(result, options))
+    out.write(_diagnosis(result))
     out.write(f"Replay   slm-lab run enjoy@{result.folder}{needed}\n")
     if result.failures:
         out.write(
@@ -163,16 +162,15 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         )
 
 
-def _diagnosis(result: TrialResult, options: Options) -> str:
-    """What stands out in the tables; nothing where there are none."""
-    try:
-        run = load_run(str(result.folder), options.data_dir, result.trial)
-    except LabError:
+def _diagnosis(result: TrialResult) -> str:
+    """What stands out in the tables, warnings if there are any; nothing where there are no tables."""
+    if result.run is None:
         return ""
-    titles = [finding.title for finding in diagnose(run) if finding.level == "warn"]
-    if titles:
-        return f"Doctor   {'; '.join(titles)}: see slm-lab doctor {result.folder}\n"
-    return "Doctor   nothing to remark\n" if count_rows(run) >= MIN_ROWS else ""
+    findings = diagnose(result.run)
+    if findings:
+        titles = "; ".join(finding.title for finding in findings if finding.level == findings[0].level)
+        return f"Doctor   {titles}: see slm-lab doctor {result.folder}\n"
+    return "Doctor   no warnings\n" if count_rows(result.run) >= MIN_ROWS else ""
 
 
 def _time_split(result: TrialResult, per_session: bool) -> str:

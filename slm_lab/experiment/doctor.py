@@ -34,8 +34,9 @@ OBS_SHIFT = 0.3
 REWARD_SHIFT = 0.2
 # times the returns that were reached
 Q_FACTOR = 2.0
-# share of all that was gained
+# share of all that was gained, and of the run in which
 RISE = 0.1
+LAST_PART = 0.2
 # share of the random return
 RANDOM_MARGIN = 0.05
 # share of the best session's gain over random play
@@ -81,11 +82,11 @@ def count_rows(run: Run) -> int:
 
 
 def conclude(run: Run) -> str:
-    """What to say of a run in which nothing is worth a change."""
+    """What to say of a run in which nothing was found."""
     rows = count_rows(run)
     if rows < MIN_ROWS:
         return f"Too short to judge: {rows} row(s) with a score, {MIN_ROWS} are needed (meta.log_frequency)."
-    return f"Nothing to remark: {len(RULES)} rules looked at {rows} rows."
+    return f"No warnings: {len(RULES)} rules looked at {rows} rows."
 
 
 # --- rules
@@ -97,7 +98,7 @@ def find_entropy_collapse(run: Run) -> Finding | None:
     for session, table in _judged(run):
         entropy = table.get("entropy", _EMPTY)
         # a density's entropy passes below zero without harm, so continuous actions are left out
-        if (entropy < 0).any() or not _is_low(run, table):
+        if (entropy < 0).any() or not _is_low(run, session):
             continue
         begin, end = _part(entropy, EARLY, 0.5), _part(entropy, 0.8, 1)
         if _median(begin) < ENTROPY_COLLAPSED and _median(end) < ENTROPY_COLLAPSED:
@@ -114,7 +115,7 @@ def find_entropy_collapse(run: Run) -> Finding | None:
         "warn",
         "entropy collapsed early",
         f"entropy fell below {ENTROPY_COLLAPSED} nats at frame {frame:,.0f} and stayed there"
-        f"{_where(run, hit)}, with a score of {_end(run.tables[session]):.4g}",
+        f"{_where(run, hit)}, with a score of {_end(run, session):.4g}",
         "the policy is certain of its actions before it found good ones, so it tries nothing else any more",
         f"raise {keys[0]}, or lower {lr}",
         keys,
@@ -154,7 +155,7 @@ def find_high_clip_frac(run: Run) -> Finding | None:
         median = _median(_part(table.get("clip_frac", _EMPTY), SETTLED, 1))
         if median > CLIP_FRAC_HIGH:
             hit[session] = median
-            is_hurt |= _is_low(run, table) or _is_hurt(run, table)
+            is_hurt |= _is_low(run, session) or _is_hurt(run, session)
     if not hit:
         return None
     lr = _lr_key(run, "actor")
@@ -205,7 +206,7 @@ def find_norm_drift(run: Run) -> Finding | None:
         if len(std) >= MIN_VALUES and min(std[0], std[-1]) > 0 and abs(math.log(std[-1] / std[0])) > REWARD_SHIFT:
             rewards[session] = float(std[0]), float(std[-1])
         if session in observations or session in rewards:
-            is_hurt |= _is_low(run, table) or _is_hurt(run, table)
+            is_hurt |= _is_low(run, session) or _is_hurt(run, session)
     if not observations and not rewards:
         return None
     seen, advice, keys = [], ["train longer: raise env.max_frame"], ["env.max_frame"]
@@ -298,10 +299,17 @@ def find_rise(run: Run) -> Finding | None:
         return None
     if rise <= RISE * gained or rise <= 2 * spread or gained <= RANDOM_MARGIN * abs(random_return or 0.0):
         return None
+    # the mean of the last 100 episodes rises long after the policy has stopped to
+    before, end = _get_late_evals(run)
+    if not math.isnan(before):
+        rise, gained = end - before, end - min(lowest, before)
+        if rise <= RISE * gained:
+            return None
+    end = curve[-1] if math.isnan(end) else end
     return Finding(
         "warn",
         "score still rising",
-        f"the score rose by {rise:.4g} to {curve[-1]:.4g} over the last fifth, {rise / gained:.0%} of all it gained",
+        f"the score rose by {rise:.4g} to {end:.4g} over the last fifth, {rise / gained:.0%} of all it gained",
         "learning was not over when the run was",
         "train longer: raise env.max_frame, and the ends of schedules with it",
         ("env.max_frame",),
@@ -315,14 +323,15 @@ def find_loss_of_score(run: Run) -> Finding | None:
     if random_return is None or not curves:
         return None
     curve = np.mean(curves, axis=0)
+    end = float(np.mean([_end(run, session) for session, _ in _judged(run)]))
     best = curve.max() - random_return
-    if best <= LOW * abs(random_return) or curve[-1] - random_return >= LOST * best:
+    if best <= LOW * abs(random_return) or end - random_return >= LOST * best:
         return None
     keys = (_lr_key(run, "actor"), "agent.net.lr_scheduler_spec", "agent.net.clip_grad_val")
     return Finding(
         "warn",
         "score lost again",
-        f"the score at the end is {curve[-1]:.4g}, after {curve.max():.4g} in the best tenth of the run",
+        f"the score at the end is {end:.4g}, after {curve.max():.4g} in the best tenth of the run",
         "learning went on until it undid what it had learned",
         f"lower {keys[0]}, let it fall with {keys[1]}, or set {keys[2]}",
         keys,
@@ -332,7 +341,7 @@ def find_loss_of_score(run: Run) -> Finding | None:
 def find_no_learning(run: Run) -> Finding | None:
     """A score that random play reaches too."""
     random_return = _random_return(run)
-    ends = [_end(table) for _, table in _judged(run) if _has_trained(table)]
+    ends = [_end(run, session) for session, table in _judged(run) if _has_trained(table)]
     if random_return is None or not ends:
         return None
     score = float(np.mean(ends))
@@ -354,7 +363,7 @@ def find_no_learning(run: Run) -> Finding | None:
 def find_disagreement(run: Run) -> Finding | None:
     """Sessions of one spec of which some have learned far less than others."""
     random_return = _random_return(run)
-    ends = {session: _end(table) for session, table in _judged(run)}
+    ends = {session: _end(run, session) for session, _ in _judged(run)}
     if random_return is None or len(ends) < 2:
         return None
     best = max(ends.values()) - random_return
@@ -382,7 +391,8 @@ def find_bound(run: Run) -> Finding | None:
     for metrics in run.session_metrics.values():
         of_session = metrics.get("phases")
         for name, value in of_session.items() if isinstance(of_session, Mapping) else ():
-            if isinstance(value, int | float) and math.isfinite(value):
+            # compiling is done once, and a longer run has the less of it
+            if name != "compile" and isinstance(value, int | float) and math.isfinite(value):
                 phases[name] = phases.get(name, 0.0) + value
     total = sum(phases.values())
     if total < MIN_SECONDS:
@@ -468,9 +478,23 @@ def _tenths(column: Array) -> list[float]:
     return [float(part.mean()) if len(part) else math.nan for part in np.array_split(_known(column), 10)]
 
 
-def _end(table: Table) -> float:
-    """The score of the last tenth."""
-    return _tenths(table["total_reward"])[-1]
+def _end(run: Run, session: int) -> float:
+    """The score of a session: of its deterministic policy, or the last tenth of training where none was evaluated."""
+    if run.score_kind != "train":
+        return run.session_scores[session]
+    return _tenths(run.tables[session]["total_reward"])[-1]
+
+
+def _get_late_evals(run: Run) -> tuple[float, float]:
+    """Means over sessions of the last evaluation before the last fifth, and of the score; NaN where one has none."""
+    if run.score_kind == "train":
+        return math.nan, math.nan
+    before = []
+    for session, _ in _judged(run):
+        table = run.eval_tables.get(session, {"frame": _EMPTY, "total_reward": _EMPTY})
+        known = _known(table["total_reward"][table["frame"] <= (1 - LAST_PART) * run.tables[session]["frame"][-1]])
+        before.append(float(known[-1]) if len(known) else math.nan)
+    return float(np.mean(before)), float(np.mean([_end(run, session) for session, _ in _judged(run)]))
 
 
 def _has_trained(table: Table) -> bool:
@@ -487,21 +511,21 @@ def _best_gain(run: Run, random_return: float) -> float:
     return max(max(_tenths(table["total_reward"])) for _, table in _judged(run)) - random_return
 
 
-def _is_low(run: Run, table: Table) -> bool:
+def _is_low(run: Run, session: int) -> bool:
     """Whether the score at the end is poor beside what was seen, or close to random play."""
     random_return = _random_return(run)
     if random_return is None:
         return False
-    return _end(table) - random_return <= LOW * max(_best_gain(run, random_return), abs(random_return))
+    return _end(run, session) - random_return <= LOW * max(_best_gain(run, random_return), abs(random_return))
 
 
-def _is_hurt(run: Run, table: Table) -> bool:
+def _is_hurt(run: Run, session: int) -> bool:
     """Whether the score at the end is clearly below the best of this session."""
     random_return = _random_return(run)
     if random_return is None:
         return False
-    best = max(_tenths(table["total_reward"])) - random_return
-    return _end(table) - random_return < HURT * best
+    best = max(_tenths(run.tables[session]["total_reward"])) - random_return
+    return _end(run, session) - random_return < HURT * best
 
 
 def _best_reward(table: Table) -> float:

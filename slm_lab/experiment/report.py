@@ -219,10 +219,9 @@ def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
 
 
 def _build_doctor(run: Run) -> dict[str, Any]:
-    """What stands out in the tables, and a line for where nothing is worth a change."""
+    """What stands out in the tables, and a line for where nothing does."""
     findings = diagnose(run)
-    is_quiet = not any(finding.level == "warn" for finding in findings)
-    return {"findings": [asdict(finding) for finding in findings], "conclusion": conclude(run) if is_quiet else ""}
+    return {"findings": [asdict(finding) for finding in findings], "conclusion": "" if findings else conclude(run)}
 
 
 def _build_sessions(run: Run, scores: Mapping[int, float]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from slm_lab.cli import run as run_command
 from slm_lab.cli.doctor import app
 from slm_lab.experiment.analysis import Array
 from slm_lab.experiment.doctor import MIN_ROWS, RULES, Finding, diagnose
-from slm_lab.experiment.results import Run
+from slm_lab.experiment.results import Run, read_run
 from slm_lab.experiment.run import Options
 from slm_lab.experiment.trial import TrialResult
 
@@ -594,7 +594,7 @@ def test_the_command_says_what_was_seen_and_what_to_try(tmp_path: Path) -> None:
     assert "PPO on CartPole-v1, 4 session(s), 200,000 frames" in out
     assert "WARN  sessions disagree\n      Seen   1 of 4 are far behind" in out
     assert "Try    lower agent.net.optim_spec.lr" in out
-    assert "Nothing to remark" not in out
+    assert "No warnings" not in out
     # by its name in the data folder, and as the newest
     assert call("a_run", "--data-dir", str(tmp_path / "data"))[1] == out
     assert call("--data-dir", str(tmp_path / "data"))[1] == out
@@ -603,7 +603,7 @@ def test_the_command_says_what_was_seen_and_what_to_try(tmp_path: Path) -> None:
 def test_the_command_says_that_all_is_well_or_too_short(tmp_path: Path) -> None:
     run = ppo_cartpole(0)
     well = write_run(run, tmp_path / "well")
-    assert f"Nothing to remark: {len(RULES)} rules looked at 400 rows." in call(str(well))[1]
+    assert f"No warnings: {len(RULES)} rules looked at 400 rows." in call(str(well))[1]
     tables = {0: {name: column[:7] for name, column in run.tables[0].items()}}
     short = write_run(replace(run, tables=tables), tmp_path / "short")
     assert "Too short to judge: 7 row(s) with a score, 20 are needed" in call(str(short))[1]
@@ -621,7 +621,8 @@ def test_a_bad_folder_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 def conclusion(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What `slm-lab run` prints at its end."""
-    result = TrialResult(folder, 0, None, [], {}, 0, folder / "curve.png")
+    run = read_run(folder) if (folder / "info").exists() else None
+    result = TrialResult(folder, 0, None, [], {}, 0, folder / "curve.png", run)
     run_command._conclude(result, Options(), False)
     return capsys.readouterr().out
 
@@ -629,9 +630,50 @@ def conclusion(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_run_ends_with_a_line_of_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = write_run(dead_critic(0), tmp_path / "bad")
     assert f"\nDoctor   values explain nothing: see slm-lab doctor {bad}\n" in conclusion(bad, capsys)
-    assert "\nDoctor   nothing to remark\n" in conclusion(write_run(ppo_cartpole(0), tmp_path / "well"), capsys)
+    assert "\nDoctor   no warnings\n" in conclusion(write_run(ppo_cartpole(0), tmp_path / "well"), capsys)
     (tmp_path / "empty").mkdir()
     assert "Doctor" not in conclusion(tmp_path / "empty", capsys)
+
+
+def with_evals(run: Run, *points: tuple[float, float], final: float | None = None) -> Run:
+    """The same with evaluations at shares of each session, and one at its end."""
+    evals, metrics = {}, {}
+    for session, table in run.tables.items():
+        frame = np.array([share for share, _ in points]) * table["frame"][-1]
+        evals[session] = {"frame": frame, "total_reward": np.array([value for _, value in points])}
+        metrics[session] = {} if final is None else {"final_eval": [final] * 10}
+    return replace(run, eval_tables=evals, session_metrics=metrics)
+
+
+def titles_of(run: Run) -> list[str]:
+    return [finding.title for finding in diagnose(run)]
+
+
+def test_a_rise_of_the_lagging_mean_is_none_where_evaluations_are_level() -> None:
+    run = cut_short(0)
+    assert "score still rising" in titles_of(run)
+    assert "score still rising" not in titles_of(with_evals(run, (0.1, 150.0), (0.5, 500.0), final=500.0))
+    assert "score still rising" not in titles_of(with_evals(run, (0.5, 500.0), (0.9, 500.0)))
+    rising = with_evals(run, (0.1, 50.0), (0.7, 200.0), final=400.0)
+    (finding,) = [finding for finding in diagnose(rising) if finding.title == "score still rising"]
+    assert finding.seen.startswith("the score rose by 200 to 400 over the last fifth")
+    # without one before the last fifth the mean has to do
+    assert "score still rising" in titles_of(with_evals(run, final=500.0))
+
+
+def test_a_policy_that_evaluates_well_is_better_than_random() -> None:
+    run = learned_nothing(0)
+    assert "no better than random" in titles_of(run)
+    assert "no better than random" not in titles_of(with_evals(run, final=500.0))
+    assert "no better than random" in titles_of(with_evals(run, final=9.0))
+
+
+def test_compiling_is_no_bound_and_not_part_of_the_time() -> None:
+    def seen(**phases: float) -> list[str]:
+        return [f.title for f in diagnose(replace(ppo_cartpole(0), session_metrics={0: {"phases": phases}}))]
+
+    assert seen(compile=60.0, act=30.0, env=30.0) == []
+    assert seen(compile=60.0, act=30.0, env=5.0) == ["act-bound"]
 
 
 def test_it_needs_no_torch() -> None:

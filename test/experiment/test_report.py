@@ -354,7 +354,7 @@ def test_a_run_without_findings_is_told_so(tmp_path) -> None:
     short = write_run(tmp_path / "short", {0: make_table(7)})
     runs = build_report([quiet, mentioned, short], tmp_path)["runs"]
     assert [len(run["doctor"]["findings"]) for run in runs] == [0, 1, 0]
-    remark = f"Nothing to remark: {len(RULES)} rules looked at 100 rows."
+    remark = f"No warnings: {len(RULES)} rules looked at 100 rows."
     assert runs[0]["doctor"]["conclusion"] == runs[1]["doctor"]["conclusion"] == remark
     assert runs[2]["doctor"]["conclusion"].startswith("Too short to judge: 7 row(s)")
 
@@ -765,11 +765,11 @@ def test_the_doctor_is_drawn_with_keys_as_code(tmp_path, show) -> None:
     assert "Try set agent.algorithm.target_kl (0.02 is common), or lower agent.net.optim_spec.lr or agent" in words
     keys = page.run("[...document.querySelectorAll('[data-finding=\"KL large\"] code')].map((key) => key.textContent)")
     assert keys == ["agent.algorithm.target_kl", "agent.net.optim_spec.lr", "agent.algorithm.training_epoch"]
-    assert "Nothing to remark" not in page.run("document.body.innerText")
+    assert "No warnings" not in page.run("document.body.innerText")
     page = show(level_run(tmp_path / "quiet"), level_run(tmp_path / "bad", kl=0.4), width=360)
     section = "[...document.querySelectorAll('section')].find((one) => one.firstChild.textContent === 'Doctor')"
     words = " ".join(page.run(f"{section}.innerText").split())
-    assert re.match(r"Doctor quiet Nothing to remark: \d+ rules looked at 100 rows. bad KL large Seen", words)
+    assert re.match(r"Doctor quiet No warnings: \d+ rules looked at 100 rows. bad KL large Seen", words)
     assert page.run("document.documentElement.scrollWidth") <= 360
 
 
