@@ -28,7 +28,7 @@ Scores of committed specs, written by `slm-lab bench table` from
 
 A **score** is `total_reward_ma` as the run's `trial_metrics` has it: the mean return over the last 100 rows of the
 session's table (a row is the mean of the last 100 episodes, played by the exploring policy), averaged over sessions.
-Behind it stands the 95 % interval (Student's t over sessions). **At end** is the mean return of the trained,
+Behind it stands the 95 % interval (a bootstrap over sessions). **At end** is the mean return of the trained,
 deterministic policy. **Reference** is the score that the published SLM-Lab reports for the same settings; a row is
 above or below it if its whole interval is, and else within.
 """

@@ -183,7 +183,7 @@ def test_every_column_of_a_normaliser_is_explained() -> None:
 
 
 def test_every_trial_metric_is_explained() -> None:
-    score = (ROOT / "docs" / "METRICS.md").read_text().split("## The score of a trial")[1]
+    score = (ROOT / "docs" / "METRICS.md").read_text().split("## Metrics of a trial")[1]
     missing = [name for name in ("frame", *METRICS, "consistency") if f"| `{name}` |" not in score]
     assert not missing
 

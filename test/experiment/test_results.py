@@ -518,3 +518,25 @@ def test_a_folder_with_brackets_in_its_name_is_no_pattern(tmp_path: Path) -> Non
     make_run(tmp_path, "run1")
     assert load_run("run[1]", tmp_path).path.name == "run[1]"
     assert {run.path.name for run in find_runs(tmp_path)} == {"run[1]", "run1"}
+
+
+def test_compare_of_single_sessions_asks_for_more_of_them(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", finals=(400.0,))
+    make_run(tmp_path, "b", finals=(300.0,))
+    stdout = call(compare, "a", "b", "-d", str(tmp_path))[1]
+    assert "one session on a side is too few: train more (meta.max_session)" in stdout
+    assert "no number of sessions" not in stdout
+
+
+def test_runs_with_other_kinds_of_score_are_compared_by_what_both_have(tmp_path: Path) -> None:
+    make_run(tmp_path, "a")
+    path = make_run(tmp_path, "b")
+    add_final_evals(path, s0=[500.0], s1=[500.0], s2=[500.0])
+    run = load_run("b", tmp_path)
+    assert run.score_kind == "final"
+    stdout = call(compare, "a", "b", "-d", str(tmp_path))[1]
+    assert "500.00" not in stdout
+    assert "Scores  exploring policy, last 100 episodes each\n" in stdout
+    assert "A - B   +0.00" in stdout
+    # alone it counts by its own
+    assert "500.00" in call(list_module, "b", "-d", str(tmp_path))[1]
