@@ -20,6 +20,7 @@ from slm_lab.spec.schema import Spec
 # of PPO CartPole, whose nets are small.
 COMPILE_SECONDS = 30.0
 SAVED_SECONDS = 0.0015
+MIN_COMPILED_STEP = COMPILE_SECONDS / SAVED_SECONDS
 AS_ASKED = "as meta.compile says"
 
 
@@ -46,9 +47,9 @@ def _decide(spec: Spec, agent: Agent) -> tuple[bool, str]:
         return True, AS_ASKED
     num_step = spec.env.max_frame * spec.agent.algorithm.calc_utd(spec.env.num_envs) * spec.meta.max_session
     count = f"about {num_step:,.0f} gradient steps in all"
-    if num_step * SAVED_SECONDS > COMPILE_SECONDS:
+    if num_step > MIN_COMPILED_STEP:
         return True, f"{count}, which is worth the half minute it takes; later starts find it on disk"
-    return False, f"{count}, compiling pays from {COMPILE_SECONDS / SAVED_SECONDS:,.0f} on"
+    return False, f"{count}, compiling pays from {MIN_COMPILED_STEP:,.0f} on"
 
 
 def _find_spec_obstacle(spec: Spec, agent: Agent) -> str | None:

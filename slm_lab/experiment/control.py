@@ -20,6 +20,7 @@ from slm_lab.env.make import build_settings, share_cores
 from slm_lab.env.vec_env import Obs, VecEnv, to_host
 from slm_lab.experiment.checkpoint import content_errors, load_latest, save_state
 from slm_lab.experiment.clock import Stopwatch
+from slm_lab.experiment.compilation import MIN_COMPILED_STEP
 from slm_lab.experiment.fault import report_fault
 from slm_lab.experiment.folder import RunFolder, previous_file
 from slm_lab.experiment.replay_files import ReplayFiles
@@ -47,9 +48,10 @@ MAX_VIDEO_STEP = 1000
 MAX_FINAL_STEP = 300_000
 # Evaluations that nobody asked for may take this share of the work of a run. It is counted in steps, not by the clock,
 # so that a resumed run holds the same ones: a step of training counts as much as one of an evaluation, and a gradient
-# step, which takes longer, as much as several.
+# step, which takes longer, as much as several: more where runs are too short to be compiled and envs few, so that
+# updates are most of the time.
 EVAL_SHARE = 0.05
-GRADIENT_COST = 3
+GRADIENT_COST, PLAIN_GRADIENT_COST = 3, 8
 # a session whose parent was killed needs a moment to save and end
 LOCK_SECONDS = 20.0
 FORMAT = 3
@@ -424,7 +426,9 @@ class Session:
         if self.spec.meta.rigorous_eval is not None:
             return MAX_FINAL_STEP // num_episode
         utd = self.spec.agent.algorithm.calc_utd(env.num_envs)
-        return int(EVAL_SHARE * frame * (1 / max(num_episode, env.num_envs) + GRADIENT_COST * utd))
+        is_short = env.max_frame * utd * self.spec.meta.max_session < MIN_COMPILED_STEP
+        cost = PLAIN_GRADIENT_COST if is_short and env.num_envs <= num_episode else GRADIENT_COST
+        return int(EVAL_SHARE * frame * (1 / max(num_episode, env.num_envs) + cost * utd))
 
     def _may_evaluate(self) -> bool:
         """Whether one as long as the longest so far is within the budget; those that were asked for are held anyway."""

@@ -37,6 +37,8 @@ Q_FACTOR = 2.0
 # share of all that was gained, and of the run in which
 RISE = 0.1
 LAST_PART = 0.2
+# share of the run from which an evaluation says something about its end
+LATE = 0.5
 # share of the random return
 RANDOM_MARGIN = 0.05
 # share of the best session's gain over random play
@@ -300,12 +302,12 @@ def find_rise(run: Run) -> Finding | None:
     if rise <= RISE * gained or rise <= 2 * spread or gained <= RANDOM_MARGIN * abs(random_return or 0.0):
         return None
     # the mean of the last 100 episodes rises long after the policy has stopped to
-    before, end = _get_late_evals(run)
-    if not math.isnan(before):
+    end = curve[-1]
+    if run.score_kind != "train":
+        before, end = _get_late_evals(run)
         rise, gained = end - before, end - min(lowest, before)
-        if rise <= RISE * gained:
+        if not rise > RISE * gained:
             return None
-    end = curve[-1] if math.isnan(end) else end
     return Finding(
         "warn",
         "score still rising",
@@ -486,15 +488,19 @@ def _end(run: Run, session: int) -> float:
 
 
 def _get_late_evals(run: Run) -> tuple[float, float]:
-    """Means over sessions of the last evaluation before the last fifth, and of the score; NaN where one has none."""
-    if run.score_kind == "train":
-        return math.nan, math.nan
-    before = []
-    for session, _ in _judged(run):
-        table = run.eval_tables.get(session, {"frame": _EMPTY, "total_reward": _EMPTY})
-        known = _known(table["total_reward"][table["frame"] <= (1 - LAST_PART) * run.tables[session]["frame"][-1]])
-        before.append(float(known[-1]) if len(known) else math.nan)
-    return float(np.mean(before)), float(np.mean([_end(run, session) for session, _ in _judged(run)]))
+    """Means over sessions of the last evaluation in the second half but before the last fifth, and of the score.
+
+    Sessions without such an evaluation are left out; NaN where all are.
+    """
+    pairs = []
+    for session, table in _judged(run):
+        evals = run.eval_tables.get(session, {"frame": _EMPTY, "total_reward": _EMPTY})
+        share = evals["frame"] / table["frame"][-1]
+        known = _known(evals["total_reward"][(share <= 1 - LAST_PART) & (share >= LATE)])
+        if len(known):
+            pairs.append((float(known[-1]), _end(run, session)))
+    before, end = np.mean(pairs, axis=0) if pairs else (math.nan, math.nan)
+    return float(before), float(end)
 
 
 def _has_trained(table: Table) -> bool:

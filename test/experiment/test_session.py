@@ -186,8 +186,8 @@ def test_evaluations_by_default_stay_within_their_share_of_the_steps(
     table = read_table(RunFolder(tmp_path, spec.name).table_file(0, 0, "eval"))
     assert 1 < len(held) < 20
     assert table["frame"].tolist() == [frame for frame, _ in held]
-    # a vector step of the four envs counts once, a gradient step (two epochs over minibatches of 128) three times
-    budget = 0.5 * 8000 * (1 / 4 + 3 * 2 / 128)
+    # a vector step of the four envs counts once, a gradient step (two epochs over minibatches of 128) eight times
+    budget = 0.5 * 8000 * (1 / 4 + 8 * 2 / 128)
     longest = max(steps for _, steps in held)
     assert session.eval_step == sum(steps for _, steps in held) <= budget + longest
     assert all(frame % 400 == 0 for frame, _ in held)
