@@ -1,6 +1,5 @@
 """Makes one env by its name, with observations the nets can read."""
 
-import importlib
 import sys
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
@@ -15,7 +14,7 @@ from slm_lab.env.atari import SEED_INTERVAL, AtariEnv, AtariOptions
 from slm_lab.env.layout import ObsPart, calc_parts, in_one_line
 from slm_lab.env.render import RenderMode, prepare
 from slm_lab.lib.errors import EnvError, nearest
-from slm_lab.lib.runtime import add_working_folder_to_path, num_cores
+from slm_lab.lib.runtime import import_by_name, num_cores
 from slm_lab.spec.schema import EnvSpec, Spec
 
 probe.register()
@@ -128,9 +127,8 @@ def resolve_name(name: str) -> str:
     """Check that a name is registered, importing the module of `package.module:EnvId`."""
     module, sign, env_id = name.partition(":")
     if sign:
-        add_working_folder_to_path()
         try:
-            importlib.import_module(module)
+            import_by_name(module)
         except ImportError as error:
             raise EnvError(f"env.name: module '{module}' of '{name}' cannot be imported: {error}") from None
     else:

@@ -96,11 +96,18 @@ def processor_name() -> str:
 def import_modules(names: Iterable[str]) -> None:
     """Bring in a user's own modules, which register algorithms, nets or envs."""
     for name in names:
-        add_working_folder_to_path()
         try:
-            importlib.import_module(name)
+            import_by_name(name)
         except ImportError as error:
             raise LabError(f"--import {name}: {error}") from None
+
+
+def import_by_name(name: str) -> None:
+    """Import a user's own module, which may stand in the working folder."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ImportError(f"'{name}' is not the name of a module, such as my_package.my_module")
+    add_working_folder_to_path()
+    importlib.import_module(name)
 
 
 def add_working_folder_to_path() -> None:

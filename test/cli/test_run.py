@@ -16,6 +16,9 @@ from test.cli.command import call
 SHORT = ["-s", "env.max_frame=1500", "-s", "meta.max_session=1"]
 
 
+README = Path(__file__).parents[2] / "README.md"
+
+
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,6 +98,15 @@ def test_older_forms_without_run_work(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["run", "enjoy@nothing/*"], "matches nothing"),
         (["run", "train@latest", "--seed", "3"], "keeps its saved spec"),
         (["rnu"], "did you mean 'slm-lab run'"),
+        (["run", "ppo_cartpole", "--import", ".."], "--import ..: '..' is not the name of a module"),
+        (["run", "ppo_cartpole", "--import", ""], "'' is not the name of a module"),
+        (["run", "ppo_cartpole", "-s", "env.name=:X"], "module '' of ':X' cannot be imported"),
+        (["run", "ppo_cartpole", "-s", "env.name=..:X"], "'..' is not the name of a module"),
+        (["run", "x" * 5000 + ".yaml"], "xxx': File name too long"),
+        (["run", f"enjoy@{'x' * 5000}"], "xxx': File name too long"),
+        (["doctor", "x" * 5000], "xxx': File name too long"),
+        (["list", "--data-dir", "x" * 5000], "xxx': File name too long"),
+        (["bench", "status", "--data-dir", str(README)], "README.md/bench/remote.json': Not a directory"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(
