@@ -309,6 +309,8 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Score ") == 4
+    # the command to replay it has what the run needed
+    assert re.search(r"^Replay .*/my_algorithm_cartpole_\S+ --import my_algorithm$", done.stdout, re.M)
     tables = sorted((tmp_path / "data").glob("*/info/*_session_df_train.csv"))
     assert len(tables) == 4 + len(scripts)
     # the columns of the algorithm of one's own are in its table, and it has trained
