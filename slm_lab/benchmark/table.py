@@ -28,9 +28,12 @@ Scores of committed specs, written by `slm-lab bench table` from
 
 A **score** is `total_reward_ma` as the run's `trial_metrics` has it: the mean return over the last 100 rows of the
 session's table (a row is the mean of the last 100 episodes, played by the exploring policy), averaged over sessions.
-Behind it stands the 95 % interval (a bootstrap over sessions). **At end** is the mean return of the trained,
-deterministic policy. **Reference** is the score that the published SLM-Lab reports for the same settings; a row is
-above or below it if its whole interval is, and else within.
+Behind it stands the 95 % interval: a bootstrap over sessions, which stays within what they scored. **At end** is the
+mean return of the trained, deterministic policy. **Reference** is the score that the published SLM-Lab reports for the
+same settings; a row is above or below it if its whole interval is, and else within.
+
+Curves are means over sessions with the 95 % interval of the mean. Results that kept no other curve show
+`total_reward_ma`, from where its 100 rows are full.
 """
 
 
