@@ -66,8 +66,9 @@
   function look(run, session) {
     const { color, dash } = data.runs[run];
     if (session === null) return { color, dash: isSingle ? "" : dash, width: 2.4, opacity: 1 };
-    if (!isSingle) return { color, dash, width: 0.9, opacity: 0.55 };
     const places = sessionPlaces[run];
+    // a lone session stands for its run
+    if (!isSingle) return places.length < 2 ? { color, dash, width: 2.4, opacity: 1 } : { color, dash, width: 0.9, opacity: 0.55 };
     const own = places.length <= data.dashes.length ? data.dashes[places.indexOf(session)] || "" : "";
     return { color, dash: own, width: places.length < 2 ? 1.8 : 1.1, opacity: places.length < 2 ? 1 : 0.7 };
   }
