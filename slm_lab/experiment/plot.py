@@ -63,7 +63,7 @@ _LABELS = {
     "train": RETURN_LABELS,
     "eval": {RETURN: "total reward, evaluation", AVERAGE: "total reward, mean of the last 100 evaluations"},
 }
-_NO_AVERAGE = "fewer than 100 rows, so there is no moving average: these are the returns themselves"
+_NO_AVERAGE = "fewer than 100 rows, so no moving average"
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ class _Line:
     is_mean: bool = False
     # evaluations, which lie on top
     is_dotted: bool = False
+    # dots of several runs have their colours and no name of their own
+    is_named: bool = True
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ def plot_trial(
         if shown == RETURN:
             chart.lines.extend(_average_evals(list(evals.values()), Look(color)))
         if shown != column:
-            chart = replace(chart, subtitle=_NO_AVERAGE)
+            chart = replace(chart, subtitle="; ".join(filter(None, (_NO_AVERAGE, chart.subtitle))))
         paths += _write_chart(chart, prefix, f"trial_graph_{name}_vs_frames")
     return paths
 
@@ -251,7 +253,11 @@ def plot_runs(runs: Sequence[DrawnRun], folder: Path, title: str, has_legend: bo
         shown = _choose_column([table for run in runs for table in run.tables], column)
         chart = _runs_chart(runs, title, has_legend, shown)
         if chart is not None:
-            chart = replace(chart, subtitle=_NO_AVERAGE) if shown != column else chart
+            chart = (
+                replace(chart, subtitle="; ".join(filter(None, (_NO_AVERAGE, chart.subtitle))))
+                if shown != column
+                else chart
+            )
             paths += _write_chart(chart, folder / stem, f"multi_trial_graph_{name}_vs_frames")
     return paths
 
@@ -282,11 +288,11 @@ def _runs_chart(runs: Sequence[DrawnRun], title: str, has_legend: bool, column: 
         if average.interval is not None:
             bands.append(_Band(average.x, *average.interval, look.color))
         if column == RETURN:
-            dots += _average_evals(run.evals, look)
+            dots += [replace(line, is_named=False) for line in _average_evals(run.evals, look)]
     if not lines:
         return None
-    parts = [f"mean of sessions and {BAND}" if bands else f"no interval: fewer than {MIN_INTERVAL} sessions each"]
-    parts += [f"dots: {_EVALUATION}"] if dots else []
+    parts = [f"mean of sessions, {BAND}" if bands else f"no interval: fewer than {MIN_INTERVAL} sessions each"]
+    parts += ["dots: evaluations"] if dots else []
     parts += ["drawn from where the 100 rows are full"] if column == AVERAGE else []
     return _Chart(title, "; ".join([*parts, *notes]), RETURN_LABELS[column], [*lines, *dots], tuple(bands), has_legend)
 
@@ -374,7 +380,7 @@ def _build_figure(chart: _Chart) -> tuple[Figure, Text]:
         width, opacity = chart.weight(line)
         # Curves that look alike are named once; matplotlib skips a leading underscore.
         name = _name_line(line, chart)
-        label = f"_{name}" if name in named else name
+        label = f"_{name}" if name in named or not line.is_named else name
         named.add(name)
         look: dict[str, Any] = dict(color=line.look.color, alpha=opacity, linewidth=width, label=label)
         if line.is_dotted:
@@ -531,7 +537,7 @@ def _chart_figure(chart: _Chart) -> dict[str, Any]:
             marker=dict(color=color, symbol="circle-open" if line.is_dotted else "circle"),
             opacity=opacity,
         )
-        traces.append(trace)
+        traces.append(trace if line.is_named else trace | dict(showlegend=False))
     for band in chart.bands:
         x, low, high = (edge.tolist() for edge in (band.x, band.low, band.high))
         red, green, blue = bytes.fromhex(band.color[1:])

@@ -365,7 +365,7 @@ def test_a_short_run_has_its_returns_in_place_of_a_moving_average(tmp_path) -> N
         assert "mean_returns_ma" in average.name
         assert read_page(average)[0] == read_page(returns)[0]
         subtitle = read_page(average)[1]["title"]["subtitle"]["text"]
-        assert subtitle.startswith("fewer than 100 rows, so there is no moving average")
+        assert subtitle.startswith("fewer than 100 rows, so no moving average")
 
 
 def test_evaluations_are_dots_over_the_returns(tmp_path) -> None:
