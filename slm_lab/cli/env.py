@@ -11,7 +11,8 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.env.build import load_playground, make_single_env
 from slm_lab.env.check import check_env
-from slm_lab.env.make import PLAYGROUND_PREFIX, EnvSettings
+from slm_lab.env.make import PLAYGROUND_PREFIX, EnvSettings, is_playground
+from slm_lab.env.watch import close_envs
 from slm_lab.lib.errors import EnvError
 from slm_lab.lib.runtime import import_modules
 
@@ -47,11 +48,14 @@ def check(
             options = json.loads(kwargs)
         except json.JSONDecodeError as error:
             raise EnvError(f"--kwargs: JSON expected, such as '{{\"continuous\": true}}' ({error})") from None
-        env = make_single_env(EnvSettings(name, 1, kwargs=options))
+        settings = EnvSettings(name, 1, kwargs=options)
+        env = make_single_env(settings)
+        # another one of Playground would be compiled for a minute
+        make_fresh = None if is_playground(name) else lambda: make_single_env(settings)
         try:
-            findings = check_env(env, steps)
+            findings = check_env(env, steps, make_fresh=make_fresh)
         finally:
-            env.close()
+            close_envs([env], name)
         for finding in findings:
             sys.stdout.write(f"{MARKS[finding.level]}  {finding.text}\n")
         wrong = sum(finding.level == "wrong" for finding in findings)

@@ -2,6 +2,7 @@
 
 import errno
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,9 +18,11 @@ def user_errors() -> Iterator[None]:
     except LabError as error:
         sys.stderr.write(redact(f"Error: {error}\n"))
         sys.exit(2)
-    except OSError as error:
+    except Exception as error:
         # paths that nothing can be at, whatever was to be done there
-        if error.errno not in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP):
-            raise
-        sys.stderr.write(redact(f"Error: {str(error.filename)[:100]!r}: {error.strerror}\n"))
-        sys.exit(2)
+        if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP):
+            sys.stderr.write(redact(f"Error: {str(error.filename)[:100]!r}: {error.strerror}\n"))
+            sys.exit(2)
+        # a bug, of an env perhaps, whose words may hold a secret
+        sys.stderr.write(redact(traceback.format_exc()))
+        sys.exit(1)

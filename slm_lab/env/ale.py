@@ -77,24 +77,28 @@ class AleVecEnv(VecEnv):
                 obs = self._restart(due, self.episode + 1)
         return Step(obs, next_obs, reward.astype(np.float64), terminated | life_lost, truncated, ended)
 
-    def _replay(self, action: list[Array]) -> Array:
+    def _replay(self, action: list[Array]) -> tuple[Array, Array]:
         lengths = np.array([len(part) for part in action])
         longest = int(lengths.max())
         if longest > 1000:  # some seconds
             logger.info(f"Rebuilding {self.num_envs} games from up to {longest:,} actions each")
         obs = self._restart(np.arange(self.num_envs), self.origin)
+        score = np.zeros(self.num_envs)
         if longest == 0:
-            return obs
+            return obs, score
         for t in range(longest):
             # each game joins so late that all come to their last action together
             begin = np.flatnonzero(lengths == longest - t)
             if len(begin):
                 self._restart(begin, self.origin)
             now = np.array([part[t - longest] if len(part) >= longest - t else 0 for part in action])
-            obs, _, _, _, info = self.native.step(now)
+            obs, reward, terminated, truncated, info = self.native.step(now)
             self.lives = info["lives"].copy()
+            score += reward
+            # games that still wait count from 0 when they join
+            score[terminated | truncated | (lengths < longest - t)] = 0
         idle = np.flatnonzero(lengths == 0)
-        return self._restart(idle, self.origin) if len(idle) else obs
+        return self._restart(idle, self.origin) if len(idle) else obs, score
 
     def close(self) -> None:
         self.native.close()

@@ -78,7 +78,7 @@ class ArrayVecEnv(VecEnv):
         # 0 is added because the native env's reward may be -0
         return Step(obs, next_obs, reward.astype(np.float64) + 0.0, terminated, truncated, ended)
 
-    def _replay(self, action: list[Array]) -> Array:
+    def _replay(self, action: list[Array]) -> tuple[Array, Array]:
         self._start(np.arange(self.num_envs), self.origin)
         start = self.native.state.copy()
         lengths = np.array([len(part) for part in action])
@@ -87,15 +87,18 @@ class ArrayVecEnv(VecEnv):
         log = np.zeros((longest, self.num_envs), self.action_space.dtype)
         for index, part in enumerate(action):
             log[longest - len(part) :, index] = part
+        score = np.zeros(self.num_envs)
         for t, now in enumerate(log):
-            _, _, terminated, truncated, _ = self.native.step(now)
+            _, reward, terminated, truncated, _ = self.native.step(now)
             waiting = lengths < longest - t
+            score += np.where(waiting, 0.0, reward)
             self.native.state[:, waiting] = start[:, waiting]
             self.native.steps[waiting] = 0
             # only in an episode longer than the log, which cannot be rebuilt
             ended = (terminated | truncated) & ~waiting
+            score[ended] = 0
             self._start(np.flatnonzero(ended), self.origin)
-        return self._observe()
+        return self._observe(), score
 
     def close(self) -> None:
         self.single.close()

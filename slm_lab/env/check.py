@@ -1,15 +1,16 @@
 """Steps an env with random actions and says in plain words what would trouble a training in it."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.wrappers import FlattenObservation
 
-from slm_lab.env.layout import calc_parts, in_one_line, show_parts
+from slm_lab.env.layout import FlatObservation, MisfitError, calc_parts, in_one_line, show_parts
+from slm_lab.env.watch import close_envs
 from slm_lab.env.wrapper import ActionMap
 from slm_lab.lib.errors import EnvError
 
@@ -24,7 +25,12 @@ class Finding:
     text: str
 
 
-def check_env(env: gym.Env[Any, Any], num_step: int = 1000, seed: int = 0) -> list[Finding]:
+def check_env(
+    env: gym.Env[Any, Any],
+    num_step: int = 1000,
+    seed: int = 0,
+    make_fresh: Callable[[], gym.Env[Any, Any]] | None = None,
+) -> list[Finding]:
     """What a session would find out the hard way; at most one finding of each kind."""
     findings = [
         Finding("ok", f"observations: {_describe(env.observation_space)}"),
@@ -40,20 +46,20 @@ def check_env(env: gym.Env[Any, Any], num_step: int = 1000, seed: int = 0) -> li
     findings += [Finding("wrong", text) for text in wrong.values()]
     if not wrong:
         findings += [Finding("ok", f"{num_step:,} random steps: finite, of the right shape and type")]
-        findings += [_check_end(lengths, num_step), _check_repeat(env, seed, min(num_step, 200))]
+        findings += [_check_end(lengths, num_step), _check_repeat(env, seed, min(num_step, 200), make_fresh)]
         findings.append(Finding("ok", f"about {speed:,.0f} steps per second in one process"))
     return findings
 
 
 def _describe(space: gym.Space[Any]) -> str:
-    if not isinstance(space, spaces.Box):
+    if not isinstance(space, spaces.Box) or 0 in space.shape:
         return in_one_line(space)
     return f"Box of shape {space.shape}, {space.dtype}, from {space.low.min():.4g} to {space.high.max():.4g}"
 
 
 def _name_parts(env: gym.Env[Any, Any]) -> list[Finding]:
     """The names that a net's obs_keys and encoders may use."""
-    source = env.env.observation_space if isinstance(env, FlattenObservation) else None
+    source = env.env.observation_space if isinstance(env, FlatObservation) else None
     if not isinstance(source, (spaces.Dict, spaces.Tuple)):
         return []
     return [Finding("ok", f"parts of an observation: {show_parts(calc_parts(source))}")]
@@ -70,13 +76,25 @@ def _walk(env: gym.Env[Any, Any], num_step: int, seed: int) -> tuple[dict[str, s
     wrong: dict[str, str] = {}
     lengths: list[int] = []
     env.action_space.seed(seed)
-    wrong |= _check_obs(env, env.reset(seed=seed)[0], "reset", 0)
+    try:
+        wrong |= _check_obs(env, env.reset(seed=seed)[0], "reset", 0)
+    except MisfitError as error:
+        return {"obs": f"reset: {error}"}, [], 0.0
     length, start = 0, time.perf_counter()
     for step in range(1, num_step + 1):
-        obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        try:
+            result: Any = env.step(env.action_space.sample())
+        except MisfitError as error:
+            wrong.setdefault("obs", f"step {step}: {error}")
+            break
+        obs, reward, terminated, truncated, info = result
         length += 1
         # the first mistake of each kind is enough
         wrong = {**_check_step(env, obs, reward, (terminated, truncated), step), **wrong}
+        if not isinstance(info, dict):
+            wrong.setdefault("info", f"step {step}: info is {type(info).__name__}, a dict is due")
+        if "terminated" in wrong or "truncated" in wrong:
+            break
         if terminated or truncated:
             lengths.append(length)
             length = 0
@@ -99,7 +117,7 @@ def _check_step(env: gym.Env[Any, Any], obs: Any, reward: Any, ends: tuple[Any, 
 def _check_obs(env: gym.Env[Any, Any], obs: Any, where: str, step: int) -> dict[str, str]:
     space = env.observation_space
     at = where if where == "reset" else f"{where} {step}"
-    if not isinstance(space, spaces.Box):
+    if not isinstance(space, spaces.Box) or 0 in space.shape:
         return {} if space.contains(obs) else {"obs": f"{at}: the observation is not in {in_one_line(space)}"}
     array = np.asarray(obs)
     if array.shape != space.shape:
@@ -125,18 +143,40 @@ def _check_end(lengths: list[int], num_step: int) -> Finding:
     )
 
 
-def _check_repeat(env: gym.Env[Any, Any], seed: int, num_step: int) -> Finding:
-    """Whether a seed and its actions give the same episode again, in an env that was used before."""
+def _check_repeat(
+    env: gym.Env[Any, Any], seed: int, num_step: int, make_fresh: Callable[[], gym.Env[Any, Any]] | None
+) -> Finding:
+    """Whether a seed and its actions give the same episode again, in an env that was used before and in a fresh one."""
     actions = [env.action_space.sample() for _ in range(num_step)]
-    first, second = (_record(env, seed, actions) for _ in range(2))
-    for step, (one, two) in enumerate(zip(first, second, strict=False)):
-        if not all(np.array_equal(a, b) for a, b in zip(one, two, strict=True)):
+    first = _record(env, seed, actions)
+    step = _find_difference(first, _record(env, seed, actions))
+    if step is not None:
+        return Finding(
+            "note",
+            f"the same seed and actions differ from step {step} on: runs do not repeat to the bit, and a stopped "
+            "run continues statistically, not exactly (draw every random number from self.np_random)",
+        )
+    if make_fresh is not None:
+        fresh = make_fresh()
+        try:
+            step = _find_difference(first, _record(fresh, seed, actions))
+        finally:
+            close_envs([fresh], str(fresh))
+        if step is not None:
             return Finding(
                 "note",
-                f"the same seed and actions differ from step {step} on: runs do not repeat to the bit, and a stopped "
-                "run continues statistically, not exactly (draw every random number from self.np_random)",
+                f"a fresh env differs from one that has played episodes, from step {step} on: state carries over "
+                "between episodes, so a stopped run continues statistically, not exactly (set all of it in reset)",
             )
     return Finding("ok", "the same seed and actions give the same episode: runs repeat and continue exactly")
+
+
+def _find_difference(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]) -> int | None:
+    """The first step at which two episodes differ."""
+    for step, (one, two) in enumerate(zip(first, second, strict=False)):
+        if not all(np.array_equal(a, b) for a, b in zip(one, two, strict=True)):
+            return step
+    return None if len(first) == len(second) else min(len(first), len(second))
 
 
 def _record(env: gym.Env[Any, Any], seed: int, actions: list[Any]) -> list[tuple[Any, ...]]:

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import FlattenObservation
 
 from slm_lab.lib.errors import EnvError
 
@@ -37,11 +38,12 @@ def calc_parts(space: gym.Space[Any]) -> tuple[ObsPart, ...]:
     """The parts of an observation in the order in which gymnasium flattens it; nested names are joined by dots."""
     parts: list[ObsPart] = []
     start = 0
-    for name, leaf in _leaves(space, ""):
+    for path, leaf in _leaves(space):
         size = spaces.flatdim(leaf)
         is_box = isinstance(leaf, spaces.Box)
-        shape = leaf.shape if is_box and leaf.shape is not None else (size,)
-        parts.append(ObsPart(name or WHOLE, start, start + size, shape))
+        # a single number is flattened too
+        shape = leaf.shape if is_box and leaf.shape else (size,)
+        parts.append(ObsPart(_join(path), start, start + size, shape))
         start += size
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
@@ -49,16 +51,81 @@ def calc_parts(space: gym.Space[Any]) -> tuple[ObsPart, ...]:
     return tuple(parts)
 
 
-def _leaves(space: gym.Space[Any], prefix: str) -> list[tuple[str, gym.Space[Any]]]:
+def _leaves(space: gym.Space[Any], path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], gym.Space[Any]]]:
+    """The parts of a space that have none themselves, and the keys that lead to them."""
+    named: list[tuple[Any, gym.Space[Any]]]
     if isinstance(space, spaces.Dict):
         named = list(space.spaces.items())
     elif isinstance(space, spaces.Tuple):
-        named = [(str(index), part) for index, part in enumerate(space.spaces)]
+        named = list(enumerate(space.spaces))
     else:
-        return [(prefix, space)]
+        return [(path, space)]
     if not named:
         raise EnvError("env.name: the observation has no parts")
-    return [leaf for key, part in named for leaf in _leaves(part, f"{prefix}.{key}" if prefix else str(key))]
+    return [leaf for key, part in named for leaf in _leaves(part, (*path, key))]
+
+
+def _join(path: tuple[Any, ...]) -> str:
+    return ".".join(str(key) for key in path) or WHOLE
+
+
+class MisfitError(ValueError):
+    """A part of an observation that is not what the space says; whoever steps the env knows where that was."""
+
+
+class FlatObservation(FlattenObservation[Any, Any, Any]):
+    """Flattens observations; gymnasium's own wrapper casts parts of another type or shape without a word."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.leaves = _leaves(env.observation_space)
+
+    def observation(self, observation: Any) -> Any:
+        """The parts in one row."""
+        for path, leaf in self.leaves:
+            part = observation
+            try:
+                for key in path:
+                    part = part[key]
+            except (IndexError, KeyError, TypeError):
+                raise MisfitError(f"the observation has no part '{_join(path)}'") from None
+            problem = _find_leaf_misfit(part, leaf)
+            if problem is not None:
+                what = f"part '{_join(path)}' of the observation" if path else "the observation"
+                raise MisfitError(f"{what} {problem}")
+        return super().observation(observation)
+
+
+def _find_leaf_misfit(value: Any, space: gym.Space[Any]) -> str | None:
+    if isinstance(space, spaces.Discrete):
+        is_whole = isinstance(value, (int, np.integer)) or (
+            np.shape(value) == () and np.asarray(value).dtype.kind in "iu"
+        )
+        is_inside = is_whole and space.start <= value < space.start + space.n
+        return None if is_inside else f"is {value!r}, the space says {in_one_line(space)}"
+    if space.shape is None or space.dtype is None:
+        return None
+    return find_misfit(value, space.shape, space.dtype)
+
+
+def find_misfit(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str | None:
+    """What keeps an array from being what a space says; None where it loses nothing when it is stored as that."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return f"is no array: {type(value).__name__}"
+    if array.shape != shape:
+        return f"has the shape {array.shape}, the space says {shape}"
+    if array.dtype == dtype or (dtype.kind == "f" and array.dtype.kind in "fiub"):
+        return None
+    if array.dtype.kind not in "fiub":
+        return f"is of type {array.dtype}, the space says {dtype}"
+    with np.errstate(invalid="ignore"):
+        is_other = array.astype(dtype) != array
+    if not is_other.any():
+        return None
+    index = tuple(int(part) for part in np.argwhere(is_other)[0])
+    return f"is {array[index]} at {list(index)}, the space says {dtype}"
 
 
 def flatten_obs(space: gym.Space[Any], obs: Any) -> tuple[Array, bool]:

@@ -1,32 +1,49 @@
 """Envs that are stepped one after the other, in this process."""
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from slm_lab.env.layout import MisfitError, find_misfit
 from slm_lab.env.make import EnvSettings, describe, make_env
 from slm_lab.env.render import RenderMode, draw
 from slm_lab.env.vec_env import RENDER_FPS, Array, Step, VecEnv, calc_episode_seed
-from slm_lab.lib.errors import EnvError, EnvFaultError
+from slm_lab.env.watch import close_envs, watch
+from slm_lab.lib.errors import EnvExitError, EnvFaultError, EnvHangError
+
+_HINT = "`slm-lab env check` may tell more"
 
 
 class Slots:
     """Some of the envs, stepped one after the other and reset as soon as they end."""
 
     def __init__(self, settings: EnvSettings, indices: list[int], render_mode: RenderMode | None = None) -> None:
+        self.settings = settings
+        self.indices = indices
+        count = len(indices)
+        # the call under way: odd while there is one, and whose it is
+        self.calls = 1
+        self.at = 0
+        self.limit = 0.0
+        self.is_hung = False
+        self.episode: Array = np.zeros(count, np.int64)
+        # steps of the episode under way, and of the one that the last step belonged to
+        self.t = [0] * count
+        self.last_t = [0] * count
+        watch(self)
         # the first env of all is the one that is shown
-        self.envs = [make_env(settings, render_mode if index == 0 else None) for index in indices]
+        self.envs: list[Any] = [make_env(settings, render_mode if index == 0 else None) for index in indices]
+        self.calls = 0
+        self.limit = settings.step_timeout
         self.render_mode = render_mode
         # how the first env looked when its episode ended; None unless it did so in the last step
         self.ended_frame: Array | None = None
         self.facts = describe(self.envs[0])
-        self.settings = settings
-        self.indices = indices
         space = self.facts.obs_space
         self.shape = space.shape
-        count = len(indices)
         self.obs = np.zeros((count, *space.shape), space.dtype)
+        self.dtype = self.obs.dtype
         self.next_obs = np.zeros_like(self.obs)
         self.reward = np.zeros(count)
         self.terminated = np.zeros(count, bool)
@@ -36,21 +53,46 @@ class Slots:
         # views of the same memory, and what they are multiplied with to see whether all of it is finite
         self._flat = [self.reward, self.next_obs.reshape(-1)] if self.is_float else [self.reward]
         self._zeros = [np.zeros_like(flat) for flat in self._flat]
-        # steps of the episode under way, and of the one that the last step belonged to
-        self.t = [0] * count
-        self.last_t = [0] * count
 
     def episode_seed(self, slot: int, episode: int) -> int:
         """The seed of an episode of one of these envs."""
         return calc_episode_seed(self.settings, self.indices[slot], episode)
 
+    def describe_call(self) -> str:
+        """The env that is waited for, with the seed and the step."""
+        return self._where(self.at, int(self.episode[self.at]), self.t[self.at] + 1)
+
+    def interrupt(self, error: EnvHangError) -> bool:
+        """The thread that steps the envs has to raise the error itself; they are not touched again."""
+        self.is_hung = True
+        return False
+
+    def _leave(self, error: BaseException, slot: int, episode: int) -> NoReturn:
+        """End a call that raised an error; what only this class can name is raised with env, seed and step."""
+        self.calls += self.calls % 2
+        if isinstance(error, MisfitError):
+            self.last_t[slot] = self.t[slot] + 1
+            raise self._fault(slot, episode, str(error)) from None
+        if isinstance(error, SystemExit):
+            where = self._where(slot, episode, self.t[slot] + 1)
+            raise EnvExitError(f"{where}: the env ended the process, with exit code {error.code or 0}") from None
+        raise error
+
     def reset(self, slot: int, episode: int, is_seeded: bool = True) -> None:
         """Start an episode, from its seed or as the generators of the env stand."""
         self.t[slot] = 0
-        obs = self.envs[slot].reset(seed=self.episode_seed(slot, episode) if is_seeded else None)[0]
-        if np.shape(obs) != self.shape:
-            raise self._wrong_shape(obs, slot, episode)
-        self.obs[slot] = obs
+        self.at = slot
+        # not in place: it may be that of the batch
+        self.episode = self.episode.copy()
+        self.episode[slot] = episode
+        seed = self.episode_seed(slot, episode) if is_seeded else None
+        self.calls += 1
+        try:
+            obs = self.envs[slot].reset(seed=seed)[0]
+        except BaseException as error:
+            self._leave(error, slot, episode)
+        self.calls += 1
+        self.obs[slot] = self._read_obs(obs, slot, episode)
         if self.is_float and not np.isfinite(self.obs[slot]).all():
             raise EnvFaultError(
                 f"{self._where(slot, episode)}: the first observation of an episode is not finite: {obs}",
@@ -61,12 +103,27 @@ class Slots:
     def step(self, action: Array, episode: Array, is_seed_due: Array) -> None:
         """Step every env; one that ended starts its next episode at once."""
         self.ended_frame = None
+        self.episode = episode
+        shape, dtype = self.shape, self.dtype
         for slot, env in enumerate(self.envs):
-            obs, reward, terminated, truncated, info = env.step(action[slot])
+            self.at = slot
+            self.calls += 1
+            try:
+                obs, reward, terminated, truncated, info = env.step(action[slot])
+            except BaseException as error:
+                self._leave(error, slot, int(episode[slot]))
+            self.calls += 1
             self.t[slot] += 1
             self.last_t[slot] = self.t[slot]
-            if np.shape(obs) != self.shape:
-                raise self._wrong_shape(obs, slot, int(episode[slot]))
+            # what nearly all envs give needs no further look
+            if type(obs) is not np.ndarray or obs.shape != shape or obs.dtype != dtype:
+                obs = self._read_obs(obs, slot, int(episode[slot]))
+            if not isinstance(reward, float):
+                reward = self._read_reward(reward, slot, int(episode[slot]))
+            if not isinstance(terminated, (bool, np.bool_)):
+                terminated = self._read_truth("terminated", terminated, slot, int(episode[slot]))
+            if not isinstance(truncated, (bool, np.bool_)):
+                truncated = self._read_truth("truncated", truncated, slot, int(episode[slot]))
             self.next_obs[slot] = obs
             try:
                 self.reward[slot] = reward
@@ -77,7 +134,7 @@ class Slots:
                     self.indices[slot],
                 ) from None
             # the loss of a life ends what is learned from, not the game
-            self.terminated[slot] = terminated or info.get("life_lost", False)
+            self.terminated[slot] = terminated or (info is not None and info.get("life_lost", False))
             self.truncated[slot] = truncated
             self.ended[slot] = is_over = terminated or truncated
             if is_over:
@@ -97,48 +154,79 @@ class Slots:
         """What the first env looks like now."""
         return draw(self.envs[0], self.settings.name)
 
-    def _where(self, slot: int, episode: int) -> str:
+    def _where(self, slot: int, episode: int, step: int | None = None) -> str:
         seed = self.episode_seed(slot, episode)
-        return f"env {self.indices[slot]}, episode {episode} (seed {seed}), step {self.last_t[slot]}"
+        step = self.last_t[slot] if step is None else step
+        return f"env {self.indices[slot]}, episode {episode} (seed {seed}), step {step}"
 
-    def _wrong_shape(self, obs: Any, slot: int, episode: int) -> EnvError:
-        # a single number, if it were let in, would fill the whole row
-        where = self._where(slot, episode)
-        return EnvError(f"{where}: the observation has the shape {np.shape(obs)}, the space says {self.shape}")
+    def _fault(self, slot: int, episode: int, problem: str, tensor: str = "observation") -> EnvFaultError:
+        """What was given is of another kind than the spaces say."""
+        text = f"{self._where(slot, episode)}: {problem}; {_HINT}"
+        return EnvFaultError(text, tensor, self.indices[slot], "is not what it should be")
+
+    def _read_obs(self, obs: Any, slot: int, episode: int) -> Any:
+        # a single number, if it were let in, would fill the whole row, and a fraction be cut off
+        problem = find_misfit(obs, self.shape, self.dtype)
+        if problem is not None:
+            raise self._fault(slot, episode, f"the observation {problem}")
+        return obs
+
+    def _read_reward(self, reward: Any, slot: int, episode: int) -> float:
+        try:
+            # an array of one number is one
+            return float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        except OverflowError:
+            problem = "is too large for a float"
+        except (TypeError, ValueError):
+            problem = f"is {type(reward).__name__} of shape {np.shape(reward)}, a number is due"
+        raise self._fault(slot, episode, f"the reward {problem}", "reward")
+
+    def _read_truth(self, name: str, value: Any, slot: int, episode: int) -> bool:
+        array = np.asarray(value)
+        if array.size == 1 and array.dtype.kind in "biuf" and array.item() in (0, 1):
+            return bool(array.item())
+        shown = type(value).__name__ if array.ndim else repr(value)
+        raise self._fault(slot, episode, f"{name} is {shown}, true or false is due", name)
 
     def _check_finite(self, slot: int, episode: int) -> None:
         reward, obs = self.reward[slot], self.next_obs[slot]
         if not math.isfinite(reward):
             raise EnvFaultError(
-                f"{self._where(slot, episode)}: the reward is {reward}; `slm-lab env check` may tell more",
-                "reward",
-                self.indices[slot],
+                f"{self._where(slot, episode)}: the reward is {reward}; {_HINT}", "reward", self.indices[slot]
             )
         if not np.isfinite(obs).all():
             index = [int(part) for part in np.argwhere(~np.isfinite(obs))[0]]
             raise EnvFaultError(
-                f"{self._where(slot, episode)}: the observation is {obs[tuple(index)]} at {index}; "
-                "`slm-lab env check` may tell more",
+                f"{self._where(slot, episode)}: the observation is {obs[tuple(index)]} at {index}; {_HINT}",
                 "observation",
                 self.indices[slot],
             )
 
-    def replay(self, slot: int, episode: int, action: Array) -> None:
-        """Rebuild the state of an env from the seed of an episode and the actions since."""
+    def replay(self, slot: int, episode: int, action: Array) -> float:
+        """Rebuild the state of an env from the seed of an episode and the actions since; the return so far."""
         self.reset(slot, episode)
         env = self.envs[slot]
+        score = 0.0
         for one in action:
-            obs, _, terminated, truncated, _ = env.step(one)
+            self.calls += 1
+            try:
+                obs, reward, terminated, truncated, _ = env.step(one)
+            except BaseException as error:
+                self._leave(error, slot, episode)
+            self.calls += 1
             self.t[slot] += 1
+            score += self._read_reward(reward, slot, episode)
             if terminated or truncated:
                 self.reset(slot, episode, is_seeded=False)
+                score = 0.0
             else:
                 self.obs[slot] = obs
+        return score
 
     def close(self) -> None:
         """Release the envs."""
-        for env in self.envs:
-            env.close()
+        if not self.is_hung:
+            close_envs(self.envs, self.settings.name, self.render_mode is not None)
 
 
 class LocalVecEnv(VecEnv):
@@ -165,10 +253,9 @@ class LocalVecEnv(VecEnv):
             slots.ended.copy(),
         )
 
-    def _replay(self, action: list[Array]) -> Array:
-        for slot, actions in enumerate(action):
-            self.slots.replay(slot, int(self.origin[slot]), actions)
-        return self.slots.obs.copy()
+    def _replay(self, action: list[Array]) -> tuple[Array, Array]:
+        scores = [self.slots.replay(slot, int(self.origin[slot]), actions) for slot, actions in enumerate(action)]
+        return self.slots.obs.copy(), np.array(scores)
 
     def render(self) -> Array:
         if self.slots.render_mode != "rgb_array":

@@ -7,12 +7,13 @@ from typing import Any, TypedDict, Unpack
 import ale_py
 import gymnasium as gym
 from gymnasium import spaces
-from gymnasium.wrappers import FlattenObservation, FrameStackObservation
+from gymnasium.wrappers import FrameStackObservation
 
 from slm_lab.env import probe
 from slm_lab.env.atari import SEED_INTERVAL, AtariEnv, AtariOptions
-from slm_lab.env.layout import ObsPart, calc_parts, in_one_line
+from slm_lab.env.layout import FlatObservation, ObsPart, calc_parts, in_one_line
 from slm_lab.env.render import RenderMode, prepare
+from slm_lab.env.wrapper import FreshWorld
 from slm_lab.lib.errors import EnvError, nearest
 from slm_lab.lib.runtime import import_by_name, num_cores
 from slm_lab.spec.schema import EnvSpec, Spec
@@ -41,6 +42,8 @@ class EnvSettings:
     imports: tuple[str, ...] = ()
     # where a simulator that has the choice computes, as torch names it
     device: str = "cpu"
+    # seconds that a call of an env may take; 0: no limit
+    step_timeout: float = 0.0
 
 
 class StepOptions(TypedDict, total=False):
@@ -73,7 +76,16 @@ def build_settings(
 ) -> EnvSettings:
     """The settings of a spec's envs, with their seeds; `options` are fields that change no number."""
     count = num_envs or spec.num_envs
-    return EnvSettings(spec.name, count, spec.max_t, dict(spec.kwargs), seed_key, spec.backend, **options)
+    return EnvSettings(
+        spec.name,
+        count,
+        spec.max_t,
+        dict(spec.kwargs),
+        seed_key,
+        spec.backend,
+        step_timeout=spec.step_timeout,
+        **options,
+    )
 
 
 def share_cores(spec: Spec) -> int:
@@ -106,6 +118,8 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> gy
         raise EnvError(f"env.name: '{settings.name}' needs a package that is not installed: {error}") from None
     except gym.error.Error as error:
         raise EnvError(f"env.name: '{settings.name}' cannot be made: {error}") from None
+    except SystemExit as error:
+        raise EnvError(f"env.name: '{settings.name}' ends the process when it is made: {error!r}") from None
     except Exception as error:  # the env's own code: anything can come
         if "unexpected keyword argument" not in str(error):
             if not settings.kwargs:
@@ -120,6 +134,9 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> gy
     if render_mode not in (None, env.render_mode, *env.metadata.get("render_modes", ())):
         env.close()
         raise EnvError(f"env.name: '{settings.name}' cannot be drawn: it does not know the render mode {render_mode}")
+    bipedal = sys.modules.get("gymnasium.envs.box2d.bipedal_walker")
+    if bipedal is not None and isinstance(env.unwrapped, bipedal.BipedalWalker):
+        env = FreshWorld(env)
     return _readable(env, settings.name)
 
 
@@ -158,7 +175,7 @@ def describe(env: gym.Env[Any, Any]) -> EnvFacts:
     """What an agent must know of an env that `make_env` made."""
     space = env.observation_space
     assert isinstance(space, spaces.Box), space  # flattened if it was not
-    source = env.env.observation_space if isinstance(env, FlattenObservation) else None
+    source = env.env.observation_space if isinstance(env, FlatObservation) else None
     seed_interval = SEED_INTERVAL if isinstance(env, AtariEnv) else 0
     parts = calc_parts(space if source is None else source)
     return EnvFacts(space, env.action_space, _count_frames(env), parts, seed_interval, source)
@@ -175,11 +192,14 @@ def _count_frames(env: gym.Env[Any, Any]) -> int:
 
 def _readable(env: gym.Env[Any, Any], name: str) -> gym.Env[Any, Any]:
     space = env.observation_space
-    if isinstance(space, spaces.Box):
-        return env
-    if space.is_np_flattenable:
+    try:
+        if not space.is_np_flattenable:
+            raise EnvError(f"env.name: '{name}' has observations of {in_one_line(space)}, which no net can read")
         calc_parts(space)  # refuses what has no parts
+        if spaces.flatdim(space) == 0:
+            raise EnvError(f"env.name: '{name}' has observations without a number: {in_one_line(space)}")
         # Discrete parts become one-hot
-        return FlattenObservation(env)
-    env.close()
-    raise EnvError(f"env.name: '{name}' has observations of {in_one_line(space)}, which no net can read")
+        return env if isinstance(space, spaces.Box) and space.shape else FlatObservation(env)
+    except EnvError:
+        env.close()
+        raise

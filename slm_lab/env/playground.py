@@ -192,7 +192,7 @@ class PlaygroundVecEnv(VecEnv):
             f"({self.num_broken} such so far)"
         )
 
-    def _replay(self, action: list[Array]) -> Obs:
+    def _replay(self, action: list[Array]) -> tuple[Obs, None]:
         simulator = self.simulator
         lengths = np.array([len(part) for part in action])
         longest = int(lengths.max())
@@ -210,7 +210,8 @@ class PlaygroundVecEnv(VecEnv):
         self._state, current = now
         self.t[:] = lengths
         self._lent = (current,)
-        return self._hand_over(current)
+        # the rewards are on the device, and follow from the state that is compared
+        return self._hand_over(current), None
 
     def close(self) -> None:
         self._state = None

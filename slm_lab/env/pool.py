@@ -129,13 +129,13 @@ class EnvPoolVecEnv(VecEnv):
             "action": np.zeros((0, *self.action_map.shape(self.num_envs))),
         }
 
-    def _replay(self, action: list[Array]) -> Array:
+    def _replay(self, action: list[Array]) -> tuple[Array, None]:
         # what another backend saved has scores and actions, of episodes that are given up too
         self.origin[:] = self.episode
         self.score[:] = 0
         self._began[:] = 0
         self._action_log.clear()
-        return self._start()
+        return self._start(), None
 
     def close(self) -> None:
         # the threads end with the pool

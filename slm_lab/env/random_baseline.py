@@ -4,8 +4,10 @@ import argparse
 import functools
 import json
 import math
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +16,25 @@ import gymnasium as gym
 import numpy as np
 from loguru import logger
 
+from slm_lab.env.build import make_random_env
+from slm_lab.env.make import EnvSettings
 from slm_lab.env.vec_env import VecEnv
+from slm_lab.env.watch import close_envs
+from slm_lab.env.worker import Worker, send_answer
+from slm_lab.lib.errors import EnvError, LabError, WorkerError
 from slm_lab.lib.io import cache_folder, write_text
+from slm_lab.lib.runtime import import_modules
 
 gym.register_envs(ale_py)
 
 SHIPPED_PATH = Path(__file__).with_name("random_baseline.json")
 CACHE_FILE = "random_baseline.json"
 NUM_EPISODE = 100
+# A baseline that is not shipped is measured within these limits: no episode starts after so many steps or seconds, and
+# one that has not ended much later is given up.
+MAX_STEP = 100_000
+MAX_SECONDS = 30.0
+GIVE_UP_SECONDS = 60.0
 
 # CarRacing-v3 is left out: it draws every frame, and 100 episodes take about half an hour.
 ENV_FAMILIES: dict[str, tuple[str, ...]] = {
@@ -137,27 +150,32 @@ def measure_random_baseline(
     num_episode: int = NUM_EPISODE,
     seed: int = 0,
     max_step: int = 20_000_000,
+    max_seconds: float = math.inf,
 ) -> RandomBaseline:
     """Measure the random policy; no episode starts after max_step steps in total, and none may be longer than that."""
     env = make_env()
+    deadline = time.monotonic() + max_seconds
     try:
         if isinstance(env, VecEnv):
-            returns = _play_batch(env, num_episode, seed, max_step)
+            returns = _play_batch(env, num_episode, seed, max_step, deadline)
         else:
-            returns = _play_single(env, num_episode, seed, max_step)
+            returns = _play_single(env, num_episode, seed, max_step, deadline)
     finally:
-        env.close()
+        if isinstance(env, VecEnv):
+            env.close()
+        else:
+            close_envs([env], str(env))
     if not returns:
         raise RuntimeError(f"no random episode ended within {max_step} steps: give the environment a time limit")
     return RandomBaseline(float(np.mean(returns)), float(np.std(returns)), len(returns))
 
 
-def _play_single(env: gym.Env[Any, Any], num_episode: int, seed: int, max_step: int) -> list[float]:
+def _play_single(env: gym.Env[Any, Any], num_episode: int, seed: int, max_step: int, deadline: float) -> list[float]:
     env.action_space.seed(seed)
     returns: list[float] = []
     num_step = 0
     # An episode begun within the budget is played to its end: dropping it would favour short episodes.
-    while len(returns) < num_episode and num_step < max_step:
+    while len(returns) < num_episode and num_step < max_step and time.monotonic() < deadline:
         total, length, ended = _run_episode(env, seed + len(returns), max_step)
         num_step += length
         if ended:
@@ -165,14 +183,14 @@ def _play_single(env: gym.Env[Any, Any], num_episode: int, seed: int, max_step: 
     return returns
 
 
-def _play_batch(env: VecEnv, num_episode: int, seed: int, max_step: int) -> list[float]:
+def _play_batch(env: VecEnv, num_episode: int, seed: int, max_step: int, deadline: float) -> list[float]:
     """Rounds of one episode of each env, so that short episodes do not crowd out long ones; for Box actions."""
     rng = np.random.default_rng(seed)
     shape = env.action_map.shape(env.num_envs)
     returns: list[float] = []
     num_step = 0
     env.reset()
-    while len(returns) < num_episode and num_step < max_step:
+    while len(returns) < num_episode and num_step < max_step and time.monotonic() < deadline:
         first = env.episode.copy()
         for _ in range(max_step):
             is_first = env.episode == first
@@ -269,11 +287,39 @@ def _shipped_baselines() -> dict[str, RandomBaseline]:
     return _read_baselines(SHIPPED_PATH)
 
 
+def measure_apart(settings: EnvSettings) -> RandomBaseline:
+    """Measure the random policy in a process of its own: whatever the env does, this one goes on."""
+    worker = Worker(settings, __name__)
+    try:
+        if not worker.connection.poll(GIVE_UP_SECONDS):
+            raise WorkerError(f"random play has not ended after {GIVE_UP_SECONDS:g} s")
+        return RandomBaseline(*worker.receive())
+    finally:
+        worker.connection.close()
+        worker.close(time.monotonic())
+
+
+def serve(descriptor: int) -> None:
+    """The other side of `measure_apart`."""
+    connection = Connection(descriptor)
+    settings: EnvSettings = pickle.loads(connection.recv_bytes())
+    try:
+        import_modules(settings.imports)
+        measured = measure_random_baseline(
+            lambda: make_random_env(settings), max_step=MAX_STEP, max_seconds=MAX_SECONDS
+        )
+        answer: tuple[str, Any] = ("ok", tuple(measured))
+    except LabError as error:
+        answer = ("user_error", str(error))
+    except (Exception, SystemExit) as error:  # the env's own code: anything can come
+        answer = ("user_error", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+    send_answer(connection, answer)
+
+
 def get_random_baseline(
     env_key: str,
-    make_env: Callable[[], gym.Env[Any, Any] | VecEnv],
+    measure: Callable[[], RandomBaseline],
     cache_dir: Path | None = None,
-    max_step: int = 20_000_000,
     may_measure: bool = True,
 ) -> float:
     """Return the mean random return: as shipped, else from the user's cache, else measured now and cached."""
@@ -283,9 +329,9 @@ def get_random_baseline(
     if baseline := _read_baselines(path).get(env_key):
         return baseline.mean
     if not may_measure:
-        raise RuntimeError(f"that of {env_key} is not known yet")
+        raise EnvError(f"that of {env_key} is not known yet")
     logger.info(f"Measuring the random baseline of {env_key} over {NUM_EPISODE} episodes (only once)")
-    baseline = measure_random_baseline(make_env, NUM_EPISODE, max_step=max_step)
+    baseline = measure()
     if all(_is_number(value) for value in baseline):
         _add_to_cache(path, env_key, baseline)
     return baseline.mean

@@ -21,6 +21,8 @@ Array = np.ndarray[Any, Any]
 Obs: TypeAlias = "Array | Tensor"
 # Actions kept per env for rebuilding its state; an episode longer than this continues only statistically.
 MAX_REPLAY = 1_000_000
+# trimming moves the list of actions, so it waits until it pays
+_TRIM_EVERY = 1000
 # Steps after which an episode is thought never to end; the longest known games have 27,000 (with frameskip 4).
 ENDLESS = 100_000
 # frames per second of a video where the env does not say its own
@@ -82,6 +84,9 @@ class VecEnv(ABC):
         self._action_log: list[Array] = []
         self._began = np.zeros(self.num_envs, np.int64)
         self._all = np.ones(self.num_envs, bool)
+        # whether the episodes under way had the same returns when they were rebuilt: a difference may not show in
+        # what is observed
+        self.has_same_return = True
 
     @abstractmethod
     def _reset(self) -> Obs:
@@ -92,8 +97,8 @@ class VecEnv(ABC):
         """Step each env with an action of its own space."""
 
     @abstractmethod
-    def _replay(self, action: list[Array]) -> Obs:
-        """Rebuild each env from its `origin` and the actions since; returns the current observations."""
+    def _replay(self, action: list[Array]) -> tuple[Obs, Array | None]:
+        """Rebuild each env from its `origin` and the actions since; the observations, and returns so far if known."""
 
     @abstractmethod
     def close(self) -> None:
@@ -151,7 +156,7 @@ class VecEnv(ABC):
             self.origin[seeded] = self.episode[seeded]
             self._began[seeded] = len(self._action_log)
             self._trim()
-        elif len(self._action_log) > MAX_REPLAY + 1000:
+        elif len(self._action_log) > MAX_REPLAY + _TRIM_EVERY:
             self._trim()
         if len(self._action_log) == ENDLESS:
             self._warn_endless()
@@ -214,8 +219,7 @@ class VecEnv(ABC):
         """Forget actions that no running episode needs."""
         oldest = int(self._began.min())
         cut = max(oldest, len(self._action_log) - MAX_REPLAY)
-        # trimming moves the list, so wait until it pays
-        if cut > 1000 or cut == len(self._action_log):
+        if cut > _TRIM_EVERY or cut == len(self._action_log):
             del self._action_log[:cut]
             self._began -= cut
 
@@ -240,8 +244,14 @@ class VecEnv(ABC):
         self.score[:] = state["score"]
         self.num_episode = int(state["num_episode"])
         self.finished = [float(value) for value in state["finished"]]
-        log = state["action"]
+        log, began = state["action"], np.asarray(state["began"])
+        if log.shape[1:] != self.action_map.shape(self.num_envs) or began.shape != (self.num_envs,):
+            raise ValueError("its actions are not those of as many envs")
+        if len(log) > MAX_REPLAY + _TRIM_EVERY or (began > len(log)).any():
+            raise ValueError(f"it holds {len(log):,} actions per env; at most {MAX_REPLAY:,} are kept")
         # an episode longer than the log cannot be rebuilt; the caller sees it by the observations
-        self._began[:] = np.maximum(state["began"], 0)
+        self._began[:] = np.maximum(began, 0)
         self._action_log = [row.copy() for row in log]
-        return self._replay([log[int(begin) :, index] for index, begin in enumerate(self._began)])
+        obs, score = self._replay([log[int(begin) :, index] for index, begin in enumerate(self._began)])
+        self.has_same_return = score is None or np.array_equal(score, self.score)
+        return obs

@@ -6,17 +6,32 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
+from slm_lab.env.keeper import KILL
 from slm_lab.env.local import Slots
 from slm_lab.env.make import EnvSettings
 from slm_lab.env.vec_env import Array, Step, VecEnv
-from slm_lab.lib.errors import EnvError, EnvFaultError, LabError, WorkerDeathError, WorkerError
+from slm_lab.env.watch import CLOSE_SECONDS, Watchdog, Watched, watch
+from slm_lab.lib.errors import (
+    EnvError,
+    EnvExitError,
+    EnvFaultError,
+    EnvHangError,
+    LabError,
+    WorkerDeathError,
+    WorkerError,
+)
 from slm_lab.lib.runtime import import_modules
+
+# what a worker takes for itself, beside the envs
+_ANSWER_SECONDS = 2.0
 
 
 class WorkerVecEnv(VecEnv):
@@ -29,7 +44,7 @@ class WorkerVecEnv(VecEnv):
         shares = [list(share) for share in np.array_split(np.arange(settings.num_envs), num_workers)]
         try:
             for share in shares:
-                self.workers.append(Worker(settings, [int(index) for index in share]))
+                self.workers.append(Worker((settings, [int(index) for index in share])))
             # every worker answers once its envs are made
             facts = [worker.receive() for worker in self.workers]
         except BaseException:
@@ -37,11 +52,42 @@ class WorkerVecEnv(VecEnv):
             raise
         super().__init__(settings, facts[0])
         self.shares = [slice(int(share[0]), int(share[-1]) + 1) for share in shares]
+        self.calls = 0
+        self.at = 0
+        # a worker names the env that hangs itself, unless it is one that keeps Python from running anything else
+        self.limit = settings.step_timeout and settings.step_timeout + _ANSWER_SECONDS
+        self.hang: EnvHangError | None = None
+        watch(self)
+
+    def describe_call(self) -> str:
+        """The envs of the worker that is waited for."""
+        share = self.shares[self.at]
+        episodes = ", ".join(str(episode) for episode in self.episode[share])
+        pid = self.workers[self.at].process.pid
+        return f"env worker {pid} (envs {share.start} to {share.stop - 1}, episodes {episodes})"
+
+    def interrupt(self, error: EnvHangError) -> bool:
+        """Kill the workers, so that the call fails."""
+        self.hang = error
+        for worker in self.workers:
+            worker.kill()
+        return True
 
     def _ask(self, what: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        for worker, argument in zip(self.workers, arguments, strict=True):
-            worker.send((what, *argument))
-        return [worker.receive() for worker in self.workers]
+        replies = []
+        # a replay may take long, and its steps are watched over there
+        self.calls += what != "replay"
+        try:
+            for worker, argument in zip(self.workers, arguments, strict=True):
+                worker.send((what, *argument))
+            for index, worker in enumerate(self.workers):
+                self.at = index
+                replies.append(worker.receive())
+        except WorkerDeathError as error:
+            raise self.hang or error from None
+        finally:
+            self.calls += self.calls % 2
+        return replies
 
     def _reset(self) -> Array:
         return np.concatenate(self._ask("reset", [(self.episode[share],) for share in self.shares]))
@@ -51,22 +97,31 @@ class WorkerVecEnv(VecEnv):
         parts = self._ask("step", [(action[share], self.episode[share], due[share]) for share in self.shares])
         return Step(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def _replay(self, action: list[Array]) -> Array:
-        return np.concatenate(self._ask("replay", [(self.origin[share], action[share]) for share in self.shares]))
+    def _replay(self, action: list[Array]) -> tuple[Array, Array]:
+        parts = self._ask("replay", [(self.origin[share], action[share]) for share in self.shares])
+        obs, score = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return obs, score
 
     def close(self) -> None:
         for worker in self.workers:
-            worker.close()
+            worker.connection.close()
+        # all at once, whatever any of them does
+        deadline = time.monotonic() + CLOSE_SECONDS + _ANSWER_SECONDS
+        for worker in self.workers:
+            worker.close(deadline)
 
 
 class Worker:
-    """One process with some of the envs, reached through a socket pair."""
+    """One process that serves requests, reached through a socket pair; by default those of `serve` below."""
 
-    def __init__(self, settings: EnvSettings, indices: list[int]) -> None:
+    def __init__(self, request: Any, module: str = __name__) -> None:
         ours, theirs = socket.socketpair()
         # An interpreter of its own rather than a fork or a re-import of the user's script: no torch, no main guard.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"from slm_lab.env.worker import serve; serve({theirs.fileno()})"],
+            [
+                *(sys.executable, "-c"),
+                f"from slm_lab.env.keeper import main; main({module!r}, {theirs.fileno()}, {os.getpid()})",
+            ],
             pass_fds=[theirs.fileno()],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             # its own session, so that Ctrl-C reaches only the session, which closes its workers
@@ -74,7 +129,7 @@ class Worker:
         )
         theirs.close()
         self.connection = Connection(ours.detach())
-        self.send((settings, indices))
+        self.send(request)
 
     def send(self, message: Any) -> None:
         """Send a request."""
@@ -89,8 +144,10 @@ class Worker:
             kind, value = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise self._death() from error
-        if kind == "fault":
+        if kind in ("fault", "exit"):
             raise value
+        if kind == "hang":
+            raise EnvHangError(value)
         if kind == "user_error":
             raise EnvError(value)
         if kind == "error":
@@ -105,13 +162,17 @@ class Worker:
         cause = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return WorkerDeathError(f"env worker {self.process.pid} {cause}")
 
-    def close(self) -> None:
-        """Let the process end; it does so when its socket closes."""
-        self.connection.close()
+    def kill(self) -> None:
+        """End the process and all that it has started."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(KILL)
+
+    def close(self, deadline: float) -> None:
+        """Wait for the process to end, as it does when its socket closes; kill it when it is late."""
         try:
-            self.process.wait(timeout=5)
+            self.process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self.kill()
             self.process.wait()
 
 
@@ -120,32 +181,50 @@ def serve(descriptor: int) -> None:
     _outlive_the_session()
     connection = Connection(descriptor)
     slots: Slots | None = None
-    while True:
-        try:
-            message = pickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            break
-        try:
-            if slots is None:
-                settings, indices = message
-                import_modules(settings.imports)
-                slots = Slots(settings, indices)
-                reply: Any = slots.facts
-            else:
-                reply = _serve_one(slots, *message)
-            answer: tuple[str, Any] = ("ok", reply)
-        except EnvFaultError as error:
-            answer = ("fault", error)
-        except LabError as error:
-            answer = ("user_error", str(error))
-        except Exception:
-            answer = ("error", traceback.format_exc())
-        try:
-            connection.send_bytes(pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL))
-        except OSError:
-            break  # no one is there any more
+
+    def on_tick(waiting: list[tuple[Watched, float]]) -> None:
+        for envs, seconds in waiting:
+            if envs.limit and seconds >= envs.limit:
+                # the thread that would answer waits for the env; the session ends this process
+                text = f"{envs.describe_call()}: no answer for {seconds:g} s (env.step_timeout)"
+                send_answer(connection, ("hang", text))
+
+    with Watchdog(on_tick):
+        while True:
+            try:
+                message = pickle.loads(connection.recv_bytes())
+            except (EOFError, OSError):
+                break
+            try:
+                if slots is None:
+                    settings, indices = message
+                    import_modules(settings.imports)
+                    slots = Slots(settings, indices)
+                    reply: Any = slots.facts
+                else:
+                    reply = _serve_one(slots, *message)
+                answer: tuple[str, Any] = ("ok", reply)
+            except EnvFaultError as error:
+                answer = ("fault", error)
+            except EnvExitError as error:
+                answer = ("exit", error)
+            except LabError as error:
+                answer = ("user_error", str(error))
+            except Exception:
+                answer = ("error", traceback.format_exc())
+            if not send_answer(connection, answer):
+                break
     if slots is not None:
         slots.close()
+
+
+def send_answer(connection: Connection, answer: tuple[str, Any]) -> bool:
+    """Send what `Worker.receive` takes; False when no one is there any more."""
+    try:
+        connection.send_bytes(pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL))
+    except OSError:
+        return False
+    return True
 
 
 def _outlive_the_session() -> None:
@@ -153,14 +232,15 @@ def _outlive_the_session() -> None:
 
     A handler, since programs that an env starts would inherit that a signal is ignored. Forks inherit the handler.
     """
-    session = os.getppid()
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
 
-    def handle(*_: object) -> None:
-        if os.getppid() != session:
-            sys.exit(128 + signal.SIGTERM)
+    def restore() -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
-    signal.signal(signal.SIGTERM, handle)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    os.register_at_fork(after_in_child=restore)
 
 
 def _serve_one(slots: Slots, what: str, *arguments: Any) -> Any:
@@ -169,8 +249,9 @@ def _serve_one(slots: Slots, what: str, *arguments: Any) -> Any:
             slots.reset(slot, int(episode))
         return slots.obs
     if what == "replay":
-        for slot, (episode, action) in enumerate(zip(*arguments, strict=True)):
-            slots.replay(slot, int(episode), action)
-        return slots.obs
+        scores = [
+            slots.replay(slot, int(episode), part) for slot, (episode, part) in enumerate(zip(*arguments, strict=True))
+        ]
+        return slots.obs, np.array(scores)
     slots.step(*arguments)
     return slots.obs, slots.next_obs, slots.reward, slots.terminated, slots.truncated, slots.ended

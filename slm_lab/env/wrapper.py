@@ -11,6 +11,21 @@ from slm_lab.lib.errors import EnvError
 Array = np.ndarray[Any, Any]
 
 
+class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives BipedalWalker a world of its own in each episode, as LunarLander has it.
+
+    Its own reset empties one world and fills it again. Box2D then meets the same contacts in another order, and sums
+    them with other roundings: an episode would depend on those before it, not on its seed alone.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        base: Any = self.unwrapped
+        base._destroy()
+        base.world = type(base.world)()
+        return self.env.reset(seed=seed, options=options)
+
+
 # Some envs say "no bound" with the largest number there is; gymnasium does so for whole numbers.
 _NO_BOUND = 1e30
 _NO_WHOLE_BOUND = 2.0**31 - 1
@@ -23,6 +38,8 @@ class ActionMap:
         self.space = space
         # what is added to choices that do not count from 0
         self.start: Any = None
+        if 0 in (space.shape or ()):
+            raise EnvError(f"env.name: actions of {space} have no number to choose")
         if isinstance(space, spaces.Box):
             self.is_whole = np.issubdtype(space.dtype, np.integer)
             low, high = _calc_range(space, self.is_whole)

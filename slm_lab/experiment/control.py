@@ -205,7 +205,7 @@ class Session:
                 # a step that was not done leaves nothing behind, so the run continues from here as if nothing happened
                 if drawn is not None:
                     agent.context.act_generator.set_state(drawn)
-                self._save(obs, carry)
+                    self._save(obs, carry)
                 raise
             watch.lap("env")
             agent.observe(obs, act, step)
@@ -278,7 +278,10 @@ class Session:
         self.eval_step, self.eval_length = (int(count) for count in state.get("eval_steps", (0, 0)))
         self.frame = read_frame(state)
         self.watch.total = float(state["wall_t"])
-        self.watch.phases.update({str(name): float(seconds) for name, seconds in state["phases"].items()})
+        phases = {str(name): float(seconds) for name, seconds in state["phases"].items()}
+        if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (self.watch.total, *phases.values())):
+            raise ValueError("its times are not numbers of seconds")
+        self.watch.phases.update(phases)
         self.best_model = state["best_model"]
         if self.best_model is not None:
             check_form(self.best_model, self.agent.model_state(), "best_model")
@@ -287,7 +290,7 @@ class Session:
             if due is not None:
                 due.skip_to(self.frame)
         obs = self.env.load_state_dict(state["env"])
-        is_exact = np.array_equal(to_host(obs), state["obs"])
+        is_exact = np.array_equal(to_host(obs), state["obs"]) and self.env.has_same_return
         self.grade = "exact" if is_exact else "statistical"
         if is_exact:
             logger.info(f"Session {self.session} continues at frame {self.frame}: exact")
@@ -315,7 +318,7 @@ class Session:
         """What must not differ between a checkpoint and the run that continues it."""
         spec = dump_spec(self.spec)[self.spec.name]
         # how envs are stepped changes no number
-        for key in ("max_frame", "num_workers", "backend"):
+        for key in ("max_frame", "num_workers", "backend", "step_timeout"):
             spec["env"].pop(key)
         return {key: spec[key] for key in ("agent", "env")} | {"seed": self.spec.meta.seed}
 

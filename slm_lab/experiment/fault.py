@@ -132,7 +132,7 @@ def _describe_env_fault(error: EnvFaultError, frame: int) -> dict[str, Any]:
         obstacle, record = "the actions since the env's last seed are too many", {**record, "action": None}
     # bundles are sent to others, and an env says what it likes
     text = redact(str(error))
-    message = f"{error.tensor} of the env is not finite at frame {frame}: {text}"
+    message = f"{error.tensor} of the env {error.problem} at frame {frame}: {text}"
     return {"kind": "env", "message": message, "error": text, "env": record, "obstacle": obstacle}
 
 
@@ -393,7 +393,7 @@ def _replay_env(bundle: dict[str, Any], is_trusted: bool) -> Replayed:
         return Replayed(not notes, text, notes)
     finally:
         slots.close()
-    return Replayed(False, f"the env gave a finite observation and a finite reward, {slots.reward[0]}, this time")
+    return Replayed(False, f"the env gave a good observation and a finite reward, {slots.reward[0]}, this time")
 
 
 def _replay_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool) -> Replayed:

@@ -86,11 +86,14 @@ def prepare(spec: Spec, render: bool = False, place: Path | None = None) -> tupl
         check_display()
     check_sinks(spec)
     torch.set_num_threads(spec.meta.num_threads)
+    here = Path.cwd()
     env = build_vec_env(build_settings(spec.env, (0,), 1, device=str(pick_device(spec.meta.device, 0))))
     try:
         agent = build_agent(spec, env, 0)
     finally:
         env.close()
+        # an env may have changed it
+        os.chdir(here)
     spec, note = resolve_compile(spec, agent)
     notes = [note]
     algorithm = spec.agent.algorithm

@@ -123,7 +123,7 @@ class Search:
                 self.max_trial,
                 self.spec.meta.search_scheduler,
             )
-            self.random_return = find_random_return(self.spec, may_measure=True)
+            self.random_return = find_random_return(self.spec, True, self.imports)
             try:
                 with self.view:
                     self._loop()

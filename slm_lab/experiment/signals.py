@@ -1,10 +1,29 @@
-"""SIGTERM and Ctrl-C become a wish to stop; a second one ends the process at once."""
+"""SIGTERM, SIGHUP and Ctrl-C become a wish to stop; a second one ends the process at once.
+
+Here is also what ends a session that cannot see that wish, or anything else, because it waits for an env.
+"""
 
 import math
+import os
 import signal
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
+
+from slm_lab.env.watch import TICK_SECONDS, Watchdog, Watched
+from slm_lab.lib.errors import EnvHangError
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Not used by libraries; it makes the main thread raise an error that another thread has found.
+_INTERRUPT = signal.SIGVTALRM
+# what a step under way may take once the session is asked to stop: in all it has ten seconds
+PATIENCE_SECONDS = 5.0
+# from the error within a call to the end of the process, where the call does not even end by that
+GRACE_SECONDS = 2.0
 
 
 class StopSignal:
@@ -16,29 +35,147 @@ class StopSignal:
         self.number: int | None = None
         # when it came, by the monotonic clock
         self.since = math.inf
+        self.error: EnvHangError | None = None
+        # whether its handlers are at work
+        self.is_active = False
         self._old: dict[int, signal.Handlers] = {}
 
     def __enter__(self) -> "StopSignal":
         # only the main thread may handle signals; elsewhere the caller stops the run
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._old[number] = signal.signal(number, self._handle)  # type: ignore[assignment]
+            for number in STOPS:
+                # nohup has it ignored, and so it stays
+                if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:
+                    self._old[number] = signal.signal(number, self._handle)  # type: ignore[assignment]
+            self._old[_INTERRUPT] = signal.signal(_INTERRUPT, self._raise)  # type: ignore[assignment]
+            # Handlers run in the main thread, between its instructions; the numbers of signals are written at once.
+            self._told, self._tells = socket.socketpair()
+            self._told.setblocking(False)
+            self._tells.setblocking(False)
+            self._old_wakeup = signal.set_wakeup_fd(self._tells.fileno(), warn_on_full_buffer=False)
+            self.is_active = True
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.is_active:
+            self.is_active = False
+            signal.set_wakeup_fd(self._old_wakeup)
+            self._told.close()
+            self._tells.close()
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.number is not None and not self.is_patient:
             raise KeyboardInterrupt
+        self.note(number)
+
+    def note(self, number: int) -> None:
+        """Remember a signal, unless there was one before."""
         if self.number is None:
             self.number, self.since = number, time.monotonic()
+
+    def _raise(self, *_: object) -> None:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def find_unhandled(self) -> int | None:
+        """A stop signal that came although its handler did not run: the main thread is not in Python's hands."""
+        try:
+            numbers = self._told.recv(4096)
+        except OSError:
+            return None
+        return next((number for number in numbers if number in STOPS), None)
+
+    def interrupt(self, error: EnvHangError) -> None:
+        """Raise an error in the main thread, wherever it is, as soon as it runs or waits in Python."""
+        self.error = error
+        ident = threading.main_thread().ident
+        assert ident is not None
+        signal.pthread_kill(ident, _INTERRUPT)
 
     def __call__(self) -> bool:
         return self.number is not None
 
     @property
     def exit_code(self) -> int:
-        """143 for SIGTERM, 130 for Ctrl-C."""
+        """143 for SIGTERM, 130 for Ctrl-C, 129 for SIGHUP."""
         return 128 + self.number if self.number is not None else 0
+
+
+@contextmanager
+def end_hangs(
+    stop: StopSignal, should_stop: Callable[[], bool], tell: Callable[[EnvHangError, bool], None]
+) -> Iterator[None]:
+    """End calls of envs that take longer than `env.step_timeout`, or that a wish to stop cannot wait for.
+
+    By an error where the call is, if that can be; else what the session has not told is told, and the process ends.
+    """
+    if not stop.is_active:
+        yield
+        return
+    guard = _Guard(stop, should_stop, tell)
+    with Watchdog(guard.on_tick):
+        yield
+
+
+class _Guard:
+    def __init__(
+        self, stop: StopSignal, should_stop: Callable[[], bool], tell: Callable[[EnvHangError, bool], None]
+    ) -> None:
+        self.stop = stop
+        self.should_stop = should_stop
+        self.tell = tell
+        # signals whose handler may be about to run are the main thread's
+        self.unhandled: int | None = None
+        self.stopping = 0.0
+        # the call that an error was raised in, and when
+        self.raised: tuple[int, int] | None = None
+        self.raised_for = 0.0
+
+    def on_tick(self, waiting: list[tuple[Watched, float]]) -> None:
+        self.unhandled = self.stop.find_unhandled() or self.unhandled
+        if self.unhandled is not None or self.should_stop():
+            self.stopping += TICK_SECONDS
+        for envs, seconds in waiting:
+            is_stopping = min(seconds, self.stopping) >= PATIENCE_SECONDS
+            if is_stopping or (envs.limit and seconds >= envs.limit):
+                self._end(envs, seconds, is_stopping)
+
+    def _end(self, envs: Watched, seconds: float, is_stopping: bool) -> None:
+        call = (id(envs), envs.calls)
+        why = "the run is asked to stop" if is_stopping else "env.step_timeout"
+        if self.raised != call:
+            self.raised, self.raised_for = call, 0.0
+            error = EnvHangError(f"{envs.describe_call()}: no answer for {seconds:g} s ({why})")
+            if not envs.interrupt(error):
+                self.stop.interrupt(error)
+            return
+        self.raised_for += TICK_SECONDS
+        if self.raised_for < GRACE_SECONDS:
+            return
+        if self.stop.number is None and self.unhandled is not None:
+            self.stop.note(self.unhandled)
+        self.tell(EnvHangError(f"{envs.describe_call()}: no answer for {seconds:g} s ({why})"), is_stopping)
+        os._exit(self.stop.exit_code or 1)
+
+
+@contextmanager
+def no_exit() -> Iterator[None]:
+    """Make an exception of `os._exit`, by which an env would end this process with any code it likes."""
+    leave, process = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        # forks end so, and other threads cannot raise anything here
+        if os.getpid() != process:
+            leave(status)
+        if threading.current_thread() is not threading.main_thread():
+            leave(status or 1)
+        raise SystemExit(status)
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = leave

@@ -1,6 +1,7 @@
 """Trial: several sessions of one spec, their score and its spread."""
 
 import math
+import os
 import signal
 import time
 import traceback
@@ -10,9 +11,8 @@ from typing import Any
 
 from loguru import logger
 
-from slm_lab.env.build import make_random_env
 from slm_lab.env.make import build_settings
-from slm_lab.env.random_baseline import baseline_key, get_random_baseline
+from slm_lab.env.random_baseline import baseline_key, get_random_baseline, measure_apart
 from slm_lab.experiment.analysis import (
     calc_final_eval,
     calc_session_metrics,
@@ -27,21 +27,29 @@ from slm_lab.experiment.plot import plot_run, plot_run_curve
 from slm_lab.experiment.progress import ProgressView
 from slm_lab.experiment.report import write_report
 from slm_lab.experiment.results import Run, read_run
-from slm_lab.experiment.signals import StopSignal
+from slm_lab.experiment.signals import StopSignal, end_hangs, no_exit
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import DivergenceError, LabError, RunFolderError, StorageError, WorkerDeathError, WorkerError
+from slm_lab.lib.errors import (
+    DivergenceError,
+    EnvError,
+    EnvHangError,
+    LabError,
+    RunFolderError,
+    StorageError,
+    WorkerDeathError,
+    WorkerError,
+)
 from slm_lab.lib.io import write_json
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.secret import redact
 from slm_lab.spec.schema import Spec
 
 PLOT_SECONDS = 60.0
-# a baseline that is not shipped is measured within so many steps
-MAX_BASELINE_STEP = 100_000
 # who stops a run may have told its sessions a moment before
 STOP_GRACE_SECONDS = 2.0
-# A batch system says SIGTERM and gives a few seconds: graphs and the report are left to the run that goes on.
-TERMINATED = 128 + signal.SIGTERM
+# A batch system says SIGTERM and gives a few seconds, and so does a terminal that closes: graphs and the report are
+# left to the run that goes on.
+HURRIED = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,9 @@ class Trial:
         connect: Connect | None = None,
     ) -> None:
         self.spec = spec
-        self.folder = folder
+        # as it was named, for those who read it; an env may change the working folder
+        self.named = folder
+        self.folder = RunFolder(folder.path.absolute(), folder.name)
         self.trial = trial
         self.imports = imports
         self.log_level = log_level
@@ -138,9 +148,21 @@ class Trial:
             view.update(asdict(progress))
             self._plot_now_and_then()
 
+        def on_hang(error: EnvHangError, is_stopping: bool) -> None:
+            outcome = Outcome(0, error=redact(str(error)), is_killed=is_stopping, ended=time.monotonic())
+            tell_failure(outcome, stop)
+            logger.warning(f"Its last checkpoint stays; continue with slm-lab run train@{self.named.path}")
+
+        here = Path.cwd()
         try:
-            session = Session(self.spec, self.folder, self.trial, 0, on_progress, stop, self.render, self.imports)
-            return [Outcome(0, asdict(session.run()))]
+            with no_exit(), end_hangs(stop, stop, on_hang):
+                session = Session(self.spec, self.folder, self.trial, 0, on_progress, stop, self.render, self.imports)
+                return [Outcome(0, asdict(session.run()))]
+        except EnvHangError as error:
+            # its last checkpoint stays
+            outcome = Outcome(0, error=redact(str(error)), is_killed=stop())
+        except SystemExit as error:
+            outcome = Outcome(0, error=f"the env or the agent ended the process, with exit code {error.code or 0}")
         except WorkerDeathError as error:
             # the session has saved itself
             outcome = Outcome(0, error=redact(str(error)), is_killed=True)
@@ -150,6 +172,8 @@ class Trial:
             raise
         except Exception:
             outcome = Outcome(0, error=redact(traceback.format_exc()))
+        finally:
+            os.chdir(here)
         outcome.ended = time.monotonic()
         tell_failure(outcome, stop)
         return [outcome]
@@ -195,7 +219,7 @@ class Trial:
         tables = self._tables(sessions)
         if tables:
             # a run that is asked to stop has seconds for it
-            baseline = find_random_return(self.spec, may_measure=not stop_code)
+            baseline = find_random_return(self.spec, not stop_code, self.imports)
             metrics = calc_trial_metrics(list(tables.values()), baseline)
             metrics["num_session"] = self.spec.meta.max_session
             metrics["session_index"] = list(tables)
@@ -207,8 +231,8 @@ class Trial:
                     session = calc_session_metrics(tables[result.session], baseline)
                     write_session_metrics(self.folder, self.trial, result, asdict(session))
             write_json(self.folder.trial_metrics_file(self.trial), metrics)
-            run = read_run(self.folder.path, self.trial)
-            if stop_code != TERMINATED:
+            run = read_run(self.named.path, self.trial)
+            if stop_code not in HURRIED:
                 plot_run(run)
                 report = self._write_report(run)
             logger.info(format_trial_metrics(metrics["scalar"]))
@@ -216,9 +240,9 @@ class Trial:
             logger.error(f"Trial {self.trial}: {len(results)} of {self.spec.meta.max_session} sessions have a result")
         elif not stop_code:
             logger.info(f"Trial {self.trial} done")
-        prefix = self.folder.graph_prefix(self.trial)
+        prefix = self.named.graph_prefix(self.trial)
         curve = prefix.with_name(f"{prefix.name}_trial_graph_mean_returns_vs_frames.png")
-        return TrialResult(self.folder.path, self.trial, metrics, results, failures, stop_code, curve, run, report)
+        return TrialResult(self.named.path, self.trial, metrics, results, failures, stop_code, curve, run, report)
 
     def _tables(self, sessions: list[int]) -> dict[int, dict[str, Any]]:
         tables = {}
@@ -252,7 +276,7 @@ class Trial:
         except Exception as error:
             logger.warning(f"No report: {type(error).__name__}: {error}")
             return None
-        return path
+        return self.named.report_file
 
 
 def is_failure(outcome: Outcome, stop: StopSignal) -> bool:
@@ -266,15 +290,13 @@ def tell_failure(outcome: Outcome, stop: StopSignal) -> None:
         logger.error(f"Session {outcome.session} failed: {outcome.error}")
 
 
-def find_random_return(spec: Spec, may_measure: bool) -> float:
+def find_random_return(spec: Spec, may_measure: bool, imports: tuple[str, ...] = ()) -> float:
     """The mean return of random play in a spec's env; 0 where it is not known and cannot be measured."""
     env = spec.env
     key = baseline_key(env.name, dict(env.kwargs), env.max_t)
-    settings = build_settings(env, (0,), device=str(pick_device(spec.meta.device, 0)))
+    settings = build_settings(env, (0,), device=str(pick_device(spec.meta.device, 0)), imports=imports)
     try:
-        return get_random_baseline(
-            key, lambda: make_random_env(settings), max_step=MAX_BASELINE_STEP, may_measure=may_measure
-        )
-    except RuntimeError as error:
+        return get_random_baseline(key, lambda: measure_apart(settings), may_measure=may_measure)
+    except (EnvError, WorkerError) as error:
         logger.warning(f"No random baseline, so strength counts from 0: {error}")
         return 0.0

@@ -13,8 +13,8 @@ from slm_lab.experiment.control import Progress, Session
 from slm_lab.experiment.executor import SessionTask
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.run import prepare
-from slm_lab.experiment.signals import StopSignal
-from slm_lab.lib.errors import DivergenceError, LabError, StorageError, WorkerDeathError, WorkerError
+from slm_lab.experiment.signals import StopSignal, end_hangs
+from slm_lab.lib.errors import DivergenceError, EnvHangError, LabError, StorageError, WorkerDeathError, WorkerError
 from slm_lab.lib.log import log_to, setup_console
 from slm_lab.lib.runtime import import_modules
 from slm_lab.lib.secret import redact
@@ -36,17 +36,29 @@ def main(task: SessionTask, descriptor: int, parent: int) -> int:
         def on_progress(progress: Progress) -> None:
             tell("progress", asdict(progress))
 
+        def on_hang(error: EnvHangError, is_stopping: bool) -> None:
+            tell("killed" if is_stopping else "error", redact(str(error)))
+
         setup_console(task.console_level, task.log_format)
-        folder = RunFolder(Path(task.folder), task.name)
+        folder = RunFolder(Path(task.folder).absolute(), task.name)
         try:
             import_modules(task.imports)
             if task.is_probe:
                 tell("notes", prepare(load_spec(folder.spec_file, task.name).spec)[1])
             spec = load_spec(folder.trial_spec_file(task.trial), task.name).spec
-            with log_to(folder.log_file(task.trial, task.session), task.log_level):
+            with (
+                log_to(folder.log_file(task.trial, task.session), task.log_level),
+                end_hangs(stop, should_stop, on_hang),
+            ):
                 result = Session(
                     spec, folder, task.trial, task.session, on_progress, should_stop, imports=task.imports
                 ).run()
+        except EnvHangError as error:
+            tell("killed" if should_stop() else "error", redact(str(error)))
+            return 1
+        except SystemExit as error:
+            tell("error", f"the env or the agent ended the process, with exit code {error.code or 0}")
+            return 1
         except WorkerDeathError as error:
             tell("killed", redact(str(error)))
             return 1

@@ -18,21 +18,22 @@ class EnvError(LabError):
 
 
 class EnvFaultError(EnvError):
-    """An env gave an observation or a reward that is not finite.
+    """An env gave something that no agent can learn from: a number that is not finite, or not what its spaces say.
 
-    `tensor` is which of the two, `env` the index of the env; `record` is what the step can be done again from, once
-    whoever knows the seeds and the actions has added it.
+    `tensor` is what it is about, `env` the index of the env, `problem` the fault in a few words; `record` is what the
+    step can be done again from, added by the batch of envs, which knows seeds and actions.
     """
 
-    def __init__(self, message: str, tensor: str, env: int) -> None:
+    def __init__(self, message: str, tensor: str, env: int, problem: str = "is not finite") -> None:
         super().__init__(message)
         self.tensor = tensor
         self.env = env
+        self.problem = problem
         self.record: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # workers send it to their session
-        return type(self), (str(self), self.tensor, self.env)
+        return type(self), (str(self), self.tensor, self.env, self.problem)
 
 
 class RunFolderError(LabError):
@@ -75,6 +76,14 @@ class WorkerError(Exception):
 
 class WorkerDeathError(WorkerError):
     """A worker process is gone; who stops a run may have told it too."""
+
+
+class EnvHangError(WorkerError):
+    """A call of an env does not return."""
+
+
+class EnvExitError(WorkerError):
+    """An env called sys.exit or os._exit, which would end the session without a result."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

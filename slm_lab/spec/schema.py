@@ -91,6 +91,11 @@ class EnvSpec(Model):
         "faster at the start.",
     )
     max_t: PositiveInt | None = Field(None, description="Time limit of an episode; null: the env's own.")
+    step_timeout: Annotated[Float, Field(ge=0)] = Field(
+        300.0,
+        description="Seconds after which a step of an env that has not returned ends the session; 0: never. It changes "
+        "no number.",
+    )
     max_frame: PositiveInt = Field(description="Env steps to train for, over all copies.")
     normalize_obs: Bool = Field(False, description="Shift and scale observations by their running mean and std.")
     normalize_reward: Bool = Field(False, description="Scale rewards by the running std of the discounted return.")

@@ -1,5 +1,8 @@
 """`slm-lab env` as a user calls it."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -36,6 +39,45 @@ def test_mistakes_are_told_in_one_line(words: tuple[str, ...], message: str) -> 
     code, _, err = call(*words)
     assert code == 2
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "message"),
+    [
+        ("space = gym.spaces.Box(-1, 1, (0,))", 2, "has observations without a number"),
+        ("actions = gym.spaces.Box(-1, 1, (0,))", 2, "have no number to choose"),
+        ("raise ValueError(token)", 1, "ValueError: [secret]"),
+        ("self.step = lambda action: open(token)", 1, "No such file or directory: '[secret]'"),
+        ("import sys; sys.exit(0)", 2, "ends the process when it is made"),
+        ("self.close = lambda: open(token)", 0, "Train in it with"),
+    ],
+)
+def test_what_an_env_does_wrong_ends_without_its_secrets(
+    fault: str, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_env.py").write_text(
+        "import gymnasium as gym\n"
+        "class Odd(gym.Env):\n"
+        "    def __init__(self):\n"
+        "        token = 'hf_' + 'abcdefghijklmnopqrstuvwxyz'\n"
+        "        space, actions = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)\n"
+        f"        {fault}\n"
+        "        self.observation_space, self.action_space = space, actions\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        super().reset(seed=seed)\n"
+        "        self.observation_space.seed(seed)\n"
+        "        return self.observation_space.sample(), {}\n"
+        "    def step(self, action):\n"
+        "        return self.observation_space.sample(), 0.0, True, False, {}\n"
+        "gym.register('Odd-v0', entry_point=Odd)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("odd_env", None)
+    found, out, err = call("check", "odd_env:Odd-v0", "--steps", "20")
+    assert found == code, err
+    assert message in out + err
+    assert "hf_abc" not in out + err
 
 
 def test_list_by_family() -> None:

@@ -23,9 +23,12 @@ class Env(gym.Env[Any, Any]):
         if mistake == "unbounded":
             self.action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
         self.t = 0
+        self.num_episode = 0
 
     def _obs(self) -> Any:
         obs = np.full(2, self.t / 10, np.float32)
+        if self.mistake == "memory":
+            return np.minimum(obs + self.num_episode / 100, 1)
         if self.mistake == "random":
             return np.random.default_rng().random(2).astype(np.float32)
         if self.t == 3:
@@ -41,6 +44,7 @@ class Env(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.t = 0
+        self.num_episode = min(self.num_episode + 1, 5)
         return self._obs(), {}
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -49,11 +53,14 @@ class Env(gym.Env[Any, Any]):
         terminated: Any = self.t >= 5 and self.mistake != "endless"
         if self.mistake == "endless":
             self.t = min(self.t, 9)
-        return self._obs(), reward, int(terminated) if self.mistake == "whole end" else terminated, False, {}
+        terminated = {"whole end": int(terminated), "parts of an end": np.zeros(2)}.get(self.mistake, terminated)
+        info: Any = None if self.mistake == "no info" else {}
+        return self._obs(), reward, terminated, False, info
 
 
 def texts(mistake: str, level: str) -> list[str]:
-    return [finding.text for finding in check_env(Env(mistake), 50) if finding.level == level]
+    findings = check_env(Env(mistake), 50, make_fresh=lambda: Env(mistake))
+    return [finding.text for finding in findings if finding.level == level]
 
 
 def test_a_sound_env() -> None:
@@ -73,6 +80,8 @@ def test_a_sound_env() -> None:
         ("infinite reward", "step 1: the reward is inf"),
         ("text reward", "step 1: the reward is str, a number is due"),
         ("whole end", "step 1: terminated is int, true or false is due"),
+        ("parts of an end", "step 1: terminated is ndarray, true or false is due"),
+        ("no info", "step 1: info is NoneType, a dict is due"),
         ("text actions", "env.name: actions of Text are not supported"),
     ],
 )
@@ -85,6 +94,7 @@ def test_mistakes_are_named_with_their_step(mistake: str, text: str) -> None:
     [
         ("endless", "no episode ended in 50 random steps"),
         ("random", "the same seed and actions differ from step 0 on"),
+        ("memory", "a fresh env differs from one that has played episodes, from step 0 on"),
         ("unbounded", "some actions have no bound"),
     ],
 )

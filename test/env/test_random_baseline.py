@@ -58,6 +58,14 @@ def no_env() -> gym.Env[Any, Any]:
     raise AssertionError("the env was made although its baseline is known")
 
 
+def measure_coin() -> RandomBaseline:
+    return measure_random_baseline(CoinEnv)
+
+
+def measure_nothing() -> RandomBaseline:
+    return measure_random_baseline(no_env)
+
+
 def cartpole() -> gym.Env[Any, Any]:
     """Make a real, quick env."""
     return gym.make("CartPole-v1")
@@ -106,7 +114,7 @@ def test_measure_reports_an_endless_env_and_closes_it() -> None:
 
 def test_shipped_baseline_needs_no_env(cache_file: Path) -> None:
     data = json.loads(SHIPPED_PATH.read_text(encoding="utf-8"))
-    assert get_random_baseline("CartPole-v1", no_env, cache_file.parent) == data["CartPole-v1"]["mean"]
+    assert get_random_baseline("CartPole-v1", measure_nothing, cache_file.parent) == data["CartPole-v1"]["mean"]
     assert not cache_file.exists()
 
 
@@ -135,24 +143,24 @@ def test_shipped_cartpole_is_what_is_measured() -> None:
 
 
 def test_unknown_env_is_measured_once(cache_file: Path) -> None:
-    mean = get_random_baseline("Coin-v0", CoinEnv, cache_file.parent)
+    mean = get_random_baseline("Coin-v0", measure_coin, cache_file.parent)
     assert mean == measure_random_baseline(CoinEnv).mean
     assert json.loads(cache_file.read_text(encoding="utf-8"))["Coin-v0"]["num_episode"] == 100
-    assert get_random_baseline("Coin-v0", no_env, cache_file.parent) == mean
+    assert get_random_baseline("Coin-v0", measure_nothing, cache_file.parent) == mean
 
 
 def test_cache_keeps_what_others_wrote_meanwhile(cache_file: Path) -> None:
     def make_while_another_writes() -> gym.Env[Any, Any]:
-        get_random_baseline("Other-v0", CoinEnv, cache_file.parent)
+        get_random_baseline("Other-v0", measure_coin, cache_file.parent)
         return CoinEnv(length=2)
 
-    get_random_baseline("Coin-v0", make_while_another_writes, cache_file.parent)
+    get_random_baseline("Coin-v0", lambda: measure_random_baseline(make_while_another_writes), cache_file.parent)
     assert set(json.loads(cache_file.read_text(encoding="utf-8"))) == {"Coin-v0", "Other-v0"}
 
 
 def test_cache_stays_valid_under_simultaneous_writes(cache_file: Path) -> None:
     def look_up(index: int) -> float:
-        return get_random_baseline(f"Coin{index}-v0", CoinEnv, cache_file.parent)
+        return get_random_baseline(f"Coin{index}-v0", measure_coin, cache_file.parent)
 
     with ThreadPoolExecutor(8) as pool:
         means = set(pool.map(look_up, range(16)))
@@ -177,7 +185,7 @@ def test_cache_stays_valid_under_simultaneous_writes(cache_file: Path) -> None:
 )
 def test_corrupt_cache_is_rewritten(tmp_path: Path, content: bytes) -> None:
     (tmp_path / CACHE_FILE).write_bytes(content)
-    mean = get_random_baseline("Coin-v0", CoinEnv, tmp_path)
+    mean = get_random_baseline("Coin-v0", measure_coin, tmp_path)
     assert json.loads((tmp_path / CACHE_FILE).read_text(encoding="utf-8"))["Coin-v0"]["mean"] == mean
 
 
@@ -185,8 +193,8 @@ def test_unwritable_cache_is_no_error(tmp_path: Path) -> None:
     # A file where the folder should be stops even root, unlike missing permissions.
     blocker = tmp_path / "blocker"
     blocker.write_text("")
-    assert get_random_baseline("Coin-v0", CoinEnv, blocker) == measure_random_baseline(CoinEnv).mean
-    assert get_random_baseline("Coin-v0", CoinEnv, blocker / "below") == measure_random_baseline(CoinEnv).mean
+    assert get_random_baseline("Coin-v0", measure_coin, blocker) == measure_random_baseline(CoinEnv).mean
+    assert get_random_baseline("Coin-v0", measure_coin, blocker / "below") == measure_random_baseline(CoinEnv).mean
 
 
 def test_failed_write_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,12 +202,16 @@ def test_failed_write_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pyte
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
-    get_random_baseline("Coin-v0", CoinEnv, tmp_path)
+    get_random_baseline("Coin-v0", measure_coin, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_non_finite_baseline_is_not_cached(cache_file: Path) -> None:
-    assert math.isnan(get_random_baseline("Coin-v0", lambda: CoinEnv(reward=math.nan), cache_file.parent))
+    assert math.isnan(
+        get_random_baseline(
+            "Coin-v0", lambda: measure_random_baseline(lambda: CoinEnv(reward=math.nan)), cache_file.parent
+        )
+    )
     assert not cache_file.exists()
 
 
@@ -217,7 +229,7 @@ def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name, value in variables.items():
         monkeypatch.setenv(name, str(tmp_path / value))
-    get_random_baseline("Coin-v0", CoinEnv)
+    get_random_baseline("Coin-v0", measure_coin)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / folder / CACHE_FILE]
 
 
@@ -226,7 +238,7 @@ def test_relative_xdg_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.chdir(tmp_path)
-    get_random_baseline("Coin-v0", CoinEnv)
+    get_random_baseline("Coin-v0", measure_coin)
     assert not (tmp_path / "relative").exists()
     assert (tmp_path / "home/.cache/slm_lab" / CACHE_FILE).exists()
 

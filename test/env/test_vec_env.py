@@ -17,7 +17,7 @@ from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, make_env
 from slm_lab.env.vec_env import Step, VecEnv
 from slm_lab.env.worker import WorkerVecEnv
-from slm_lab.lib.errors import EnvError, WorkerDeathError, WorkerError
+from slm_lab.lib.errors import EnvError, EnvFaultError, WorkerDeathError, WorkerError
 
 Array = np.ndarray[Any, Any]
 
@@ -318,6 +318,91 @@ def test_a_faulty_env_is_named_with_its_episode_and_step(fault: str, text: str) 
     env.close()
 
 
+PARTS = spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Box(0, 9, (3,), np.uint8), c=spaces.Discrete(3))
+GOOD = {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.uint8), "c": 1}
+BYTES = spaces.Box(0, 255, (2,), np.uint8)
+FLOATS = spaces.Box(-1, 1, (2,), np.float32)
+
+
+class Given(Counter):
+    """Gives what it is told, from the third step on."""
+
+    def __init__(self, space: gym.Space[Any], good: Any, given: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.observation_space = space
+        self.good, self.given = good, given
+
+    def _obs(self) -> Any:
+        return self.good
+
+    def step(self, action: int) -> Any:
+        good = super().step(action)
+        return (*self.given, *good[len(self.given) :]) if self.t == 3 else good
+
+
+def step_given(space: gym.Space[Any], good: Any, *given: Any) -> Step:
+    gym.register("test/Given-v0", entry_point=lambda **_: Given(space, good, given))
+    try:
+        env = LocalVecEnv(settings("test/Given-v0", num_envs=1))
+        env.reset()
+        return run(env, [np.zeros(1, int)] * 3)[-1]
+    finally:
+        del gym.registry["test/Given-v0"]
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "given", "text"),
+    [
+        (BYTES, np.zeros(2, np.uint8), (np.array([0.0, 1.5]),), "the observation is 1.5 at [1], the space says uint8"),
+        (BYTES, np.zeros(2, np.uint8), (np.array([np.nan, 1]),), "the observation is nan at [0], the space says uint8"),
+        (BYTES, np.zeros(2, np.uint8), (np.array([1, -1]),), "the observation is -1 at [1], the space says uint8"),
+        (FLOATS, np.zeros(2, np.float32), (["a", "b"],), "the observation is of type <U1, the space says float32"),
+        (FLOATS, np.zeros(2, np.float32), ([[1.0], 2.0],), "the observation is no array: list"),
+        (
+            PARTS,
+            GOOD,
+            ({**GOOD, "a": np.zeros(3, np.float32), "b": np.zeros(2, np.uint8)},),
+            "part 'a' of the observation has the shape (3,), the space says (2,)",
+        ),
+        (
+            PARTS,
+            GOOD,
+            ({**GOOD, "b": np.array([0, 0.5, 0])},),
+            "part 'b' of the observation is 0.5 at [1], the space says uint8",
+        ),
+        (PARTS, GOOD, ({**GOOD, "c": -1},), "part 'c' of the observation is -1, the space says Discrete(3)"),
+        (PARTS, GOOD, ({"a": GOOD["a"], "b": GOOD["b"]},), "the observation has no part 'c'"),
+        (spaces.Discrete(3), 0, (1.5,), "the observation is 1.5, the space says Discrete(3)"),
+        (FLOATS, np.zeros(2), (np.zeros(2), 10**400), "the reward is too large for a float"),
+        (FLOATS, np.zeros(2), (np.zeros(2), None), "the reward is NoneType of shape (), a number is due"),
+        (FLOATS, np.zeros(2), (np.zeros(2), np.zeros(2)), "the reward is ndarray of shape (2,), a number is due"),
+        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, None), "terminated is None, true or false is due"),
+        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, "no"), "terminated is 'no', true or false is due"),
+        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, np.nan), "terminated is nan, true or false is due"),
+        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, False, np.zeros(2)), "truncated is ndarray, true or false is due"),
+    ],
+)
+def test_what_does_not_fit_the_spaces_is_named(
+    space: gym.Space[Any], good: Any, given: tuple[Any, ...], text: str
+) -> None:
+    with pytest.raises(EnvFaultError) as caught:
+        step_given(space, good, *given)
+    assert re.match(r"env 0, episode 0 \(seed \d+\), step 3: " + re.escape(text), str(caught.value))
+
+
+def test_what_loses_nothing_is_taken() -> None:
+    step = step_given(BYTES, [0, 0], np.array([3.0, 255.0]), np.array([2.5]), np.array([0]), np.bool_(True), None)
+    assert step.next_obs.tolist() == [[3, 255]]
+    assert step.next_obs.dtype == np.uint8
+    assert step.reward.tolist() == [2.5]
+    assert step.truncated.tolist() == [True]
+
+
+def test_a_single_number_is_an_observation_of_one() -> None:
+    step = step_given(spaces.Box(-1, 1, ()), np.float32(0.5), np.float32(0.25))
+    assert step.next_obs.tolist() == [[0.25]]
+
+
 def test_an_episode_that_never_ends_is_named(monkeypatch: pytest.MonkeyPatch, warnings: list[str]) -> None:
     monkeypatch.setattr(vec_env, "ENDLESS", 30)
     env = LocalVecEnv(settings("Pendulum-v1", max_t=1000))
@@ -397,6 +482,7 @@ def test_options_that_an_env_cannot_use(name: str, kwargs: dict[str, Any], messa
     [
         (spaces.Dict(a=spaces.Sequence(spaces.Discrete(2))), "which no net can read"),
         (spaces.Dict(), "the observation has no parts"),
+        (spaces.Box(-1, 1, (0,)), "has observations without a number"),
         (spaces.Dict({"a.b": spaces.Discrete(2), "a": spaces.Dict(b=spaces.Discrete(2))}), "have the same name"),
     ],
 )

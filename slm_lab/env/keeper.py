@@ -1,0 +1,96 @@
+"""The process between a session and an env worker: whatever the session dies of, nothing of the worker stays behind.
+
+It stays small: it forks before the worker loads anything.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+# asks for an end of everything at once
+KILL = signal.SIGUSR1
+# how often it looks whether the session is there, and how long a worker without one may take to close its envs
+LOOK_SECONDS = 1.0
+GRACE_SECONDS = 3.0
+# of Linux: to be told of the parent's death, and to be the parent of all descendants that lose theirs
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def main(module: str, descriptor: int, session: int) -> None:
+    """Start what a module serves on a socket; end with it, as it ended, when all that it has started is gone."""
+    is_killed = False
+
+    def kill(*_: object) -> None:
+        nonlocal is_killed
+        is_killed = True
+
+    keeper = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == keeper:
+            import_module(module).serve(descriptor)
+        sys.exit()
+    os.close(descriptor)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # a batch system tells all processes to end; the session saves first
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    signal.signal(KILL, kill)
+    wake, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    deadline = float("inf")
+    status: int | None = None
+    while status is None and not is_killed and time.monotonic() < deadline:
+        if select.select([wake], [], [], LOOK_SECONDS)[0]:
+            os.read(wake, 64)
+        pid, result = os.waitpid(child, os.WNOHANG)
+        if pid:
+            status = result
+        elif os.getppid() != session:
+            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+    _kill_all(child)
+    if status is None:
+        status = int(signal.SIGKILL)
+    if os.WIFSIGNALED(status):
+        ended_by = os.WTERMSIG(status)
+        if ended_by != signal.SIGKILL:
+            signal.signal(ended_by, signal.SIG_DFL)
+        os.kill(keeper, ended_by)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _kill_all(child: int) -> None:
+    """Kill the worker and all that it has started: those that lose their parent become children of this process."""
+    while True:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        for pid in _find_children():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _find_children() -> list[int]:
+    me, found = str(os.getpid()), []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # the name, in brackets, may hold anything
+            if path.read_text(errors="replace").rpartition(")")[2].split()[1] == me:
+                found.append(int(path.parent.name))
+    return found

@@ -1,0 +1,92 @@
+"""Looks whether calls of envs return: a thread, since the one that waits for an env cannot look itself."""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import gymnasium as gym
+from loguru import logger
+
+from slm_lab.lib.errors import EnvHangError
+
+TICK_SECONDS = 0.5
+# an env that has not closed by then is left behind
+CLOSE_SECONDS = 3.0
+
+
+class Watched(Protocol):
+    """Envs whose calls are watched."""
+
+    # goes up when a call begins and when it returns, so it is odd while one is under way
+    calls: int
+    # seconds that a call may take; 0: no limit
+    limit: float
+
+    def describe_call(self) -> str:
+        """Which env the call is of, with its seed and step."""
+
+    def interrupt(self, error: EnvHangError) -> bool:
+        """Make the call raise the error; False where only its own thread can do that."""
+
+
+# those of this process; replaced in one go, since another thread reads it
+_watched: list[weakref.ref[Watched]] = []
+
+
+def watch(envs: Watched) -> None:
+    """Let the watchdog of this process, if there is one, look after some envs for as long as they are there."""
+    _watched[:] = [*(one for one in _watched if one() is not None), weakref.ref(envs)]
+
+
+class Watchdog:
+    """Tells, again and again, which calls of envs have not returned and for how many seconds."""
+
+    def __init__(self, on_tick: Callable[[list[tuple[Watched, float]]], None]) -> None:
+        self.on_tick = on_tick
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="env watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        # Ticks are counted rather than read from a clock: a process that was suspended has waited for no env.
+        waits: dict[int, tuple[int, float]] = {}
+        while not self._over.wait(TICK_SECONDS):
+            waiting = []
+            for envs in [envs for ref in tuple(_watched) if (envs := ref()) is not None]:
+                calls = envs.calls
+                last, seconds = waits.get(id(envs), (0, 0.0))
+                seconds = seconds + TICK_SECONDS if calls == last and calls % 2 else 0.0
+                waits[id(envs)] = calls, seconds
+                if calls % 2:
+                    waiting.append((envs, seconds))
+            self.on_tick(waiting)
+
+
+def close_envs(envs: Sequence[gym.Env[Any, Any]], name: str, is_drawn: bool = False) -> None:
+    """Close envs; what goes wrong with that is a warning, since all that matters is done."""
+
+    def close() -> None:
+        for env in envs:
+            try:
+                env.close()
+            except (Exception, SystemExit) as error:  # the env's own code: anything can come
+                reason = (str(error).splitlines() or [""])[0]
+                logger.warning(f"close() of '{name}' failed: {type(error).__name__}: {reason}")
+
+    if is_drawn:
+        # windows belong to the thread that has opened them
+        close()
+        return
+    thread = threading.Thread(target=close, name="env close", daemon=True)
+    thread.start()
+    thread.join(CLOSE_SECONDS)
+    if thread.is_alive():
+        logger.warning(f"close() of '{name}' has not returned after {CLOSE_SECONDS:g} s and is not waited for")
