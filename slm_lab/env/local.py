@@ -12,6 +12,8 @@ from slm_lab.env.vec_env import RENDER_FPS, Array, Step, VecEnv, calc_episode_se
 from slm_lab.env.watch import close_envs, watch
 from slm_lab.lib.errors import EnvExitError, EnvFaultError, EnvHangError
 
+# what nearly all envs say an end with
+_TRUTHS = (bool, np.bool_)
 _HINT = "`slm-lab env check` may tell more"
 
 
@@ -113,16 +115,15 @@ class Slots:
             except BaseException as error:
                 self._leave(error, slot, int(episode[slot]))
             self.calls += 1
-            self.t[slot] += 1
-            self.last_t[slot] = self.t[slot]
+            self.t[slot] = self.last_t[slot] = self.t[slot] + 1
             # what nearly all envs give needs no further look
             if type(obs) is not np.ndarray or obs.shape != shape or obs.dtype != dtype:
                 obs = self._read_obs(obs, slot, int(episode[slot]))
             if not isinstance(reward, float):
                 reward = self._read_reward(reward, slot, int(episode[slot]))
-            if not isinstance(terminated, (bool, np.bool_)):
+            if not isinstance(terminated, _TRUTHS):
                 terminated = self._read_truth("terminated", terminated, slot, int(episode[slot]))
-            if not isinstance(truncated, (bool, np.bool_)):
+            if not isinstance(truncated, _TRUTHS):
                 truncated = self._read_truth("truncated", truncated, slot, int(episode[slot]))
             self.next_obs[slot] = obs
             try:
