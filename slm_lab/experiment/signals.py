@@ -39,6 +39,8 @@ class StopSignal:
         # whether its handlers are at work
         self.is_active = False
         self._old: dict[int, signal.Handlers] = {}
+        # standard input, output and errors, as far as they are one
+        self._terminals = [descriptor for descriptor in range(3) if os.isatty(descriptor)]
 
     def __enter__(self) -> "StopSignal":
         # only the main thread may handle signals; elsewhere the caller stops the run
@@ -68,7 +70,17 @@ class StopSignal:
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.number is not None and not self.is_patient:
             raise KeyboardInterrupt
+        if number == signal.SIGHUP:
+            self._leave_terminal()
         self.note(number)
+
+    def _leave_terminal(self) -> None:
+        """Write nowhere instead of to a terminal that is gone, where every line would be an error."""
+        for descriptor in self._terminals:
+            if not os.isatty(descriptor):
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
     def note(self, number: int) -> None:
         """Remember a signal, unless there was one before."""

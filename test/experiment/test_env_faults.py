@@ -209,6 +209,22 @@ def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path: Path) -> None:
     assert load_state(trial.folder.resume_file(0, 0))["frame"] > 0
 
 
+def test_lines_for_a_terminal_that_is_gone_are_no_errors() -> None:
+    master, slave = os.openpty()
+    try:
+        stop = signals.StopSignal()
+        stop._terminals = [slave]
+        os.write(slave, b"seen")
+        os.close(master)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(slave, b"lost")
+        stop._handle(signal.SIGHUP, None)
+        assert stop.exit_code == 129
+        os.write(slave, b"ignored")
+    finally:
+        os.close(slave)
+
+
 def test_a_signal_that_nohup_has_ignored_stays_so() -> None:
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
