@@ -14,7 +14,7 @@ from slm_lab.env.atari import SEED_INTERVAL, AtariEnv, AtariOptions
 from slm_lab.env.layout import FlatObservation, ObsPart, calc_parts, in_one_line
 from slm_lab.env.render import RenderMode, prepare
 from slm_lab.env.wrapper import FreshWorld
-from slm_lab.lib.errors import EnvError, nearest
+from slm_lab.lib.errors import EnvError, EnvHangError, nearest
 from slm_lab.lib.runtime import import_by_name, num_cores
 from slm_lab.spec.schema import EnvSpec, Spec
 
@@ -120,6 +120,8 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> gy
         raise EnvError(f"env.name: '{settings.name}' cannot be made: {error}") from None
     except SystemExit as error:
         raise EnvError(f"env.name: '{settings.name}' ends the process when it is made: {error!r}") from None
+    except EnvHangError:
+        raise
     except Exception as error:  # the env's own code: anything can come
         if "unexpected keyword argument" not in str(error):
             if not settings.kwargs:

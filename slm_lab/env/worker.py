@@ -42,22 +42,24 @@ class WorkerVecEnv(VecEnv):
     def __init__(self, settings: EnvSettings, num_workers: int) -> None:
         self.workers: list[Worker] = []
         shares = [list(share) for share in np.array_split(np.arange(settings.num_envs), num_workers)]
+        self.shares = [slice(int(share[0]), int(share[-1]) + 1) for share in shares]
+        self.episode = np.zeros(settings.num_envs, np.int64)
+        # making envs is a call too, which only a stop cuts short
+        self.calls, self.limit = 1, 0.0
+        self.at = 0
+        self.hang: EnvHangError | None = None
+        watch(self)
         try:
             for share in shares:
                 self.workers.append(Worker((settings, [int(index) for index in share])))
             # every worker answers once its envs are made
-            facts = [worker.receive() for worker in self.workers]
+            facts = self._receive()
         except BaseException:
             self.close()
             raise
         super().__init__(settings, facts[0])
-        self.shares = [slice(int(share[0]), int(share[-1]) + 1) for share in shares]
-        self.calls = 0
-        self.at = 0
         # a worker names the env that hangs itself, unless it is one that keeps Python from running anything else
         self.limit = settings.step_timeout and settings.step_timeout + _ANSWER_SECONDS
-        self.hang: EnvHangError | None = None
-        watch(self)
 
     def describe_call(self) -> str:
         """The envs of the worker that is waited for."""
@@ -74,12 +76,16 @@ class WorkerVecEnv(VecEnv):
         return True
 
     def _ask(self, what: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        replies = []
         # a replay may take long, and its steps are watched over there
         self.calls += what != "replay"
+        for worker, argument in zip(self.workers, arguments, strict=True):
+            worker.send((what, *argument))
+        return self._receive()
+
+    def _receive(self) -> list[Any]:
+        """The answers of all workers, which end the call."""
+        replies = []
         try:
-            for worker, argument in zip(self.workers, arguments, strict=True):
-                worker.send((what, *argument))
             for index, worker in enumerate(self.workers):
                 self.at = index
                 replies.append(worker.receive())

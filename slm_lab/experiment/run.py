@@ -38,6 +38,7 @@ from slm_lab.experiment.folder import (
 )
 from slm_lab.experiment.published import PublishedAgent
 from slm_lab.experiment.results import Run
+from slm_lab.experiment.signals import no_exit
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
 from slm_lab.experiment.video import check_video_path, film_episodes, write_video
@@ -87,7 +88,8 @@ def prepare(spec: Spec, render: bool = False, place: Path | None = None) -> tupl
     check_sinks(spec)
     torch.set_num_threads(spec.meta.num_threads)
     here = Path.cwd()
-    env = build_vec_env(build_settings(spec.env, (0,), 1, device=str(pick_device(spec.meta.device, 0))))
+    with no_exit():
+        env = build_vec_env(build_settings(spec.env, (0,), 1, device=str(pick_device(spec.meta.device, 0))))
     try:
         agent = build_agent(spec, env, 0)
     finally:

@@ -22,8 +22,9 @@ from slm_lab.experiment.chaos import find_descendants
 from slm_lab.experiment.checkpoint import load_state, save_state
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.run import Options, start
 from slm_lab.experiment.trial import Trial, find_random_return
-from slm_lab.lib.errors import CheckpointError, EnvExitError, EnvHangError
+from slm_lab.lib.errors import CheckpointError, EnvExitError, EnvHangError, LabError
 from slm_lab.lib.io import write_yaml
 from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.schema import Spec
@@ -39,6 +40,10 @@ class Bad(gym.Env):
 
     def __init__(self, mode="", at=20):
         self.mode, self.at, self.total, self.episodes = mode, at, 0, 0
+        if mode == "is never made":
+            time.sleep(600)
+        if mode == "leaves at once":
+            os._exit(0)
         if mode == "moves":
             os.chdir("/")
         if mode == "family":
@@ -174,10 +179,14 @@ def test_a_worker_that_does_not_answer_leaves_a_checkpoint_of_the_step_before(mo
     assert load_state(trial.folder.resume_file(0, 0))["frame"] == 19
 
 
-def test_a_stop_does_not_wait_for_an_env_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["sleeps", "is never made"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stop_does_not_wait_for_an_env_that_hangs(
+    mode: str, num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(signals, "PATIENCE_SECONDS", 1.0)
-    trial = make_trial(make_spec("sleeps"), tmp_path / "run")
-    threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    trial = make_trial(make_spec(mode, num_workers=num_workers), tmp_path / "run")
+    threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     result = trial.run()
     assert result.exit_code == 128 + signal.SIGTERM
     assert not result.failures
@@ -250,6 +259,12 @@ def test_an_env_that_leaves_fails_a_session_of_a_process_of_its_own(mode: str, t
     result = make_trial(make_spec(mode, meta={"max_session": 2}), tmp_path / "run").run()
     assert result.exit_code == 1
     assert all("exit code 0" in failure for failure in result.failures.values())
+
+
+def test_an_env_that_leaves_when_it_is_made_is_told_before_a_run_starts(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="'bad_env:Bad-v0' ends the process when it is made"):
+        start(make_spec("leaves at once"), Options(tmp_path / "data"))
+    assert not (tmp_path / "data").exists()
 
 
 def test_an_exit_of_a_fork_is_its_own(tmp_path: Path) -> None:
