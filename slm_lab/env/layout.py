@@ -135,12 +135,13 @@ def flatten_obs(space: gym.Space[Any], obs: Any) -> tuple[Array, bool]:
     """
     rows: dict[str, Array] = {}
     is_batch: bool | None = None
-    for (name, leaf), value in zip(_leaves(space, ""), _take_parts(space, obs, "observation"), strict=True):
+    for (path, leaf), value in zip(_leaves(space), _take_parts(space, obs, "observation"), strict=True):
+        name = _join(path)
         shape = leaf.shape or ()
         found = np.shape(value)
         if found not in (shape, (*found[:1], *shape)) or is_batch not in (None, found != shape):
             allowed = f"{shape}, or {('N', *shape)} in a batch".replace("'", "")
-            where = f"part '{name}' of the observation" if name else "the observation"
+            where = f"part '{name}' of the observation" if path else "the observation"
             raise EnvError(f"{where} has the shape {found}; expected {allowed}")
         is_batch = found != shape
         each = value if is_batch else [value]
