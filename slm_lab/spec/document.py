@@ -85,8 +85,8 @@ def spec_reference() -> str:
         *_family("agent.memory", "name", MemorySpec, MEMORY_SPECS.values()),
         *_family("agent.net", "type", nets.NetSpec, NET_SPECS.values()),
         _section("## loss_spec", nets.LossSpec),
-        "## optim_spec\n\nThe options mean what they mean in `torch.optim`. `weight_decay` is for weights alone: biases, "
-        "gains of norm layers and a policy's log std do not decay.",
+        "## optim_spec\n\nThe options mean what they mean in `torch.optim`. `weight_decay` is for weights alone: "
+        "biases, gains of norm layers and a policy's log std do not decay.",
         *(_kind(model, "name") for model in _OPTIMIZERS),
         "## lr_scheduler_spec\n\nSchedules named as in `torch.optim.lr_scheduler` take the same options.",
         *(_kind(model, "name") for model in _SCHEDULERS),
