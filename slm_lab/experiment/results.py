@@ -278,7 +278,7 @@ def find_runs(data_dir: Path) -> tuple[list[Run], list[str]]:
         except NoResultsError:
             continue  # it has none yet, or is no run
         except (LabError, OSError) as error:
-            problems.append(f"{folder.name}: {describe_failure(error)}")
+            problems.append(f"{printable(folder.name)}: {describe_failure(error)}")
     return [run for _, run in sorted(runs, key=lambda pair: pair[0], reverse=True)], problems
 
 
