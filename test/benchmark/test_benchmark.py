@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from slm_lab.benchmark.curves import curves_file, load_curves, pick_column, save_curves, thin
 from slm_lab.benchmark.intake import take_in
-from slm_lab.benchmark.local import run_rows
+from slm_lab.benchmark.local import launch_command, run_rows
 from slm_lab.benchmark.match import find_obstacles, find_row
 from slm_lab.benchmark.matrix import Row, load_matrix, select_rows
 from slm_lab.benchmark.plan import estimate, find_open
@@ -25,6 +26,7 @@ from slm_lab.experiment.analysis import calc_trial_metrics, read_table
 from slm_lab.experiment.results import load_run
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import lock_file, write_json, write_yaml
+from slm_lab.lib.parent import VARIABLE
 from slm_lab.spec.loading import dump_spec
 
 PPO, A2C = select_rows(["CartPole-v1 PPO"])[0], select_rows(["CartPole-v1 A2C"])[0]
@@ -510,3 +512,18 @@ def test_commit_holds_the_page_and_nothing_else(tmp_path, monkeypatch) -> None:
     # nothing new, nothing committed
     code, text = call("intake", "--no-upload", "--commit")
     assert (code, "committed" in text) == (0, False)
+
+
+def test_a_row_that_is_trained_ends_with_the_process_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+
+    class Started:
+        def __init__(self, words: list[str], env: dict[str, str] | None = None) -> None:
+            seen.append((env or {}).get(VARIABLE))
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr("slm_lab.benchmark.local.subprocess.Popen", Started)
+    assert launch_command(["run"]) == 0
+    assert seen == [str(os.getpid())]
