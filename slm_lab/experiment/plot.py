@@ -291,7 +291,7 @@ def _runs_chart(runs: Sequence[DrawnRun], title: str, has_legend: bool, column: 
             dots += [replace(line, is_named=False) for line in _average_evals(run.evals, look)]
     if not lines:
         return None
-    parts = [f"mean of sessions, {BAND}" if bands else f"no interval: fewer than {MIN_INTERVAL} sessions each"]
+    parts = ["mean and its 95 % interval" if bands else f"no interval: fewer than {MIN_INTERVAL} sessions each"]
     parts += ["dots: evaluations"] if dots else []
     parts += ["drawn from where the 100 rows are full"] if column == AVERAGE else []
     return _Chart(title, "; ".join([*parts, *notes]), RETURN_LABELS[column], [*lines, *dots], tuple(bands), has_legend)
@@ -395,9 +395,11 @@ def _build_figure(chart: _Chart) -> tuple[Figure, Text]:
         axes.yaxis.set_major_formatter(FuncFormatter(shorten))
     axes.set_xlabel(FRAMES, fontsize=11, color=INK)
     axes.set_ylabel(chart.y_label.replace(", ", ",\n"), fontsize=11, color=INK)
-    title = axes.set_title(wrap(chart.title), loc="left", pad=22 if chart.subtitle else 10, **TITLE)
+    subtitle = textwrap.fill(chart.subtitle, 100, max_lines=2, placeholder=" ...")
+    pad = 10 + 13 * (subtitle.count("\n") + 1) if subtitle else 10
+    title = axes.set_title(wrap(chart.title), loc="left", pad=pad, **TITLE)
     above: dict[str, Any] = dict(xycoords="axes fraction", textcoords="offset points")
-    axes.annotate(chart.subtitle, (0, 1), (0, 8), fontsize=9.5, color=MUTED, **above)
+    axes.annotate(subtitle, (0, 1), (0, 8), fontsize=9.5, color=MUTED, **above)
     if chart.shows_legend:
         # Below the axes it never hides a curve.
         columns = 4 if len(chart.bands) > 1 else min(len(named) + len(chart.bands), 4)
