@@ -139,7 +139,8 @@ def _run_episode(env: gym.Env[Any, Any], seed: int, max_step: int) -> tuple[floa
     total = 0.0
     for step in range(1, max_step + 1):
         _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-        total += float(reward)
+        # a reward of shape (1,) counts, as in training
+        total += float(np.asarray(reward).item())
         if terminated or truncated:
             return total, step, True
     return total, max_step, False

@@ -97,6 +97,12 @@ def test_measure_gives_mean_and_std_of_episode_returns() -> None:
     assert env.closed
 
 
+def test_a_reward_may_be_an_array_of_one() -> None:
+    as_array: Any = np.ones(1)
+    plain = measure_random_baseline(CoinEnv, num_episode=5)
+    assert measure_random_baseline(lambda: CoinEnv(reward=as_array), num_episode=5) == plain
+
+
 def test_measure_starts_no_episode_past_max_step() -> None:
     # 4 steps each: the third episode begins at step 8 and is played to its end, the fourth would begin at 12.
     assert measure_random_baseline(CoinEnv, num_episode=100, max_step=10).num_episode == 3
