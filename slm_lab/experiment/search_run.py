@@ -222,7 +222,7 @@ def _probe(spec: Spec, options: Options, num_slot: int) -> tuple[Probe | None, l
                 for event in executor.poll(POLL_SECONDS):
                     if event.notes is not None:
                         notes, limit = event.notes, time.monotonic() + PROBE_LIMIT
-                    if event.progress is not None:
+                    if event.progress is not None and event.progress.get("what", "row") == "row":
                         fps = event.progress["fps"]
                         first = first or time.monotonic()
                     outcome = event.outcome or outcome

@@ -67,7 +67,8 @@ def _recurrent_problems(spec: Spec) -> list[str]:
     algorithm, net = spec.agent.algorithm, spec.agent.net
     if not algorithm.takes_recurrent:
         given = {"net": net, "critic_net": spec.agent.critic_net}
-        known = ", ".join(name for name, kind in ALGORITHM_SPECS.items() if kind.takes_recurrent)
+        *others, last = (name for name, kind in ALGORITHM_SPECS.items() if kind.takes_recurrent)
+        known = f"{', '.join(others)} and {last}"
         return [
             f"agent.{key}.type: {algorithm.name} has no use for a hidden state; RecurrentNet works with {known}"
             for key, one in given.items()

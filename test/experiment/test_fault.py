@@ -532,7 +532,7 @@ def test_batches_of_types_of_your_own_are_said_to_be_so(tmp_path: Path, monkeypa
             return call(self, *args)
         except GradientFaultError as fault:
             fault.step_args = (OwnBatch(args[0].obs),)
-            self.calc_loss = lambda batch: (self.parameters[0].sum() * math.nan,)
+            self.calc_loss = lambda batch: Loss(self.parameters[0].sum() * math.nan, {})
             raise
 
     monkeypatch.setattr(GradientStep, "__call__", call_otherwise)

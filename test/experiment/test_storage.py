@@ -129,6 +129,7 @@ def kind_of(name: str) -> str:
 # raw writes that no full disk can turn into half a file of a run, each with the reason
 RAW_WRITES = {
     "slm_lab/lib/io.py",  # the mechanism itself
+    "slm_lab/lib/terminal.py",  # the streams of the process itself
     "slm_lab/agent/net/engine.py",  # a lock of the compiler's cache, empty
     "slm_lab/experiment/video.py",  # a temporary name, taken before ffmpeg writes
     "slm_lab/experiment/search_run.py",  # the journal of a search, empty at first

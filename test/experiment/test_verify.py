@@ -113,7 +113,7 @@ def test_a_run_is_the_same_between_its_last_two_checkpoints(algorithm: dict[str,
 def test_a_run_is_the_same_from_its_start(ppo_run: Path) -> None:
     whole = verify(ppo_run, from_start=True)
     assert whole.is_same
-    assert (whole.first, whole.last, whole.comparison.num_row) == (0, 1200, 12)
+    assert (whole.first, whole.last, whole.comparison.num_row) == (0, 1200, 13)
     assert whole.comparison.num_tensor > 20
     part = verify(ppo_run, segment=500)
     assert part.is_same
@@ -330,7 +330,7 @@ def test_a_run_without_checkpoints_is_compared_by_its_table(copied: RunFolder) -
     shutil.rmtree(copied.path / "model")
     verdict = verify(copied.path)
     assert verdict.is_same
-    assert (verdict.last, verdict.comparison.num_row, verdict.comparison.num_tensor) == (1200, 12, 0)
+    assert (verdict.last, verdict.comparison.num_row, verdict.comparison.num_tensor) == (1200, 13, 0)
     assert "only tables" in verdict.comparison.notes[0]
 
 

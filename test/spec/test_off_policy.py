@@ -333,8 +333,8 @@ def test_critic_net_and_prefixed_keys_contradict(name: str) -> None:
 @pytest.mark.parametrize("name", ["SARSA", "SoftActorCritic", "CrossQ", "SIL", "PPOSIL", "Random"])
 def test_no_use_for_a_hidden_state(name: str) -> None:
     assert problems(name, {"agent.net": {"type": "RecurrentNet"}}) == [
-        f"agent.net.type: {name} has no use for a hidden state; RecurrentNet works with PPO, ActorCritic, Reinforce, "
-        "VanillaDQN, DQN and DoubleDQN"
+        f"agent.net.type: {name} has no use for a hidden state; RecurrentNet works with Reinforce, ActorCritic, "
+        "PPO, VanillaDQN, DQN and DoubleDQN"
     ]
 
 

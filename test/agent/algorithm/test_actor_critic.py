@@ -353,7 +353,7 @@ def test_no_observation_looks_extreme_at_first(lab) -> None:
     for count in range(1, 30):
         act = agent.act(obs, explore=True)
         # one of n samples is at most sqrt(n - 1) stds from their mean; the first is as it is
-        assert float(act.extra["obs"].abs().max()) <= max(2.0, np.sqrt(count - 1) + 1e-4)
+        assert float(act.obs.abs().max()) <= max(2.0, np.sqrt(count - 1) + 1e-4)
         step = env.step(act.action.numpy())
         agent.observe(obs, act, step)
         obs = step.obs
