@@ -177,7 +177,7 @@ def _find_on_the_way(agent: Agent, fault: GradientFaultError) -> Finding | None:
         for handle in handles:
             handle.remove()
     # its own parts are sums, whose cause is among the samples
-    seen += [(name, part) for name, part in report.items() if part.dim()]
+    seen += [(name, part.detach()) for name, part in report.items() if part.dim()]
     for index, (name, tensor) in enumerate(seen):
         finding = find_bad(name, tensor, layers.get(index))
         if finding is not None:

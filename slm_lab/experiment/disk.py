@@ -71,7 +71,8 @@ def estimate_disk(spec: Spec, agent: Agent) -> DiskNeed:
     num_column = len({*CORE_COLUMNS, *algorithm.metric_names, *agent.norm_names})
     num_cell = env.max_frame // meta.log_frequency * num_column
     if meta.num_eval_episode:
-        num_cell += env.max_frame // spec.eval_every * len(CORE_COLUMNS)
+        # about half of the points are within the budget of evaluations in a short run
+        num_cell += env.max_frame // spec.eval_every * len(CORE_COLUMNS) // 2
     num_action = torch.Size(agent.context.family.action_shape).numel()
     num_step = min(env.max_t or EPISODE_STEPS, EPISODE_STEPS, env.max_frame)
     checkpoint = (
