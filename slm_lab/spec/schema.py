@@ -250,24 +250,17 @@ class Spec(Model):
     @model_validator(mode="before")
     @classmethod
     def _fill_last_frame(cls, data: Any) -> Any:
-        """A learning rate that falls over frames falls to the end of the run, unless the spec says otherwise."""
+        """What changes over frames does so until the end of the run, unless the spec says otherwise: learning rates
+        fall, and importance weights undo more and more of the bias of priorities.
+        """
         match data:
             case {"agent": dict(agent), "env": {"max_frame": int() | float() as max_frame}}:
                 filled = {key: _with_last_frame(agent[key], max_frame) for key in ("net", "critic_net") if key in agent}
+                match agent.get("memory"):
+                    case {"name": "PrioritizedReplay", **keys} if "beta" not in keys:
+                        beta = {"start_val": 0.4, "end_val": 1.0, "end_step": max_frame}
+                        filled["memory"] = {**agent["memory"], "beta": beta}
                 data = {**data, "agent": {**agent, **filled}}
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_beta(cls, data: Any) -> Any:
-        """Importance weights undo more and more of the bias, and all of it at the end, unless told otherwise."""
-        match data:
-            case {
-                "agent": {"memory": {"name": "PrioritizedReplay"} as memory} as agent,
-                "env": {"max_frame": int() | float() as max_frame},
-            } if "beta" not in memory:
-                beta = {"start_val": 0.4, "end_val": 1.0, "end_step": max_frame}
-                data = {**data, "agent": {**agent, "memory": {**memory, "beta": beta}}}
         return data
 
     @property
