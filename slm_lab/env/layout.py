@@ -70,7 +70,7 @@ def _join(path: tuple[Any, ...]) -> str:
 
 
 class MisfitError(ValueError):
-    """A part of an observation that is not what the space says; whoever steps the env knows where that was."""
+    """A part of an observation that is not what the space says; the caller, who steps the env, adds where that was."""
 
 
 class FlatObservation(FlattenObservation[Any, Any, Any]):

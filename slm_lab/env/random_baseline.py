@@ -30,7 +30,7 @@ gym.register_envs(ale_py)
 SHIPPED_PATH = Path(__file__).with_name("random_baseline.json")
 CACHE_FILE = "random_baseline.json"
 NUM_EPISODE = 100
-# A baseline that is not shipped is measured within these limits: no episode starts after so many steps or seconds, and
+# A baseline that is not shipped is measured within these limits: no episode starts after these steps or seconds, and
 # one that has not ended much later is given up.
 MAX_STEP = 100_000
 MAX_SECONDS = 30.0

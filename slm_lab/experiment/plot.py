@@ -42,7 +42,7 @@ MUTED = "#666666"
 GRID = "#E4E4E4"
 FRAMES = "frames (env steps)"
 BAND = "95 % interval of the mean"
-# of a few bands, and of so many that they lie over each other
+# of a few bands, and of more that overlap
 _BAND_OPACITY, _MANY_OPACITY, _MANY = 0.18, 0.1, 4
 # more sessions than this are told apart by the pointer alone
 _MAX_NAMED = 4

@@ -122,7 +122,7 @@ def end_hangs(
 ) -> Iterator[None]:
     """End calls of envs that take longer than `env.step_timeout`, or that a wish to stop cannot wait for.
 
-    By an error where the call is, if that can be; else what the session has not told is told, and the process ends.
+    By an error where the call is, if possible; else the rest of the report is sent and the process ends.
     """
     if not stop.is_active:
         yield
