@@ -83,7 +83,7 @@ class EveryBatchSpec(OnPolicySpec):
     """Keys of algorithms that train once on each batch."""
 
     training_frequency: PositiveInt = Field(
-        32, description="Train every so many episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay)."
+        32, description="Episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay) between updates."
     )
 
     @property
@@ -100,7 +100,7 @@ class ReinforceSpec(EveryBatchSpec):
     name: Literal["Reinforce"] = "Reinforce"
     takes_recurrent: ClassVar = True
     training_frequency: PositiveInt = Field(
-        1, description="Train every so many episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay)."
+        1, description="Episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay) between updates."
     )
     center_return: Bool = Field(True, description="Subtract the batch mean from the returns.")
     policy_loss_coef: NonNegativeFloat = Field(1.0, description="Weight of the policy loss.")
@@ -114,7 +114,7 @@ class ActorCriticSpec(EveryBatchSpec):
     takes_recurrent: ClassVar = True
     training_frequency: PositiveInt = Field(
         32,
-        description="Train every so many episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay); "
+        description="Episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay) between updates; "
         "default num_step_returns where that is given.",
     )
     lam: Fraction | None = Field(None, description="Lambda of GAE; null means n-step or full returns.")

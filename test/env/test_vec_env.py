@@ -326,7 +326,7 @@ FLOATS = spaces.Box(-1, 1, (2,), np.float32)
 
 
 class Given(Counter):
-    """Gives what it is told, from the third step on."""
+    """Returns the given values from the third step on."""
 
     def __init__(self, space: gym.Space[Any], good: Any, given: tuple[Any, ...]) -> None:
         super().__init__()
