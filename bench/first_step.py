@@ -8,7 +8,7 @@ from pathlib import Path
 
 import slm_lab
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.results.folder import RunFolder
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ from bench.job import Job, Measured, answer_with
 from bench.meter import Meter
 from bench.rows import ROW_BY_NAME, build_spec
 from slm_lab.experiment.control import Progress, Session
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.progress import ProgressView
 from slm_lab.lib.io import create_run_folder
 from slm_lab.lib.log import log_to, setup_console
+from slm_lab.results.folder import RunFolder
 
 
 def measure(job: Job) -> Measured:

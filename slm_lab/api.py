@@ -10,13 +10,13 @@ import numpy as np
 from slm_lab.agent.agent import reset_rows
 from slm_lab.agent.algorithm.base import Carry
 from slm_lab.env.layout import flatten_obs
-from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.run import Options, enjoy, load_trained, start
 from slm_lab.experiment.run import resume as resume_run
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
+from slm_lab.results.folder import DATA_DIR
 from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 

@@ -21,8 +21,8 @@ from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.registry import register_algorithm
 from slm_lab.api import TrainedAgent
 from slm_lab.env.layout import flatten_obs
-from slm_lab.experiment.folder import find_run_path
 from slm_lab.lib.errors import LabError, SpecError
+from slm_lab.results.folder import find_run_path
 from slm_lab.spec.algorithm import AlgorithmSpec
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -174,7 +174,7 @@ import slm_lab
 from gymnasium.envs.classic_control import CartPoleEnv
 from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.registry import register_algorithm
-from slm_lab.experiment.folder import find_run_path
+from slm_lab.results.folder import find_run_path
 from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.algorithm import AlgorithmSpec

@@ -26,7 +26,7 @@ from bench.faults.same import find_difference
 from bench.faults.specs import NAME, make_spec
 from slm_lab.env.worker import WorkerVecEnv
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.results.folder import RunFolder
 
 NUM_SESSION = 4
 

@@ -15,8 +15,8 @@ from typing import NoReturn
 from loguru import logger
 
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.io import remove_orphans
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.schema import Spec
 
 # longer than any child takes on a busy machine

@@ -16,9 +16,9 @@ from bench.faults.hostile_states import CANARY, write_files
 from bench.faults.row import ROOT, Batch, Row, Verdict
 from bench.faults.same import find_difference
 from bench.faults.specs import NAME, make_spec
-from slm_lab.experiment.checkpoint import load_latest, load_state
-from slm_lab.experiment.folder import RunFolder, replay_file
+from slm_lab.experiment.checkpoint.state import load_latest, load_state
 from slm_lab.lib.errors import CheckpointError, LabError, SpecError
+from slm_lab.results.folder import RunFolder, replay_file
 from slm_lab.spec.loading import load_spec
 
 MAX_MB = 500

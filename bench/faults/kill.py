@@ -17,11 +17,11 @@ from bench.faults.fork import CHILD_SECONDS, fork, train, train_to_end, wait
 from bench.faults.row import Batch, Row, Verdict
 from bench.faults.same import find_difference
 from bench.faults.specs import ALGORITHMS, make_spec
-from slm_lab.experiment.checkpoint import load_latest, load_state
+from slm_lab.experiment.checkpoint.state import load_latest, load_state
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.errors import CheckpointError
 from slm_lab.lib.io import remove_orphans
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.schema import Spec
 
 # a multiple of the number of envs, so that saves come at it exactly
@@ -29,7 +29,7 @@ INTERVAL = 40
 # those with every kind of file: nets alone, a replay, priorities, two memories, statistics of layers
 SAVERS = ("PPO", "DQN", "DoubleDQN", "PPOSIL", "CrossQ")
 # how saves write; the lines of what they gather beforehand touch no file
-_SAVING = ("slm_lab/lib/io.py", "slm_lab/experiment/replay_files.py")
+_SAVING = ("slm_lab/lib/io.py", "slm_lab/experiment/checkpoint/replay_files.py")
 _SAVING_FUNCTIONS = ("save_state", "_save")
 
 

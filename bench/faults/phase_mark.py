@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.net.engine import CompiledFunction
+from slm_lab.agent.compile.engine import CompiledFunction
 from slm_lab.experiment import trial
 from slm_lab.experiment.control import Session
 from slm_lab.share import push

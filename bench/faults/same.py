@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from slm_lab.experiment.checkpoint import load_state
-from slm_lab.experiment.folder import RunFolder, replay_file
+from slm_lab.experiment.checkpoint.state import load_state
+from slm_lab.results.folder import RunFolder, replay_file
 
 CLOCK_COLUMNS = ("fps", "wall_t")
 CLOCK_KEYS = ("wall_t", "phases")

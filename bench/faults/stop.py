@@ -21,9 +21,9 @@ from bench.faults.command import (
 )
 from bench.faults.row import Batch, Row, Verdict
 from bench.faults.specs import NAME, make_spec
-from slm_lab.experiment.checkpoint import load_state
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.lib.errors import CheckpointError
+from slm_lab.results.folder import RunFolder
 
 # of sessions under way, which save; of the command alone, when sessions have not begun or have ended
 UNDER_WAY = ("compile", "rollout", "update", "eval", "video")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from slm_lab.agent.schedule import calc_schedule
+from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.spec.algorithm import ActorCriticSpec, OffPolicySpec, PPOSpec, SoftActorCriticSpec
 from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.net import ConvNetSpec, MLPNetSpec

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.action.distribution import build_family
 from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics
-from slm_lab.agent.algorithm.policy import build_family
+from slm_lab.agent.learn.gradient import ADVICE, GradientFaultError, Guard
 from slm_lab.agent.memory.batch import Transition
-from slm_lab.agent.net.gradient import ADVICE, GradientFaultError, Guard
 from slm_lab.agent.net.parts import check_names
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.make import EnvFacts

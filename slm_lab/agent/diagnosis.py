@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.on_policy import OnPolicy
+from slm_lab.agent.learn.gradient import GradientFaultError
 from slm_lab.agent.memory.batch import Batch, Rollout
-from slm_lab.agent.net.gradient import GradientFaultError
 
 # fields of batches as people call them
 NAMES = {

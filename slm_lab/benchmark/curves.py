@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from slm_lab.benchmark.matrix import slug
-from slm_lab.experiment.analysis import Table, mask_partial_ma
-from slm_lab.experiment.results import Run
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import write_text
+from slm_lab.results.metrics import Table, mask_partial_ma
+from slm_lab.results.run import Run
 
 # means over a hundred episodes or rows hide little between as many points
 NUM_POINT = 100

@@ -10,10 +10,10 @@ from typing import Any
 
 from slm_lab.benchmark.match import find_differences
 from slm_lab.benchmark.matrix import Row, load_matrix
-from slm_lab.experiment.analysis import calc_spread
-from slm_lab.experiment.results import Run, look_up
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.io import write_json
+from slm_lab.results.metrics import calc_spread
+from slm_lab.results.run import Run, look_up
 
 DOCS = Path("docs")
 # when a run began, as its folder's name ends

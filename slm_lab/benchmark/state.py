@@ -8,8 +8,8 @@ from pathlib import Path
 from slm_lab.benchmark.match import Stage, find_misfits, find_obstacles, find_row, find_stage
 from slm_lab.benchmark.matrix import Row
 from slm_lab.benchmark.result import Result, find_start, is_stale
-from slm_lab.experiment.results import Run, load_run
 from slm_lab.lib.errors import LabError
+from slm_lab.results.run import Run, load_run
 
 
 class Standing(StrEnum):

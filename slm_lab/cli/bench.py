@@ -21,15 +21,15 @@ from slm_lab.benchmark.result import DOCS, Result, find_start, load_results
 from slm_lab.benchmark.state import RowState, Standing, find_states
 from slm_lab.benchmark.table import PHASES, write_table
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.folder import DATA_DIR
-from slm_lab.experiment.progress import format_seconds
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import lock_file
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import num_cores
 from slm_lab.lib.secret import full_environment
+from slm_lab.lib.unit import format_seconds
 from slm_lab.remote.submit import find_status, submit_task
 from slm_lab.remote.task import SpotPolicy, TaskRequest, find_root
+from slm_lab.results.folder import DATA_DIR
 from slm_lab.share.opening import open_store
 from slm_lab.share.pull import find_names, pull_runs
 from slm_lab.share.push import push_run

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from slm_lab.audit.chaos import Chaos
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import ImportsOption, SetOption
-from slm_lab.experiment.chaos import Chaos
 from slm_lab.lib.io import create_run_folder
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.analysis import MIN_INTERVAL, calc_spread
-from slm_lab.experiment.folder import DATA_DIR
-from slm_lab.experiment.report import build_spec_diff
-from slm_lab.experiment.results import Run, find_common_kind, load_run
-from slm_lab.experiment.statistics import compare as compare_scores
-from slm_lab.experiment.statistics import describe_improvement
 from slm_lab.lib.errors import LabError
+from slm_lab.results.folder import DATA_DIR
+from slm_lab.results.metrics import MIN_INTERVAL, calc_spread
+from slm_lab.results.report import build_spec_diff
+from slm_lab.results.run import Run, find_common_kind, load_run
+from slm_lab.results.statistics import compare as compare_scores
+from slm_lab.results.statistics import describe_improvement
 from slm_lab.spec.reader import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.doctor import Finding, conclude, diagnose
-from slm_lab.experiment.folder import DATA_DIR
-from slm_lab.experiment.results import load_run
+from slm_lab.results.doctor import Finding, conclude, diagnose
+from slm_lab.results.folder import DATA_DIR
+from slm_lab.results.run import load_run
 from slm_lab.spec.reader import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

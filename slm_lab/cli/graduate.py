@@ -9,11 +9,11 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import LogLevelOption
 from slm_lab.lib.log import setup_console
+from slm_lab.lib.unit import format_size
 from slm_lab.share.graduate import graduate as copy_all
 from slm_lab.share.graduate import plan
 from slm_lab.share.opening import open_store
 from slm_lab.share.settings import read_settings
-from slm_lab.share.view import format_size
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

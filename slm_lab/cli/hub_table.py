@@ -7,9 +7,9 @@ from pathlib import Path
 
 from slm_lab.cli.columns import write_columns
 from slm_lab.lib.errors import LabError
+from slm_lab.lib.unit import format_size
 from slm_lab.share.pull import SharedRun
 from slm_lab.share.store import Store
-from slm_lab.share.view import format_size
 
 HEADER = ("run", "algorithm", "env", "score", "sessions", "frames", "size", "here")
 

@@ -12,12 +12,12 @@ import typer
 
 from slm_lab.cli.columns import write_columns
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.folder import DATA_DIR
-from slm_lab.experiment.progress import format_seconds
-from slm_lab.experiment.results import Run, find_runs
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.secret import redact
+from slm_lab.lib.unit import format_seconds
+from slm_lab.results.folder import DATA_DIR
+from slm_lab.results.run import Run, find_runs
 from slm_lab.share.settings import get_repo, read_settings
 
 HEADER = ("run", "algorithm", "env", "score", "sessions", "frames", "age")

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.folder import DATA_DIR
-from slm_lab.experiment.plot import DrawnRun, plot_runs
-from slm_lab.experiment.results import Run, load_runs
 from slm_lab.lib.errors import LabError
+from slm_lab.results.folder import DATA_DIR
+from slm_lab.results.plot import DrawnRun, plot_runs
+from slm_lab.results.run import Run, load_runs
 
 PLOTS = Path("docs/plots")
 

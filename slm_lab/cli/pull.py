@@ -9,13 +9,13 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.hub_table import show_runs
 from slm_lab.cli.options import DataDirOption, LogLevelOption
-from slm_lab.experiment.folder import DATA_DIR, REPORT_NAME
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
+from slm_lab.lib.unit import format_size, parse_size
+from slm_lab.results.folder import DATA_DIR, REPORT_NAME
 from slm_lab.share.opening import open_store
 from slm_lab.share.pull import Pulled, list_runs, pull_runs
 from slm_lab.share.settings import read_settings
-from slm_lab.share.view import format_size, parse_size
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 NUM_SHOWN = 5

@@ -7,8 +7,8 @@ import typer
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import DataDirOption, LogLevelOption
-from slm_lab.experiment.folder import DATA_DIR, find_run_path
 from slm_lab.lib.log import setup_console
+from slm_lab.results.folder import DATA_DIR, find_run_path
 from slm_lab.share.opening import open_store
 from slm_lab.share.push import push_run
 from slm_lab.share.settings import read_settings

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.folder import DATA_DIR, REPORT_NAME, find_run_path, is_search
-from slm_lab.experiment.report import write_report
-from slm_lab.experiment.report_comparison import compare_runs
-from slm_lab.experiment.report_search import write_search_report
-from slm_lab.experiment.results import load_runs
 from slm_lab.lib.errors import RunFolderError
+from slm_lab.results.folder import DATA_DIR, REPORT_NAME, find_run_path, is_search
+from slm_lab.results.report import write_report
+from slm_lab.results.report_comparison import compare_runs
+from slm_lab.results.report_search import write_search_report
+from slm_lab.results.run import load_runs
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.analysis import format_trial_metrics
-from slm_lab.experiment.folder import DATA_DIR, REPORT_NAME, RunFolder
-from slm_lab.experiment.results import load_run
-from slm_lab.experiment.retro import find_models, recompute
+from slm_lab.results.folder import DATA_DIR, REPORT_NAME, RunFolder
+from slm_lab.results.metrics import format_trial_metrics
+from slm_lab.results.retro import find_models, recompute
+from slm_lab.results.run import load_run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -22,14 +22,14 @@ from slm_lab.cli.options import (
     list_changes,
 )
 from slm_lab.cli.upload import check_upload, upload_run
-from slm_lab.experiment.doctor import MIN_ROWS, count_rows, diagnose
-from slm_lab.experiment.folder import DATA_DIR
-from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.run import Options, enjoy, resume, start, start_or_continue, summarize, summarize_training
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
+from slm_lab.lib.unit import format_seconds
+from slm_lab.results.doctor import MIN_ROWS, count_rows, diagnose
+from slm_lab.results.folder import DATA_DIR
 from slm_lab.spec.loading import SUFFIXES, find_bare_file, load_spec, locate, parse_override
 from slm_lab.spec.schema import Spec
 

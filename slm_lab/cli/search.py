@@ -23,7 +23,6 @@ from slm_lab.cli.options import (
 )
 from slm_lab.cli.run import DEMO
 from slm_lab.cli.upload import check_upload, upload_run
-from slm_lab.experiment.folder import DATA_DIR
 from slm_lab.experiment.run import Options, summarize
 from slm_lab.experiment.search_result import SearchResult
 from slm_lab.experiment.search_run import resume_search, start_or_continue_search, start_search, validate
@@ -31,6 +30,7 @@ from slm_lab.experiment.search_view import show_values
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
+from slm_lab.results.folder import DATA_DIR
 from slm_lab.spec.loading import load_spec, locate, parse_override
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

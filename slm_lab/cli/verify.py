@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
+from slm_lab.audit.verify import Settings, Verification
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import ImportsOption
-from slm_lab.experiment.folder import DATA_DIR
-from slm_lab.experiment.verify import Settings, Verification
 from slm_lab.lib.log import setup_console
+from slm_lab.results.folder import DATA_DIR
 from slm_lab.spec.reader import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -2,7 +2,7 @@
 
 import time
 
-from slm_lab.agent.net.engine import CompileClock
+from slm_lab.agent.compile.engine import CompileClock
 
 COMPILE = "compile"
 

@@ -14,16 +14,15 @@ from torch import Tensor
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Metrics
-from slm_lab.agent.net.engine import CLOCK
+from slm_lab.agent.compile.engine import CLOCK
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings, share_cores
 from slm_lab.env.vec_env import Obs, VecEnv, to_host
-from slm_lab.experiment.checkpoint import content_errors, load_latest, save_state
+from slm_lab.experiment.checkpoint.replay_files import ReplayFiles
+from slm_lab.experiment.checkpoint.state import content_errors, load_latest, save_state
 from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.compilation import MIN_COMPILED_STEP
 from slm_lab.experiment.fault import report_fault
-from slm_lab.experiment.folder import RunFolder, previous_file
-from slm_lab.experiment.replay_files import ReplayFiles
 from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
 from slm_lab.experiment.tracker import Tracker
 from slm_lab.experiment.video import film_episodes, write_video
@@ -31,6 +30,7 @@ from slm_lab.lib.device import pick_device
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, WorkerError
 from slm_lab.lib.io import lock_file, write_json
+from slm_lab.results.folder import RunFolder, previous_file
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec

@@ -11,9 +11,10 @@ import torch
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.memory.prioritized import PrioritizedReplay
 from slm_lab.agent.memory.rollout import RolloutMemory
-from slm_lab.experiment.replay_files import CHUNK_BYTES
+from slm_lab.experiment.checkpoint.replay_files import CHUNK_BYTES
 from slm_lab.experiment.tracker import CORE_COLUMNS
 from slm_lab.lib.errors import StorageError
+from slm_lab.lib.unit import format_size
 from slm_lab.spec.schema import Spec
 
 # Of a run as measured: plotly's script and the trial's graphs, the graphs of a session, a number in a table.
@@ -52,16 +53,9 @@ class DiskNeed:
             "replay": self.replay,
             "tables": self.table,
         }
-        listed = [f"{name} {to_text(self.num_session * size)}" for name, size in parts.items() if size]
-        listed.append(f"graphs {to_text(RUN_BYTES + self.num_session * SESSION_BYTES)}")
-        return f"Needs about {to_text(self.total)} on disk: {', '.join(listed)}"
-
-
-def to_text(num_bytes: float) -> str:
-    """Bytes as people say them."""
-    if num_bytes >= 1e9:
-        return f"{num_bytes / 1e9:,.1f} GB"
-    return f"{num_bytes / 1e6:,.1f} MB"
+        listed = [f"{name} {format_size(self.num_session * size)}" for name, size in parts.items() if size]
+        listed.append(f"graphs {format_size(RUN_BYTES + self.num_session * SESSION_BYTES)}")
+        return f"Estimated disk use: {format_size(self.total)} ({', '.join(listed)})"
 
 
 def estimate_disk(spec: Spec, agent: Agent) -> DiskNeed:
@@ -122,6 +116,6 @@ def check_disk(need: DiskNeed, path: Path) -> None:
     free = shutil.disk_usage(place).free
     if free + held < need.peak:
         raise StorageError(
-            f"{place}: has {to_text(free)} free, which is not enough. {need}; free some space, or choose another "
+            f"{place}: has {format_size(free)} free, which is not enough. {need}; free some space, or choose another "
             "place with --data-dir"
         )

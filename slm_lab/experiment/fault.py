@@ -19,17 +19,17 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.ppo import Minibatch
 from slm_lab.agent.algorithm.sequence import Sequences
 from slm_lab.agent.diagnosis import Finding, diagnose, find_bad_weight
+from slm_lab.agent.learn.gradient import GradientFaultError
 from slm_lab.agent.memory.batch import Batch, Rollout, SequenceBatch
-from slm_lab.agent.net.gradient import GradientFaultError
 from slm_lab.env.layout import ObsPart
 from slm_lab.env.local import Slots
 from slm_lab.env.make import EnvFacts, EnvSettings
-from slm_lab.experiment.checkpoint import content_errors, load_state, save_state
+from slm_lab.experiment.checkpoint.state import content_errors, load_state, save_state
 from slm_lab.experiment.compilation import resolve_compile
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, LabError
 from slm_lab.lib.secret import redact
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
 from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.memory import ReplaySpec

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slm_lab.lib.log import console_to
+from slm_lab.lib.unit import format_seconds
 
 LINE_SECONDS = 10.0
 CURVE_WIDTH = 16
@@ -151,13 +152,3 @@ def draw_curve(history: Sequence[tuple[int, float]], max_frame: int) -> str:
 
 def _score(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.2f}"
-
-
-def format_seconds(seconds: float) -> str:
-    """A duration for people."""
-    seconds = max(0, round(seconds))
-    hours, rest = divmod(seconds, 3600)
-    minutes, seconds = divmod(rest, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{seconds:02d}s" if minutes else f"{seconds}s"

@@ -41,10 +41,10 @@ from slm_lab.experiment.executor import (
     Resources,
     SessionTask,
 )
-from slm_lab.experiment.folder import RunFolder, previous_file
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.io import lock_file, move_into_place, temporary_name
 from slm_lab.lib.runtime import num_cores
+from slm_lab.results.folder import RunFolder, previous_file
 
 # a Ray of our own, and the cluster that this machine has joined
 LOCAL, AUTO = "local", "auto"

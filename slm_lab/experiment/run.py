@@ -21,23 +21,12 @@ from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
 from slm_lab.env.render import RenderMode, check_display
 from slm_lab.env.vec_env import VecEnv
-from slm_lab.experiment.analysis import MA_WINDOW, calc_spread, format_spread
-from slm_lab.experiment.checkpoint import content_errors, load_state
+from slm_lab.experiment.checkpoint.published import PublishedAgent
+from slm_lab.experiment.checkpoint.state import content_errors, load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.disk import check_disk, estimate_disk
 from slm_lab.experiment.executor import Connect, load_ray
-from slm_lab.experiment.folder import (
-    DATA_DIR,
-    RunFolder,
-    find_best_trial,
-    find_same_run,
-    import_hint,
-    open_run_folder,
-    save_spec,
-)
-from slm_lab.experiment.published import PublishedAgent
-from slm_lab.experiment.results import Run
 from slm_lab.experiment.signals import no_exit
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
@@ -48,6 +37,17 @@ from slm_lab.lib.io import create_run_folder, remove_orphans, write_json
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
 from slm_lab.lib.secret import redact
+from slm_lab.results.folder import (
+    DATA_DIR,
+    RunFolder,
+    find_best_trial,
+    find_same_run,
+    import_hint,
+    open_run_folder,
+    save_spec,
+)
+from slm_lab.results.metrics import MA_WINDOW, calc_spread, format_spread
+from slm_lab.results.run import Run
 from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.loading import dump_spec, load_spec, refuse_secrets
 from slm_lab.spec.memory import ReplaySpec

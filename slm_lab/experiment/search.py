@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 from loguru import logger
 
-from slm_lab.experiment.analysis import calc_final_eval, calc_session_metrics, calc_trial_metrics
 from slm_lab.experiment.control import SessionResult, write_session_metrics
 from slm_lab.experiment.executor import POLL_SECONDS, Event, Executor, SessionTask
-from slm_lab.experiment.folder import RunFolder, save_spec
-from slm_lab.experiment.results import read_run
 from slm_lab.experiment.search_result import SearchResult, read_session_table, write_result
 from slm_lab.experiment.search_view import SearchView, show_values
 from slm_lab.experiment.signals import StopSignal
@@ -26,6 +23,9 @@ from slm_lab.experiment.trial import find_random_return
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.io import lock_file, remove_orphans, write_json
 from slm_lab.lib.log import LogFormat, log_to
+from slm_lab.results.folder import RunFolder, save_spec
+from slm_lab.results.metrics import calc_final_eval, calc_session_metrics, calc_trial_metrics
+from slm_lab.results.run import read_run
 from slm_lab.spec.candidate import apply_values
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import read_dimensions

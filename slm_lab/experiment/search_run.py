@@ -11,16 +11,6 @@ from loguru import logger
 
 from slm_lab.env.make import is_playground, resolve_name
 from slm_lab.experiment.executor import POLL_SECONDS, Executor, LocalExecutor, Resources, SessionTask
-from slm_lab.experiment.folder import (
-    SPEC_SUFFIX,
-    RunFolder,
-    find_same_run,
-    import_hint,
-    is_run_of,
-    open_run_folder,
-    save_spec,
-)
-from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.run import (
     Options,
     check_known_to_processes,
@@ -36,6 +26,16 @@ from slm_lab.lib.device import count_gpus
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
 from slm_lab.lib.io import create_run_folder
 from slm_lab.lib.runtime import import_modules, num_cores
+from slm_lab.lib.unit import format_seconds
+from slm_lab.results.folder import (
+    SPEC_SUFFIX,
+    RunFolder,
+    find_same_run,
+    import_hint,
+    is_run_of,
+    open_run_folder,
+    save_spec,
+)
 from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.candidate import check_search
 from slm_lab.spec.loading import dump_spec, load_spec, refuse_secrets

@@ -13,10 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slm_lab.experiment.progress import format_seconds
 from slm_lab.experiment.study import TrialRow
 from slm_lab.lib.log import console_to
 from slm_lab.lib.terminal import escape
+from slm_lab.lib.unit import format_seconds
 
 LINE_SECONDS = 20.0
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from loguru import logger
 
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.errors import LabError
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.schema import Spec
 
 

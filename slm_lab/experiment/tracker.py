@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.analysis import MA_WINDOW, calc_total_reward_ma
 from slm_lab.lib.io import AppendFile, write_text
+from slm_lab.results.metrics import MA_WINDOW, calc_total_reward_ma
 
 CORE_COLUMNS = ("total_reward", "total_reward_ma", "loss", "fps", "frame", "wall_t", "t", "epi", "opt_step", "lr")
 _WHOLE = ("frame", "t", "epi", "opt_step")

@@ -13,20 +13,9 @@ from loguru import logger
 
 from slm_lab.env.make import build_settings
 from slm_lab.env.random_baseline import baseline_key, get_random_baseline, measure_apart
-from slm_lab.experiment.analysis import (
-    calc_final_eval,
-    calc_session_metrics,
-    calc_trial_metrics,
-    format_trial_metrics,
-    read_table,
-)
 from slm_lab.experiment.control import Progress, Session, SessionResult, write_session_metrics
 from slm_lab.experiment.executor import Connect, Executor, LocalExecutor, Outcome, Resources, SessionTask, run_tasks
-from slm_lab.experiment.folder import RunFolder
-from slm_lab.experiment.plot import plot_run, plot_run_curve
 from slm_lab.experiment.progress import ProgressView
-from slm_lab.experiment.report import write_report
-from slm_lab.experiment.results import Run, read_run
 from slm_lab.experiment.signals import StopSignal, end_hangs, no_exit
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import (
@@ -42,6 +31,17 @@ from slm_lab.lib.errors import (
 from slm_lab.lib.io import write_json
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.secret import redact
+from slm_lab.results.folder import RunFolder
+from slm_lab.results.metrics import (
+    calc_final_eval,
+    calc_session_metrics,
+    calc_trial_metrics,
+    format_trial_metrics,
+    read_table,
+)
+from slm_lab.results.plot import plot_run, plot_run_curve
+from slm_lab.results.report import write_report
+from slm_lab.results.run import Run, read_run
 from slm_lab.spec.schema import Spec
 
 PLOT_SECONDS = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from wandb import Settings, init, login, setup
 
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from slm_lab.experiment.control import Progress, Session
 from slm_lab.experiment.executor import SessionTask
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.run import prepare
 from slm_lab.experiment.signals import StopSignal, end_hangs
 from slm_lab.lib.errors import DivergenceError, EnvHangError, LabError, StorageError, WorkerDeathError, WorkerError
 from slm_lab.lib.log import log_to, setup_console
 from slm_lab.lib.runtime import import_modules
 from slm_lab.lib.secret import redact
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import load_spec
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from slm_lab.experiment.results import Run, look_up
 from slm_lab.lib.io import dump_yaml
 from slm_lab.lib.secret import redact
+from slm_lab.results.run import Run, look_up
 from slm_lab.share.manifest import Summary
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|!~$&])")

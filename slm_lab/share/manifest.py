@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slm_lab.experiment.analysis import calc_spread
-from slm_lab.experiment.folder import is_search
-from slm_lab.experiment.results import Run
 from slm_lab.lib.errors import ShareError, UnreadableError
 from slm_lab.lib.io import to_finite
+from slm_lab.results.folder import is_search
+from slm_lab.results.metrics import calc_spread
+from slm_lab.results.run import Run
 from slm_lab.share.run_files import RunFile, belongs
 from slm_lab.share.safe_path import find_problem
 from slm_lab.share.store import DATA, MissingStoreError, Store, StoredFile, TooLargeError

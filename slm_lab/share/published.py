@@ -5,8 +5,8 @@ import math
 import re
 from typing import Any
 
-from slm_lab.experiment.results import look_up, name_algorithm
 from slm_lab.lib.errors import UnreadableError
+from slm_lab.results.run import look_up, name_algorithm
 from slm_lab.share.manifest import MAX_FILES, MAX_NUMBER, Manifest, ManifestError, Summary, check_files
 from slm_lab.share.run_files import RunFile, belongs, is_page
 from slm_lab.share.store import DATA, Store, TooLargeError

@@ -16,12 +16,13 @@ from loguru import logger
 
 from slm_lab.lib.errors import ShareError, UnreadableError, nearest
 from slm_lab.lib.io import lock_file, storage_errors
+from slm_lab.lib.unit import format_size
 from slm_lab.share.manifest import BadRunError, Manifest, find_origin, local_file, read_manifest
 from slm_lab.share.published import describe_published
 from slm_lab.share.run_files import RunFile, is_page, read_file
 from slm_lab.share.safe_path import is_safe
 from slm_lab.share.store import DATA, Store
-from slm_lab.share.view import TransferView, format_size
+from slm_lab.share.view import TransferView
 
 MAX_SIZE = 5_000_000_000
 MAX_RUNS = 10_000

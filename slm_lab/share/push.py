@@ -6,15 +6,16 @@ from pathlib import Path
 
 from loguru import logger
 
-from slm_lab.experiment.folder import is_running
-from slm_lab.experiment.results import read_run
 from slm_lab.lib.errors import ShareError
+from slm_lab.lib.unit import format_size
+from slm_lab.results.folder import is_running
+from slm_lab.results.run import read_run
 from slm_lab.share.card import write_card
 from slm_lab.share.manifest import MANIFEST, Manifest, find_missing, find_origin, local_file, read_manifest, summarize
 from slm_lab.share.run_files import CARD, RunFile, find_files, read_file, refuse_secrets
 from slm_lab.share.safe_path import check_name
 from slm_lab.share.store import DATA, Store, Upload
-from slm_lab.share.view import TransferView, format_size
+from slm_lab.share.view import TransferView
 
 # of one commit, so that a cut costs little
 MAX_BATCH_FILES = 100

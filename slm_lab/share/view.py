@@ -9,8 +9,6 @@ from rich.text import Text
 
 from slm_lab.lib.log import console_to
 
-UNITS = ("B", "kB", "MB", "GB", "TB")
-
 
 class TransferView:
     """A bar of bytes with speed and time left."""
@@ -44,21 +42,3 @@ class TransferView:
     def advance(self, num: int) -> None:
         """So many bytes more have gone."""
         self.progress.advance(self.task, num)
-
-
-def format_size(num: float) -> str:
-    """Bytes for people."""
-    for unit in UNITS:
-        if num < 1000 or unit == UNITS[-1]:
-            return f"{num:.0f} {unit}" if unit == "B" or num >= 100 else f"{num:.1f} {unit}"
-        num /= 1000
-    raise AssertionError("the last unit returns")
-
-
-def parse_size(text: str) -> int:
-    """`500MB`, `2 GB` or a number of bytes; raises ValueError for anything else."""
-    text = text.strip().upper()
-    for power, unit in reversed(list(enumerate(UNITS))):
-        if text.endswith(unit.upper()):
-            return int(float(text.removesuffix(unit.upper())) * 1000**power)
-    return int(float(text))

@@ -24,7 +24,7 @@ from bench.faults.secrets import plant, read_tokens
 from bench.faults.soak import soak
 from bench.faults.specs import ALGORITHMS, make_spec
 from bench.faults.stop import stop_in
-from slm_lab.experiment.checkpoint import load_state, save_state
+from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.spec.schema import ALGORITHM_SPECS
 
 SAMPLES: dict[str, tuple[Callable[[Path], Iterator[Verdict]], int]] = {

@@ -22,11 +22,11 @@ from slm_lab.benchmark.result import Result, load_results, save_results
 from slm_lab.benchmark.state import Standing, find_states
 from slm_lab.benchmark.table import build_page, judge, plot_file, status
 from slm_lab.cli import bench
-from slm_lab.experiment.analysis import calc_trial_metrics, read_table
-from slm_lab.experiment.results import load_run
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import lock_file, write_json, write_yaml
 from slm_lab.lib.parent import VARIABLE
+from slm_lab.results.metrics import calc_trial_metrics, read_table
+from slm_lab.results.run import load_run
 from slm_lab.spec.loading import dump_spec
 
 PPO, A2C = select_rows(["CartPole-v1 PPO"])[0], select_rows(["CartPole-v1 A2C"])[0]

@@ -23,9 +23,9 @@ from slm_lab.cli import run as run_command
 from slm_lab.cli import search as search_command
 from slm_lab.cli import spec as spec_command
 from slm_lab.cli.main import COMMANDS, is_search
-from slm_lab.experiment.analysis import METRICS
 from slm_lab.experiment.tracker import CORE_COLUMNS
 from slm_lab.lib.errors import LabError
+from slm_lab.results.metrics import METRICS
 from slm_lab.spec.candidate import check_search
 from slm_lab.spec.document import describe_default
 from slm_lab.spec.loading import dump_spec, load_spec, parse_override, parse_spec, spec_files, spec_names
@@ -49,7 +49,7 @@ ALGORITHM_PAGES = {
     "SIL": "sil.md",
     "PPOSIL": "sil.md",
 }
-ROOMS = ("lib", "spec", "env", "agent", "experiment", "share", "remote", "benchmark", "cli")
+ROOMS = ("lib", "spec", "results", "env", "agent", "experiment", "audit", "share", "remote", "benchmark", "cli")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 

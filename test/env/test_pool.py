@@ -18,10 +18,10 @@ from slm_lab.env.build import build_vec_env
 from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings
 from slm_lab.env.vec_env import Step, VecEnv, to_host
-from slm_lab.experiment.checkpoint import load_state
+from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.errors import EnvError
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 

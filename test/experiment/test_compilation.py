@@ -12,9 +12,9 @@ from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.control import build_agent
-from slm_lab.experiment.folder import open_run_folder
 from slm_lab.experiment.run import Options, prepare, resume, start, to_play
 from slm_lab.lib.errors import SpecError
+from slm_lab.results.folder import open_run_folder
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 

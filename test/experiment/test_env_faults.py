@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from loguru import logger
 
+from slm_lab.audit.chaos import find_descendants
 from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, build_settings
 from slm_lab.env.worker import WorkerVecEnv
 from slm_lab.experiment import signals
-from slm_lab.experiment.chaos import find_descendants
-from slm_lab.experiment.checkpoint import load_state, save_state
+from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.run import Options, start
 from slm_lab.experiment.trial import Trial, find_random_return
 from slm_lab.lib.errors import CheckpointError, EnvExitError, EnvHangError, LabError
 from slm_lab.lib.io import write_yaml
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.schema import Spec
 

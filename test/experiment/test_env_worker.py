@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from slm_lab.env.worker import WorkerVecEnv
-from slm_lab.experiment.checkpoint import load_state
+from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.experiment.control import Session, SessionResult
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.errors import WorkerError
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 

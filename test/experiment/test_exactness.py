@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from slm_lab.experiment import control
-from slm_lab.experiment.checkpoint import load_state, save_state
+from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.lib.io import remove_orphans
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from slm_lab.audit.chaos import find_descendants
 from slm_lab.experiment import executor, worker
-from slm_lab.experiment.chaos import find_descendants
 from slm_lab.experiment.executor import Event, LocalExecutor, Outcome, SessionTask
 from slm_lab.lib.errors import DivergenceError, LabError, WorkerDeathError, WorkerError
 

@@ -16,19 +16,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from slm_lab.agent.action.distribution import Categorical
 from slm_lab.agent.algorithm import dqn, on_policy, reinforce, sac, sarsa
-from slm_lab.agent.algorithm.policy import Categorical
-from slm_lab.agent.net.gradient import GradientFaultError, GradientStep, Loss
+from slm_lab.agent.learn.gradient import GradientFaultError, GradientStep, Loss
 from slm_lab.cli.replay_fault import app
 from slm_lab.experiment import fault as fault_module
-from slm_lab.experiment.checkpoint import load_state, save_state
+from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.fault import MAX_BYTES, Replayed, read_bundle, replay_fault
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.run import Options, start
 from slm_lab.experiment.search_run import start_search
 from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, LabError
 from slm_lab.lib.io import seal
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment.checkpoint import load_state
+from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.experiment.executor import Executor, LocalExecutor, Outcome, Resources, SessionTask, load_ray, run_tasks
-from slm_lab.experiment.folder import RunFolder, previous_file
 from slm_lab.experiment.run import Options, start
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import lock_file, write_text, write_yaml
+from slm_lab.results.folder import RunFolder, previous_file
 from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.schema import Spec
 

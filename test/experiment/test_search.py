@@ -23,8 +23,6 @@ from slm_lab.cli.main import is_search, main
 from slm_lab.experiment import search as search_module
 from slm_lab.experiment import search_result, search_run
 from slm_lab.experiment.executor import Event, Key, Outcome, SessionTask
-from slm_lab.experiment.folder import RunFolder
-from slm_lab.experiment.results import read_run
 from slm_lab.experiment.run import Options
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
 from slm_lab.experiment.search_result import calc_importance, rank
@@ -33,6 +31,8 @@ from slm_lab.experiment.search_view import show_values
 from slm_lab.experiment.study import Study, TrialRow
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
 from slm_lab.lib.io import lock_file, write_text, write_yaml
+from slm_lab.results.folder import RunFolder
+from slm_lab.results.run import read_run
 from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.schema import SearchScheduler, Spec
 from slm_lab.spec.search_space import Dimension

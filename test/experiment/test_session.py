@@ -16,22 +16,23 @@ import pytest
 import torch
 
 import slm_lab
-from slm_lab.agent.net.engine import CompileClock
+from slm_lab.agent.compile.engine import CompileClock
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
-from slm_lab.experiment import checkpoint, control
-from slm_lab.experiment.analysis import read_table
-from slm_lab.experiment.checkpoint import load_latest, load_state, save_state
+from slm_lab.experiment import control
+from slm_lab.experiment.checkpoint import state as checkpoint
+from slm_lab.experiment.checkpoint.state import load_latest, load_state, save_state
 from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.control import FINAL_ENV, Session, build_agent, check_form, play_episodes
 from slm_lab.experiment.executor import LocalExecutor, SessionTask, run_tasks
-from slm_lab.experiment.folder import RunFolder, open_run_folder
-from slm_lab.experiment.results import read_run
 from slm_lab.experiment.run import Options, best_session, load_trained, resume, start
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, SpecError
 from slm_lab.lib.io import lock_file, write_json, write_yaml
+from slm_lab.results.folder import RunFolder, open_run_folder
+from slm_lab.results.metrics import read_table
+from slm_lab.results.run import read_run
 from slm_lab.spec.loading import dump_spec, load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 

@@ -23,12 +23,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from slm_lab.cli.run import _load
 from slm_lab.experiment import control
-from slm_lab.experiment.analysis import read_table
 from slm_lab.experiment.control import Progress, Session
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.run import Options, start
 from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
 from slm_lab.lib.errors import LabError
+from slm_lab.results.folder import RunFolder
+from slm_lab.results.metrics import read_table
 from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.schema import Spec
 
@@ -392,7 +392,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.folder import RunFolder
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import load_spec
 
 spec = load_spec(sys.argv[1]).spec

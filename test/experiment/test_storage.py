@@ -18,20 +18,21 @@ import pytest
 import yaml
 from loguru import logger
 
-from slm_lab.experiment import disk, replay_files
-from slm_lab.experiment.analysis import read_table
-from slm_lab.experiment.checkpoint import load_latest, load_state, save_state
+from slm_lab.audit.difference import Comparison, compare_sessions
+from slm_lab.experiment import disk
+from slm_lab.experiment.checkpoint import replay_files
+from slm_lab.experiment.checkpoint.state import load_latest, load_state, save_state
 from slm_lab.experiment.control import Progress, Session
-from slm_lab.experiment.difference import Comparison, compare_sessions
 from slm_lab.experiment.disk import DiskNeed
-from slm_lab.experiment.folder import RunFolder, previous_file
-from slm_lab.experiment.results import load_run
 from slm_lab.experiment.run import Options, load_trained, resume, start
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib import io
 from slm_lab.lib.errors import LabError, StorageError
 from slm_lab.lib.io import AppendFile
 from slm_lab.lib.log import log_to, setup_console
+from slm_lab.results.folder import RunFolder, previous_file
+from slm_lab.results.metrics import read_table
+from slm_lab.results.run import load_run
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 
@@ -130,7 +131,7 @@ def kind_of(name: str) -> str:
 RAW_WRITES = {
     "slm_lab/lib/io.py",  # the mechanism itself
     "slm_lab/lib/terminal.py",  # the streams of the process itself
-    "slm_lab/agent/net/engine.py",  # a lock of the compiler's cache, empty
+    "slm_lab/agent/compile/engine.py",  # a lock of the compiler's cache, empty
     "slm_lab/experiment/video.py",  # a temporary name, taken before ffmpeg writes
     "slm_lab/experiment/search_run.py",  # the journal of a search, empty at first
     "slm_lab/experiment/study.py",  # cuts half an entry off the journal
@@ -141,7 +142,7 @@ RAW_WRITES = {
     "slm_lab/share/hub_store.py",
     "slm_lab/share/pull.py",
     "slm_lab/share/push.py",
-    "slm_lab/experiment/chaos.py",  # output of its own processes, outside of any run
+    "slm_lab/audit/chaos.py",  # output of its own processes, outside of any run
 }
 
 
@@ -421,7 +422,7 @@ def test_the_disk_that_a_run_takes_is_foretold(
     for name, (guess, truth) in pairs.items():
         assert truth / 2 <= guess <= truth * 2, (name, guess, truth)
     log = folder.log_file().read_text()
-    assert re.search(r"Needs about \d+\.\d MB on disk: checkpoints \d+\.\d MB, models ", log)
+    assert re.search(r"Estimated disk use: \d+\.\d MB \(checkpoints \S+ \S+, models ", log)
     assert ("replay" in str(need)) == (algorithm is DQN)
 
 
@@ -430,7 +431,7 @@ def test_a_run_that_will_not_fit_is_refused_before_anything_is_written(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=5_000_000))
-    with pytest.raises(StorageError, match=r"has 5\.0 MB free, which is not enough\. Needs about \d"):
+    with pytest.raises(StorageError, match=r"has 5\.0 MB free, which is not enough\. Estimated disk use: \d"):
         start(make_spec(), Options(data_dir=tmp_path / "data"))
     assert not (tmp_path / "data").exists()
 

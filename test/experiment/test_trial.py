@@ -11,10 +11,10 @@ from loguru import logger
 from slm_lab.experiment import trial
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.executor import NOT_STARTED, Event, Key, Outcome, SessionTask
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.experiment.trial import STOP_GRACE_SECONDS, Trial, is_failure
 from slm_lab.lib.errors import DivergenceError, WorkerDeathError, WorkerError
+from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 

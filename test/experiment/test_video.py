@@ -21,13 +21,13 @@ from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import EnvSettings
 from slm_lab.env.vec_env import Array
 from slm_lab.experiment import control, video
-from slm_lab.experiment.analysis import read_table
-from slm_lab.experiment.checkpoint import load_state
+from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.run import Options, enjoy, start
 from slm_lab.experiment.video import write_video
 from slm_lab.lib.errors import EnvError, LabError, VideoError
+from slm_lab.results.folder import RunFolder
+from slm_lab.results.metrics import read_table
 from slm_lab.spec.loading import load_spec
 from slm_lab.spec.schema import Spec
 

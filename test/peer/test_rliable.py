@@ -7,8 +7,8 @@ It is not among the lab's own dependencies, so these tests are skipped without i
 import numpy as np
 import pytest
 
-from slm_lab.experiment.analysis import calc_spread
-from slm_lab.experiment.statistics import calc_improvement, calc_iqm
+from slm_lab.results.metrics import calc_spread
+from slm_lab.results.statistics import calc_improvement, calc_iqm
 
 REASON = "needs the group peer: uv run --group peer pytest test/peer"
 metrics = pytest.importorskip("rliable.metrics", reason=REASON)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from slm_lab.experiment.results import read_run
+from slm_lab.results.run import read_run
 from slm_lab.share.card import write_card
 from slm_lab.share.manifest import summarize
 from slm_lab.share.run_files import find_files

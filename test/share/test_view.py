@@ -7,7 +7,8 @@ from loguru import logger
 from rich.console import Console
 
 from slm_lab.lib.log import setup_console
-from slm_lab.share.view import TransferView, format_size, parse_size
+from slm_lab.lib.unit import format_size, parse_size
+from slm_lab.share.view import TransferView
 
 
 @pytest.mark.parametrize(

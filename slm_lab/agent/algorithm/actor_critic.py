@@ -4,15 +4,15 @@ from typing import Any
 
 from torch import Tensor
 
+from slm_lab.agent.action.policy import ActionPolicy
+from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.agent.algorithm.base import Carry, Context, Metrics
 from slm_lab.agent.algorithm.loss import MEAN_LOSSES, calc_policy_loss, standardize
 from slm_lab.agent.algorithm.on_policy import OnPolicy, TargetScale, build_actor_critic, calc_next_value
-from slm_lab.agent.algorithm.policy import ActionPolicy
 from slm_lab.agent.algorithm.returns import calc_explained_var, calc_gae, calc_nstep_return, calc_return
 from slm_lab.agent.algorithm.sequence import Sequences, join, view_rollout
+from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Rollout
-from slm_lab.agent.net.gradient import Loss, Report
-from slm_lab.agent.schedule import calc_schedule
 from slm_lab.spec.algorithm import ActorCriticSpec
 from slm_lab.spec.schema import AgentSpec
 

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.algorithm.policy import ActionFamily, ActionPolicy
+from slm_lab.agent.action.distribution import ActionFamily
+from slm_lab.agent.action.policy import ActionPolicy
+from slm_lab.agent.learn.functional import NetFunction
+from slm_lab.agent.learn.gradient import ADVICE, CalcLoss, GradientStep, Guard, Report
+from slm_lab.agent.learn.learner import Learner, Weights
+from slm_lab.agent.learn.optim import FlatOptimizer
 from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.replay import Replay, Setting
-from slm_lab.agent.net.functional import NetFunction
-from slm_lab.agent.net.gradient import ADVICE, CalcLoss, GradientStep, Guard, Report
-from slm_lab.agent.net.learner import Learner, Weights
-from slm_lab.agent.net.optim import FlatOptimizer
 from slm_lab.env.layout import ObsPart
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.algorithm import AlgorithmSpec

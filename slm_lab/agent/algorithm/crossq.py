@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slm_lab.agent.action.distribution import ActionFamily, Categorical
 from slm_lab.agent.algorithm.base import Algorithm
-from slm_lab.agent.algorithm.policy import ActionFamily, Categorical
 from slm_lab.agent.algorithm.sac import DiscreteSoftActorCritic, SoftActorCritic, SoftBase
 from slm_lab.agent.memory.batch import Batch
 

@@ -5,13 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slm_lab.agent.action.distribution import Categorical
+from slm_lab.agent.action.policy import ActionPolicy
 from slm_lab.agent.algorithm.base import Context, Metrics
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
 from slm_lab.agent.algorithm.off_policy import OffPolicy
-from slm_lab.agent.algorithm.policy import ActionPolicy, Categorical
+from slm_lab.agent.learn.gradient import Loss, Report
+from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.memory.batch import Batch, SequenceBatch
-from slm_lab.agent.net.gradient import Loss, Report
-from slm_lab.agent.net.learner import Learner
 from slm_lab.agent.net.parts import for_acting
 from slm_lab.agent.net.value import QNet
 from slm_lab.lib.errors import SpecError

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from slm_lab.agent.algorithm.base import Algorithm, Context, Metrics
+from slm_lab.agent.learn.gradient import Report
 from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.memory.build import build_replay
-from slm_lab.agent.net.gradient import Report
 from slm_lab.lib.due import Due
 from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.schema import AgentSpec

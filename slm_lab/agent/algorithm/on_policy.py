@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Context, Metrics
+from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy
-from slm_lab.agent.net.learner import Learner
 from slm_lab.agent.net.model import ActorCriticNet
 from slm_lab.env.normalize import RunningStats
 from slm_lab.spec.algorithm import OnPolicySpec

@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.action.policy import ActionPolicy
+from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.agent.algorithm.base import Carry, Context, Metrics
 from slm_lab.agent.algorithm.loss import MEAN_LOSSES, standardize, symlog
 from slm_lab.agent.algorithm.on_policy import OnPolicy, TargetScale, build_actor_critic, calc_next_value
-from slm_lab.agent.algorithm.policy import ActionPolicy
 from slm_lab.agent.algorithm.returns import calc_explained_var, calc_gae
 from slm_lab.agent.algorithm.sequence import calc_reset, rows_of_sequences
+from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Rollout
-from slm_lab.agent.net.gradient import Loss, Report
 from slm_lab.agent.net.norm import differs_in_training
-from slm_lab.agent.schedule import calc_schedule
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import PPOSpec
 from slm_lab.spec.schema import AgentSpec

@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor
 
+from slm_lab.agent.action.policy import ActionPolicy
+from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.agent.algorithm.base import Context, Metrics
 from slm_lab.agent.algorithm.loss import calc_policy_loss
 from slm_lab.agent.algorithm.on_policy import OnPolicy
-from slm_lab.agent.algorithm.policy import ActionPolicy
 from slm_lab.agent.algorithm.returns import calc_return
 from slm_lab.agent.algorithm.sequence import Sequences, join, view_rollout
+from slm_lab.agent.learn.gradient import Loss
+from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.memory.batch import Rollout
-from slm_lab.agent.net.gradient import Loss
-from slm_lab.agent.net.learner import Learner
 from slm_lab.agent.net.model import PolicyNet
-from slm_lab.agent.schedule import calc_schedule
 from slm_lab.spec.algorithm import ReinforceSpec
 from slm_lab.spec.schema import AgentSpec
 

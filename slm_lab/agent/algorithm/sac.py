@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.action.distribution import ActionFamily, Categorical, SquashedNormal
+from slm_lab.agent.action.policy import ActionPolicy
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context
 from slm_lab.agent.algorithm.dqn import calc_q_target, pick_value
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlog
 from slm_lab.agent.algorithm.off_policy import OffPolicy
-from slm_lab.agent.algorithm.policy import ActionFamily, ActionPolicy, Categorical, SquashedNormal
+from slm_lab.agent.learn.gradient import CalcLoss, Loss, Report
+from slm_lab.agent.learn.learner import Learner, Weights
 from slm_lab.agent.memory.batch import Batch
-from slm_lab.agent.net.gradient import CalcLoss, Loss, Report
-from slm_lab.agent.net.learner import Learner, Weights
 from slm_lab.agent.net.model import PolicyNet
 from slm_lab.agent.net.value import TwinQNet
 from slm_lab.lib.errors import SpecError

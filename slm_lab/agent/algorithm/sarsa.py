@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slm_lab.agent.action.policy import ActionPolicy
 from slm_lab.agent.algorithm.base import Context, Metrics
 from slm_lab.agent.algorithm.dqn import calc_q_target, pick_value, require_choices
 from slm_lab.agent.algorithm.loss import MEAN_LOSSES
 from slm_lab.agent.algorithm.on_policy import OnPolicy
-from slm_lab.agent.algorithm.policy import ActionPolicy
+from slm_lab.agent.learn.gradient import Loss
+from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.memory.batch import Rollout, Transition
-from slm_lab.agent.net.gradient import Loss
-from slm_lab.agent.net.learner import Learner
 from slm_lab.agent.net.parts import for_acting
 from slm_lab.agent.net.value import QNet
 from slm_lab.spec.algorithm import SarsaSpec

@@ -11,10 +11,10 @@ from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import Context, Metrics
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.returns import calc_return
+from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Batch, Rollout, Transition
 from slm_lab.agent.memory.build import build_replay
 from slm_lab.agent.memory.rollout import OnPolicyReplay
-from slm_lab.agent.net.gradient import Loss, Report
 from slm_lab.spec.algorithm import SelfImitationSpec
 from slm_lab.spec.schema import AgentSpec
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.agent.memory.batch import Array, Transition
 from slm_lab.agent.memory.replay import Replay, Setting
-from slm_lab.agent.schedule import calc_schedule
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.memory import PrioritizedReplaySpec
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from slm_lab.agent.action.distribution import bound_log_std
 from slm_lab.agent.agent import reset_rows
-from slm_lab.agent.algorithm.policy import bound_log_std
-from slm_lab.agent.net.engine import MAX_GRAPHS, CompiledFunction
-from slm_lab.agent.net.gradient import GradientStep, Loss
-from slm_lab.agent.net.learner import Learner
+from slm_lab.agent.compile.engine import MAX_GRAPHS, CompiledFunction
+from slm_lab.agent.learn.gradient import GradientStep, Loss
+from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.spec.net import MLPNetSpec
 
@@ -151,7 +151,7 @@ def test_traced_losses_equal_plain_ones(lab, name: str, monkeypatch: pytest.Monk
 
 def trace_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph as it is compiled, run without machine code."""
-    compiler = importlib.import_module("slm_lab.agent.net.graph")
+    compiler = importlib.import_module("slm_lab.agent.compile.graph")
     monkeypatch.setattr(compiler, "assemble", lambda graph, fakes, num_state, is_cuda: lambda tensors: graph(*tensors))
 
 

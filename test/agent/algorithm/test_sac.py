@@ -11,10 +11,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, distributions
 
-from slm_lab.agent.algorithm.policy import SquashedNormal
+from slm_lab.agent.action.distribution import SquashedNormal
 from slm_lab.agent.algorithm.sac import Alpha, SoftActorCritic, calc_soft_sum, calc_soft_value, resolve_alpha
+from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.memory.batch import Batch
-from slm_lab.agent.net.learner import Learner
 from slm_lab.env.probe import Image
 from slm_lab.lib.errors import DivergenceError, SpecError
 from slm_lab.spec.algorithm import SoftActorCriticSpec

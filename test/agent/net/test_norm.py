@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.learn.flat import FlatParams
 from slm_lab.agent.net.arc import build_arc, materialize
-from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.init import KAIMING, PLAIN, WITH_GAIN, init_weights
 from slm_lab.agent.net.norm import (
     BatchRenorm1d,

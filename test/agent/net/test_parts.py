@@ -9,15 +9,15 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from slm_lab.agent.learn.flat import FlatParams
+from slm_lab.agent.learn.target import Target
 from slm_lab.agent.net.build import build_body
 from slm_lab.agent.net.conv import ConvNet
 from slm_lab.agent.net.dict_net import DictNet
-from slm_lab.agent.net.flat import FlatParams
 from slm_lab.agent.net.mlp import MLPNet
 from slm_lab.agent.net.model import ActorCriticNet, OutputNet, PolicyNet
 from slm_lab.agent.net.parts import Select, SelectingNet, SelectingRecurrentNet, build_view
 from slm_lab.agent.net.recurrent import RecurrentNet
-from slm_lab.agent.net.target import Target
 from slm_lab.agent.net.value import ActionValueNet, QNet, TwinQNet
 from slm_lab.env.layout import calc_parts
 from slm_lab.lib.errors import SpecError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.flat import FlatParams
+from slm_lab.agent.learn.flat import FlatParams
 from slm_lab.agent.net.model import ActorCriticNet, OutputNet
 from slm_lab.agent.net.recurrent import RecurrentNet
 from slm_lab.spec.net import MLPNetSpec, RecurrentNetSpec

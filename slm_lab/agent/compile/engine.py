@@ -1,0 +1,138 @@
+"""Where functions are compiled."""
+
+import fcntl
+import hashlib
+import importlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import gettempdir
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.lib.io import cache_folder
+from slm_lab.lib.runtime import processor_name
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+# each takes seconds; a function that meets more forms of arguments than this should not be compiled
+MAX_GRAPHS = 8
+EMPTY = torch.empty(0)
+
+
+class CompileClock:
+    """Seconds that this process has spent on compiling or waiting for it, and whom to tell when it begins and ends."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.on_change: Callable[[bool], None] = lambda is_compiling: None
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+        self.on_change(True)
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds += time.perf_counter() - self._began
+        self.on_change(False)
+
+
+# one for the process, as its clock on the wall is: functions are compiled wherever they are first called
+CLOCK = CompileClock()
+
+
+class CompiledFunction:
+    """`function(state, args)` as one graph for each form of the arguments; called with the arguments alone.
+
+    It is run once on tensors without values to see what it does, and never again: what it reads must be in the state,
+    which stays the same tensors and may be written to, or in the arguments. So there is nothing to check at a call but
+    the arguments' shapes. (torch.compile checks at every call that no object it has seen was replaced, which takes as
+    long as a small update does.)
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], state: Any) -> None:
+        self.function = function
+        self.state = state
+        self.tensors = list(tensors_of(state))
+        self.graphs: dict[tuple[Any, ...], Callable[[list[Tensor]], Any]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        inputs = list(tensors_of(args))
+        key = tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs])
+        graph = self.graphs.get(key)
+        if graph is None:
+            if len(self.graphs) == MAX_GRAPHS:
+                raise RuntimeError(f"{self.function} must not be compiled: it met more than {MAX_GRAPHS} shapes")
+            graph = self.graphs[key] = self._compile(args, inputs)
+        return graph(inputs)
+
+    def _compile(self, args: tuple[Any, ...], inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+        form: list[Any] = []
+
+        def flat_function(*flat: Tensor) -> list[Tensor]:
+            tensors = iter(flat)
+            out = self.function(with_tensors(self.state, tensors), with_tensors(args, tensors))
+            results = list(tensors_of(out))
+            form[:] = [with_tensors(out, iter([EMPTY] * len(results)))]
+            return results
+
+        with CLOCK, _open_lock() as lock:
+            # it would warn of a missing GPU whoever has not asked for one
+            logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+            # the compiler takes seconds to import, and most runs do without
+            compiler = importlib.import_module("slm_lab.agent.compile.graph")
+            # Sessions that start together compile one after the other; all but the first find the result on disk. The
+            # system frees the lock when the process ends, however it ends.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            compiled = compiler.compile_graph(flat_function, self.tensors, inputs)
+        (out,) = form
+        return lambda inputs: with_tensors(out, iter(compiled([*self.tensors, *inputs])))
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors in tuples, lists and dicts, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
+
+
+def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same tuples, lists and dicts with other tensors in their places, and None for arrays."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, dict):
+        return {key: with_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [with_tensors(item, tensors) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if value is None or isinstance(value, np.ndarray):
+        return None
+    raise TypeError(f"{value!r} would be taken as it is now, and never again; hand it over as a tensor")
+
+
+def _open_lock() -> IO[str]:
+    """The lock of the folder where machine code is kept, which is made where it is missing.
+
+    Torch's own is a temporary folder. The lab's has one for each processor, since a home may be shared by several.
+    """
+    kind = hashlib.sha256(processor_name().encode()).hexdigest()[:8]
+    try:
+        return _open_lock_in(Path(os.environ.get(CACHE_VARIABLE) or cache_folder() / "inductor" / kind))
+    except OSError:
+        # nothing to write to at home
+        return _open_lock_in(Path(gettempdir()) / f"slm_lab_inductor_{os.getuid()}")
+
+
+def _open_lock_in(folder: Path) -> IO[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / "slm_lab.lock").open("w")
+    os.environ[CACHE_VARIABLE] = str(folder)
+    return file

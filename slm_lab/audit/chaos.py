@@ -1,0 +1,353 @@
+"""Train a spec twice, undisturbed and with kills at random moments, and compare how both end bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slm_lab.audit.difference import Comparison, compare_sessions
+from slm_lab.experiment.checkpoint.state import load_state
+from slm_lab.lib.errors import CheckpointError, LabError
+from slm_lab.lib.io import is_locked, read_text, write_yaml
+from slm_lab.results.folder import RunFolder, previous_file
+from slm_lab.spec.loading import dump_spec
+from slm_lab.spec.schema import Spec
+
+POLL_SECONDS = 0.02
+# checkpoints of a run whose spec does not say when: often enough for kills to meet one being written
+NUM_CHECKPOINT = 50
+# a session without its parent saves and ends; one that does not is killed
+ORPHAN_SECONDS = 30.0
+# beyond this a process hangs: so many times what the undisturbed run took, and at least so many seconds
+PATIENCE, MIN_SECONDS = 10.0, 120.0
+WORKER = "slm_lab.experiment.worker"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process by its number and the moment it started, since numbers are used again."""
+
+    pid: int
+    started: str
+
+    def is_alive(self) -> bool:
+        """Whether it is still the same process, and not one that waits to be buried."""
+        fields = _stat(self.pid)
+        return fields is not None and fields[19] == self.started and fields[0] != "Z"
+
+    def kill(self) -> None:
+        """Kill it and nothing else."""
+        if self.is_alive():
+            try:
+                os.kill(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What a kill has cost."""
+
+    number: int
+    target: str
+    # of each session: the frame it was at, as far as its table tells, and that of the checkpoint it goes on from
+    frames: dict[int, tuple[int, int]]
+
+    @property
+    def num_lost(self) -> int:
+        """Frames that are trained again."""
+        return sum(at - saved for at, saved in self.frames.values())
+
+    def __str__(self) -> str:
+        parts = [
+            f"session {session} at frame {at:,} goes on from {saved:,}" for session, (at, saved) in self.frames.items()
+        ]
+        return f"Kill {self.number}: {self.target}; {', '.join(parts)}: {self.num_lost:,} frames lost"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How both runs ended."""
+
+    kills: list[Kill]
+    seconds: tuple[float, float]
+    comparison: Comparison
+    folders: tuple[Path, Path]
+    num_leftover: int
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing differs and no process was left behind."""
+        return self.comparison.is_same and not self.num_leftover
+
+
+class Chaos:
+    """One spec, trained twice; kills only processes that it started."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        path: Path,
+        num_kill: int,
+        seed: int,
+        tell: Callable[[str], None],
+        imports: tuple[str, ...] = (),
+    ) -> None:
+        if not Path("/proc/self/stat").exists():
+            raise LabError("chaos finds the processes of a run in /proc, which this system does not have; use Linux")
+        if spec.meta.checkpoint_frequency is None:
+            every = max(1, spec.env.max_frame // NUM_CHECKPOINT)
+            tell(f"Checkpoints every {every:,} frames, since meta.checkpoint_frequency is null; they change no number")
+            spec = spec.replace(meta={"checkpoint_frequency": every})
+        self.spec = spec.replace(meta={"tensorboard": False, "wandb": False})
+        self.path = path
+        self.num_kill = num_kill
+        self.draw = random.Random(seed)
+        self.tell = tell
+        self.imports = imports
+        self.kills: list[Kill] = []
+        self.num_leftover = 0
+        # whether something was killed in the present life of the driver
+        self.was_hit = False
+        self.spec_file = path / f"{spec.name}.yaml"
+
+    def run(self) -> Result:
+        """Train both ways and compare."""
+        write_yaml(self.spec_file, dump_spec(self.spec))
+        trained, ended, whole = self._run_whole()
+        self.tell(f"Undisturbed: {self.spec.env.max_frame:,} frames in {ended:.1f} s, {trained:.1f} s of training")
+        start = time.monotonic()
+        killed = self._run_killed(trained, max(MIN_SECONDS, PATIENCE * ended))
+        seconds = ended, time.monotonic() - start
+        return Result(self.kills, seconds, self._compare(whole, killed), (whole, killed), self.num_leftover)
+
+    # --- processes
+
+    def _start(self, data_dir: Path) -> subprocess.Popen[bytes]:
+        """The command itself: train, or continue if there is a run already."""
+        runs = self._runs(data_dir)
+        words = ["run", f"train@{runs[0]}"] if runs else ["run", str(self.spec_file), self.spec.name, "train"]
+        for name in self.imports:
+            words += ["--import", name]
+        with self._log(data_dir).open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "slm_lab.cli", *words, "--data-dir", str(data_dir)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+
+    def _log(self, data_dir: Path) -> Path:
+        return self.path / f"{data_dir.name}.log"
+
+    def _runs(self, data_dir: Path) -> list[Path]:
+        """The run folder, once its spec is there: a kill may have come before, and then it is no run."""
+        return sorted(path.parent for path in data_dir.glob(f"*/{self.spec.name}_spec.yaml"))
+
+    def _folder(self, data_dir: Path) -> RunFolder | None:
+        runs = self._runs(data_dir)
+        return RunFolder(runs[0], self.spec.name) if runs else None
+
+    def _is_training(self, data_dir: Path) -> bool:
+        folder = self._folder(data_dir)
+        return folder is not None and any(is_locked(folder.lock_file(0, session)) for session in self._sessions)
+
+    @property
+    def _sessions(self) -> range:
+        return range(self.spec.meta.max_session)
+
+    def _run_whole(self) -> tuple[float, float, Path]:
+        """Seconds in which sessions trained, seconds in all, and the run folder."""
+        data_dir = self.path / "undisturbed"
+        start, begun, trained = time.monotonic(), 0.0, 0.0
+        process = self._start(data_dir)
+        try:
+            while process.poll() is None:
+                if self._is_training(data_dir):
+                    trained = time.monotonic() - start
+                    begun = begun or trained
+                time.sleep(POLL_SECONDS)
+        finally:
+            self._end(process)
+        self._check(process, data_dir)
+        return trained - begun, time.monotonic() - start, self._runs(data_dir)[0]
+
+    def _check(self, process: subprocess.Popen[bytes], data_dir: Path) -> None:
+        if process.returncode:
+            lines = self._log(data_dir).read_text(errors="replace").strip().splitlines()
+            raise LabError(f"the run ended with exit code {process.returncode}: {lines[-1] if lines else 'no output'}")
+
+    def _run_killed(self, train_seconds: float, patience: float) -> Path:
+        data_dir = self.path / "killed"
+        while True:
+            process = self._start(data_dir)
+            try:
+                self._live(process, data_dir, train_seconds, patience)
+            finally:
+                self._end(process)
+            if process.returncode == 0:
+                return self._runs(data_dir)[0]
+            if not self.was_hit:
+                self._check(process, data_dir)
+
+    def _live(self, process: subprocess.Popen[bytes], data_dir: Path, train_seconds: float, patience: float) -> None:
+        """One life of the driver: it ends by itself, or by a kill of it."""
+        self.was_hit = False
+        deadline = time.monotonic() + patience
+        while process.poll() is None and not self._is_training(data_dir):
+            self._wait(deadline)
+        while len(self.kills) < self.num_kill and process.poll() is None:
+            moment = time.monotonic() + self._draw_delay(data_dir, train_seconds)
+            while process.poll() is None and time.monotonic() < moment:
+                self._wait(deadline)
+            if process.poll() is not None:
+                return
+            self.was_hit = True
+            if self._strike(process, data_dir):
+                return
+        while process.poll() is None:
+            self._wait(deadline)
+
+    def _wait(self, deadline: float) -> None:
+        if time.monotonic() > deadline:
+            raise LabError(f"the run hangs; see {self.path / 'killed.log'}")
+        time.sleep(POLL_SECONDS)
+
+    def _draw_delay(self, data_dir: Path, train_seconds: float) -> float:
+        """Seconds until the next kill: the first of those that are left, which fall anywhere in what is left to do."""
+        frames = [saved for _, saved in self._frames(data_dir).values()]
+        share = 1 - min(frames, default=0) / self.spec.env.max_frame
+        num_left = self.num_kill - len(self.kills)
+        return train_seconds * share * (1 - (1 - self.draw.random()) ** (1 / num_left))
+
+    def _strike(self, driver: subprocess.Popen[bytes], data_dir: Path) -> bool:
+        """Kill the driver, a session or all of them at once; whether the driver is among them."""
+        family = find_descendants(driver.pid)
+        sessions = {process: session for process in family if (session := _session_of(process)) is not None}
+        choice = self.draw.choice(["driver", *sorted(sessions.values()), *(["all"] if sessions else [])])
+        if choice in ("driver", "all"):
+            driver.kill()
+            if choice == "all":
+                for process in sessions:
+                    process.kill()
+            driver.wait()
+            target = "the driver and all sessions" if sessions and choice == "all" else "the driver"
+            self._await_end(family)
+        else:
+            (hit,) = [process for process, session in sessions.items() if session == choice]
+            children = find_descendants(hit.pid)
+            hit.kill()
+            target = f"session {choice}"
+            self._await_end([hit, *children])
+        self.kills.append(Kill(len(self.kills) + 1, target, self._frames(data_dir)))
+        self.tell(str(self.kills[-1]))
+        return choice in ("driver", "all")
+
+    def _await_end(self, family: list[Process]) -> None:
+        """Processes without their parent end by themselves; those that do not are counted and killed."""
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while any(process.is_alive() for process in family) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        for process in family:
+            if process.is_alive():
+                self.num_leftover += 1
+                self.tell(f"Process {process.pid} was left behind by its parent, and is killed")
+                process.kill()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Nothing goes on after this, whatever happened before."""
+        if process.poll() is not None:
+            return
+        family = find_descendants(process.pid)
+        process.kill()
+        process.wait()
+        for one in family:
+            one.kill()
+
+    # --- what the runs have saved
+
+    def _frames(self, data_dir: Path) -> dict[int, tuple[int, int]]:
+        """Where each session is: by its table or its checkpoint, whichever is further, and by its checkpoint."""
+        folder = self._folder(data_dir)
+        frames = {}
+        for session in self._sessions:
+            saved = 0 if folder is None else _read_frame(folder.resume_file(0, session))
+            row = 0 if folder is None else _read_last_row(folder.table_file(0, session, "train"))
+            frames[session] = max(row, saved), saved
+        return frames
+
+    def _compare(self, whole: Path, killed: Path) -> Comparison:
+        comparison = Comparison()
+        one, two = (RunFolder(path, self.spec.name) for path in (whole, killed))
+        for session in self._sessions:
+            for kind in ("train", "eval"):
+                tables = [folder.table_file(0, session, kind) for folder in (one, two)]
+                label = f"session {session}, row" + (" of evaluations" if kind == "eval" else "")
+                comparison.compare_tables(tables[0], tables[1], 0, self.spec.env.max_frame * 2, label)
+            states = load_state(one.resume_file(0, session)), load_state(two.resume_file(0, session))
+            compare_sessions(comparison, one, two, (0, session), states)
+            metrics = [json.loads(read_text(folder.session_metrics_file(0, session))) for folder in (one, two)]
+            evals = [each.get("final_eval") for each in metrics]
+            comparison.compare_states(evals[0], evals[1], f"session {session}, final_eval")
+        return comparison
+
+
+def _read_frame(path: Path) -> int:
+    """The frame of the last good checkpoint; between two renames that is the one before."""
+    for file in (path, previous_file(path)):
+        try:
+            return int(load_state(file)["frame"])
+        except CheckpointError:
+            continue
+    return 0
+
+
+def _read_last_row(path: Path) -> int:
+    """The frame of the last whole row."""
+    try:
+        rows = read_text(path).rpartition("\n")[0].splitlines()
+        return int(rows[-1].split(",")[rows[0].split(",").index("frame")])
+    except (IndexError, OSError, ValueError):
+        return 0
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the name, which may hold anything; None where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def find_descendants(pid: int) -> list[Process]:
+    """All processes that a process has started, and those that they have."""
+    parents: dict[int, list[Process]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        fields = _stat(int(path.name))
+        if fields is not None and fields[0] != "Z":
+            parents.setdefault(int(fields[1]), []).append(Process(int(path.name), fields[19]))
+    found: list[Process] = []
+    waiting = [pid]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found += children
+        waiting += [child.pid for child in children]
+    return found
+
+
+def _session_of(process: Process) -> int | None:
+    """Which session a process trains; None for one that does something else."""
+    try:
+        words = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
+        if WORKER in words:
+            return int(json.loads(words[words.index(WORKER) + 1])["session"])
+    except (IndexError, KeyError, OSError, ValueError):
+        return None
+    return None

@@ -1,0 +1,115 @@
+"""Curves of tables: the rows that can be drawn, their mean over sessions, and fewer points that look the same."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from slm_lab.results.metrics import Array, Table, calc_interval, mask_partial_ma
+
+# Everything else in a table belongs to the algorithm.
+BOOKKEEPING = {"total_reward", "total_reward_ma", "fps", "frame", "wall_t", "t", "epi", "opt_step"}
+GRID_POINTS = 1000
+# more of a curve cannot be told apart in a picture
+MAX_POINTS = 5_000
+# Values near the float limit overflow inside the renderers, and no axis could show them.
+LARGEST = 1e100
+# of the interval at each of a thousand frames
+NUM_RESAMPLE = 1000
+# percentiles of a panel's values between which its axis is fitted, with this many times as much room on either side
+CORE = (5, 95)
+ROOM = 2
+
+
+@dataclass(frozen=True)
+class Average:
+    """The mean of several curves at frames that all of them reach, with its 95 % interval; None of too few curves."""
+
+    x: Array
+    mean: Array
+    interval: tuple[Array, Array] | None
+    # whether the curves had frames of their own
+    is_interpolated: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a panel's axis shows, and the extremes of all values, of which one at least is beyond it."""
+
+    low: float
+    high: float
+    lowest: float
+    highest: float
+
+
+def read_curve(table: Table, column: str) -> tuple[Array, Array]:
+    """The rows of a column that can be drawn, by increasing frame; of rows at the same frame the last counts.
+
+    The moving average starts where its window is full: before that it is the mean of ever more rows, and its curve
+    would have a kink. Of a long table only every n-th row is drawn, since no picture shows more.
+    """
+    x = np.asarray(table.get("frame", ()), dtype=float)
+    y = np.asarray(table.get(column, ()), dtype=float)
+    if column == "total_reward_ma" and {column, "total_reward"} <= set(table):
+        y = mask_partial_ma(table)
+    size = min(x.size, y.size)
+    x, y = x[:size], y[:size]
+    # NaN compares false as well.
+    drawable = (np.abs(x) < LARGEST) & (np.abs(y) < LARGEST)
+    x, y = x[drawable][::-1], y[drawable][::-1]
+    x, last = np.unique(x, return_index=True)
+    # the last row is among them, and sessions with the same frames keep the same
+    step = max(-(-x.size // MAX_POINTS), 1)
+    return x[::-step][::-1], y[last][::-step][::-1]
+
+
+def average_curves(curves: Sequence[tuple[Array, Array]]) -> Average | None:
+    """Mean and interval where the frames of the curves overlap; None where they share none."""
+    start = max(x[0] for x, _ in curves)
+    end = min(x[-1] for x, _ in curves)
+    if start > end:
+        return None
+    first = curves[0][0]
+    is_interpolated = not all(np.array_equal(x, first) for x, _ in curves)
+    if is_interpolated:
+        points = min(max(x.size for x, _ in curves), GRID_POINTS)
+        grid = np.linspace(start, end, points) if end > start else np.array([end])
+    else:
+        grid = first
+    values = np.stack([np.interp(grid, x, y) for x, y in curves])
+    return Average(grid, values.mean(axis=0), calc_interval(values, NUM_RESAMPLE), is_interpolated)
+
+
+def find_constant(curves: Sequence[tuple[Array, Array]]) -> float | None:
+    """The value of curves that never change; None where they do."""
+    y = np.concatenate([y for _, y in curves])
+    return float(y[0]) if y.size > 1 and np.ptp(y) <= 1e-9 * np.abs(y).max() else None
+
+
+def describe_constants(constants: Mapping[str, float]) -> str:
+    """Metrics that never changed, which need no panel, in one line."""
+    return f"constant: {', '.join(f'{name} {value:.4g}' for name, value in constants.items())}" if constants else ""
+
+
+def find_limits(curves: Sequence[tuple[Array, Array]]) -> Limits | None:
+    """Limits of an axis that a few extreme values, such as a spike at the start, do not flatten; None if all fit."""
+    y = np.concatenate([y for _, y in curves])
+    core_low, core_high = np.percentile(y, CORE)
+    span = core_high - core_low
+    inner = y[(y >= core_low - ROOM * span) & (y <= core_high + ROOM * span)]
+    if not span or inner.size == y.size:
+        return None
+    return Limits(*(float(value) for value in (inner.min(), inner.max(), y.min(), y.max())))
+
+
+def pick_points(y: Array, limit: int) -> Array:
+    """Indices of at most `limit` points: the ends, and the lowest and the highest of each stretch between them."""
+    if y.size <= limit:
+        return np.arange(y.size)
+    num_stretch = (limit - 2) // 2
+    edges = np.linspace(1, y.size - 1, num_stretch + 1).astype(int)
+    picked = [0, y.size - 1]
+    for start, end in pairwise(edges):
+        picked += [start + int(np.argmin(y[start:end])), start + int(np.argmax(y[start:end]))]
+    return np.unique(picked)

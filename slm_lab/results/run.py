@@ -1,0 +1,401 @@
+"""A run read back from its folder, by this lab or by the published one before it; needs no torch."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from slm_lab.lib.errors import LabError, RunFolderError
+from slm_lab.lib.io import read_text
+from slm_lab.results.folder import describe_failure, find_best_trial, find_run_path
+from slm_lab.results.metrics import MA_WINDOW, Array, Spread, calc_spread, calc_total_reward_ma, read_table
+from slm_lab.spec.compat import META_DROPPED
+from slm_lab.spec.loading import read_specs
+from slm_lab.spec.reader import printable
+from slm_lab.spec.schema import EVAL_EPISODES
+
+BASELINES = Path(__file__).parents[1] / "env" / "random_baseline.json"
+# a table without these is not one of a session
+NEEDED = ("frame", "total_reward")
+# What a session's score is: the deterministic policy at the end, or when it was last evaluated during training, or the
+# episodes that training last saw. Sessions of a run are compared by the first kind that all of them have.
+ScoreKind = Literal["final", "eval", "train"]
+SCORE_KINDS: tuple[ScoreKind, ...] = ("final", "eval", "train")
+# share of a session's frames before which an evaluation is too old to be its score
+RECENT = 0.5
+# of metrics and provenance, which take many times as much once they are read
+MAX_JSON_BYTES = 10_000_000
+_TABLE = re.compile(r"(?P<name>.+)_t(?P<trial>\d+)_s(?P<session>\d+)_session_df_(?P<kind>train|eval)\.csv")
+# algorithms by the names that papers use, where the spec has another
+_LABEL_OF = {
+    "Reinforce": "REINFORCE",
+    "VanillaDQN": "DQN",
+    "DoubleDQN": "DDQN",
+    "ActorCritic": "A2C",
+    "PPOSIL": "PPO+SIL",
+    "SoftActorCritic": "SAC",
+}
+
+
+class NoResultsError(RunFolderError):
+    """A folder without the tables of a run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a trial of a run left behind."""
+
+    path: Path
+    name: str
+    trial: int
+    # plain data, as saved: it may be of another version
+    spec: Mapping[str, Any]
+    # tables by session
+    tables: Mapping[int, Mapping[str, Array]]
+    eval_tables: Mapping[int, Mapping[str, Array]]
+    # what was written at the end; empty where it never came to that
+    metrics: Mapping[str, Any]
+    session_metrics: Mapping[int, Mapping[str, Any]]
+    provenance: Mapping[str, Any]
+    # what could not be read, a line each
+    problems: tuple[str, ...]
+
+    @property
+    def env_name(self) -> str:
+        """The env's name in the spec."""
+        return printable(str(look_up(self.spec, "env", "name") or "unknown env"))
+
+    @property
+    def label(self) -> str:
+        """The algorithm by the name that papers use."""
+        return printable(name_algorithm(self.spec))
+
+    @property
+    def title(self) -> str:
+        """Agent and env."""
+        return f"{printable(str(look_up(self.spec, 'agent', 'name') or self.label))} on {self.env_name}"
+
+    @property
+    def counted_tables(self) -> dict[int, Mapping[str, Array]]:
+        """Tables of the sessions that count: of those with a result if the run has ended, else of all."""
+        ended = self.metrics.get("session_index")
+        counted = {s: table for s, table in self.tables.items() if s in ended} if isinstance(ended, list) else {}
+        return counted or dict(self.tables)
+
+    @property
+    def session_scores(self) -> dict[int, float]:
+        """The score of each session that counts, all of one kind; NaN for one that has none."""
+        return self.get_scores(self.score_kind)
+
+    @property
+    def scores(self) -> list[float]:
+        """The same without the sessions' numbers."""
+        return list(self.session_scores.values())
+
+    @property
+    def spread(self) -> Spread | None:
+        """Mean and interval of the scores; None where no session has one."""
+        known = [score for score in self.scores if math.isfinite(score)]
+        return calc_spread(known) if known else None
+
+    @property
+    def score_notes(self) -> list[str]:
+        """Which sessions keep the score from being that of the final evaluation, or have none; a line each."""
+        notes = []
+        finals = self.get_scores("final")
+        missing = [session for session, score in finals.items() if math.isnan(score)]
+        if missing and len(missing) < len(finals):
+            notes.append(f"no final evaluation of {_list_sessions(missing)}, so the score is of another kind for all")
+        empty = [session for session, score in self.session_scores.items() if math.isnan(score)]
+        if empty and len(empty) < len(finals):
+            notes.append(f"{_list_sessions(empty)} left out: no episode has ended")
+        return notes
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """The first kind of score that every session that counts has."""
+        for kind in SCORE_KINDS:
+            if all(math.isfinite(score) for score in self.get_scores(kind).values()):
+                return kind
+        return "train"
+
+    def get_scores(self, kind: ScoreKind) -> dict[int, float]:
+        """The scores of one kind, of each session that counts."""
+        match kind:
+            case "final":
+                known = self.final_evals
+            case "eval":
+                known = self.last_evals
+            case "train":
+                known = {session: _get_last(table["total_reward"]) for session, table in self.tables.items()}
+        return {session: known.get(session, math.nan) for session in self.counted_tables}
+
+    @property
+    def score_meaning(self) -> str:
+        """What a session's score is, in words."""
+        return self.describe_kind(self.score_kind)
+
+    def describe_kind(self, kind: ScoreKind) -> str:
+        """What a score of one kind is, in words."""
+        each = " each" if len(self.counted_tables) > 1 else ""
+        match kind:
+            case "final":
+                count = max(len(self.session_metrics[session]["final_eval"]) for session in self.final_evals)
+                return f"deterministic policy, {count} episodes{each}"
+            case "eval":
+                count = look_up(self.spec, "meta", "rigorous_eval") or EVAL_EPISODES
+                return f"deterministic policy, last evaluation of {count} episodes{each}"
+            case "train":
+                return f"exploring policy, last {MA_WINDOW} episodes{each}"
+
+    @property
+    def session_ma(self) -> dict[int, float]:
+        """total_reward_ma of each session that counts: the mean of its last 100 rows, as benchmarks have it."""
+        return {s: calc_total_reward_ma(table["total_reward"]) for s, table in self.counted_tables.items()}
+
+    @property
+    def final_evals(self) -> dict[int, float]:
+        """The mean return of the evaluation at a session's end, of those that have one."""
+        evals = {}
+        for session, metrics in self.session_metrics.items():
+            end = self.tables[session]["frame"][-1]
+            if metrics.get("frame", end) != end:
+                continue  # the session was continued since
+            match metrics.get("final_eval"):
+                case [*values] if values and all(isinstance(value, (int, float)) for value in values):
+                    evals[session] = float(np.mean(values))
+        return evals
+
+    @property
+    def evaluations(self) -> dict[int, dict[str, Array]]:
+        """Frames and returns of the evaluations of each session that counts; the last one is that at its end."""
+        finals = self.final_evals
+        found = {}
+        for session, table in self.counted_tables.items():
+            known = self.eval_tables.get(session, {})
+            frames, returns = (list(known.get(name, ())) for name in NEEDED)
+            if session in finals:
+                # of two at the same frame, curves take the later one
+                frames.append(table["frame"][-1])
+                returns.append(finals[session])
+            if frames:
+                found[session] = {"frame": np.array(frames, float), "total_reward": np.array(returns, float)}
+        return found
+
+    @property
+    def last_evals(self) -> dict[int, float]:
+        """The mean return of a session's last evaluation during training, unless training went on long after it."""
+        evals = {}
+        for session, table in self.eval_tables.items():
+            frames = table["frame"][np.isfinite(table["total_reward"])]
+            if session in self.tables and len(frames) and frames[-1] >= RECENT * self.tables[session]["frame"][-1]:
+                evals[session] = _get_last(table["total_reward"])
+        return evals
+
+    @property
+    def fps(self) -> float:
+        """Frames per second of a session that counts, their mean; NaN where the tables do not say."""
+        speeds = [table["fps"][-1] for table in self.counted_tables.values() if "fps" in table]
+        return float(np.mean(speeds)) if speeds else math.nan
+
+    @property
+    def ended(self) -> float:
+        """When the newest table was last written to, in seconds since 1970."""
+        return max(file.stat().st_mtime for file in (self.path / "info").glob("*_session_df_train.csv"))
+
+    @property
+    def random_return(self) -> float | None:
+        """Mean return of random play: as the run has it, or as shipped for its env; None where it is not known."""
+        known = self.metrics.get("random_return")
+        if isinstance(known, (int, float)):
+            return float(known)
+        return find_shipped_random_return(self.env_name)
+
+    @property
+    def frame(self) -> int:
+        """The last frame of the session that went furthest."""
+        return max(int(table["frame"][-1]) for table in self.tables.values())
+
+
+def _list_sessions(sessions: Sequence[int]) -> str:
+    return f"session{'s' if len(sessions) > 1 else ''} {', '.join(map(str, sessions))}"
+
+
+def _is_same(table: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+    return all(name in other and np.array_equal(table[name], other[name], equal_nan=True) for name in NEEDED)
+
+
+def _get_last(column: Array) -> float:
+    """The last value that is known."""
+    known = column[np.isfinite(column)]
+    return float(known[-1]) if len(known) else math.nan
+
+
+def find_shipped_random_return(env_name: str) -> float | None:
+    """Mean return of random play as shipped; None for an env that has none."""
+    shipped = _read_json([BASELINES]).get(env_name)
+    return float(shipped["mean"]) if shipped else None
+
+
+def name_algorithm(spec: Any) -> str:
+    """The algorithm of a spec by the name that papers use."""
+    name = str(look_up(spec, "agent", "algorithm", "name") or "unknown algorithm")
+    label = _LABEL_OF.get(name, name)
+    is_prioritized = str(look_up(spec, "agent", "memory", "name")).startswith("Prioritized")
+    return f"{label}+PER" if is_prioritized and label in ("DQN", "DDQN") else label
+
+
+def look_up(data: Any, *keys: str) -> Any:
+    """A value deep in plain data, None where there is no such thing; lists of one, as old specs have, count as it."""
+    for key in keys:
+        if isinstance(data, list) and data:
+            data = data[0]
+        if not isinstance(data, Mapping):
+            return None
+        data = data.get(key)
+    return data
+
+
+def find_common_kind(runs: Sequence[Run]) -> ScoreKind:
+    """The kind of score to compare runs by: what training last saw where theirs differ, since every run has that."""
+    kinds = {run.score_kind for run in runs}
+    return kinds.pop() if len(kinds) == 1 else "train"
+
+
+def find_runs(data_dir: Path) -> tuple[list[Run], list[str]]:
+    """All runs of a folder that have results, the newest first, and a line for each that cannot be read."""
+    runs: list[tuple[float, Run]] = []
+    problems: list[str] = []
+    for folder in sorted(data_dir.glob("*")):
+        try:
+            run = load_run(str(folder), data_dir)
+            runs.append((run.ended, run))
+        except NoResultsError:
+            continue  # it has none yet, or is no run
+        except (LabError, OSError) as error:
+            problems.append(f"{printable(folder.name)}: {describe_failure(error)}")
+    return [run for _, run in sorted(runs, key=lambda pair: pair[0], reverse=True)], problems
+
+
+def load_run(where: str, data_dir: Path, trial: int | None = None) -> Run:
+    """The run meant by a folder, a file in it, a glob or `latest`; what cannot be read is told in `problems`."""
+    return read_run(find_run_path(where, data_dir), trial)
+
+
+def load_runs(places: Sequence[str], data_dir: Path) -> tuple[list[tuple[str, Run]], list[str]]:
+    """Runs that can be read, each with the place that was asked for, and a line for each that cannot; one at least can.
+
+    What is wrong inside a run that can be read is in its `problems`.
+    """
+    runs: list[tuple[str, Run]] = []
+    problems: list[str] = []
+    for place in places:
+        try:
+            runs.append((place, load_run(place, data_dir)))
+        except RunFolderError as error:
+            problems.append(str(error))
+    if not runs:
+        raise RunFolderError("; ".join(problems))
+    return runs, problems
+
+
+def read_run(path: Path, trial: int | None = None) -> Run:
+    """The run in a folder; of a search its best trial, unless another is asked for."""
+    if trial is None:
+        trial = find_best_trial(path)
+    problems: list[str] = []
+    tables: dict[str, dict[int, dict[str, Array]]] = {"train": {}, "eval": {}}
+    names = set()
+    for file in sorted((path / "info").glob(f"*_t{trial}_s*_session_df_*.csv")):
+        match = _TABLE.fullmatch(file.name)
+        if match is None or int(match["trial"]) != trial:
+            continue
+        try:
+            table = _read(file)
+        except LabError as error:
+            problems.append(str(error))
+            continue
+        names.add(match["name"])
+        if np.isfinite(table["frame"]).any():
+            tables[match["kind"]][int(match["session"])] = table
+        elif match["kind"] == "train":
+            problems.append(f"{file.name} is left out: it has no rows yet")
+    if not tables["train"]:
+        told = "".join(f"; {problem}" for problem in problems)
+        kind = RunFolderError if problems else NoResultsError
+        raise kind(f"{path} has no results: no info/*_session_df_train.csv with rows{told}")
+    # the published lab writes the table of training once more where it evaluated nothing
+    evals = {s: table for s, table in tables["eval"].items() if not _is_same(table, tables["train"].get(s, {}))}
+    name = min(names, key=lambda text: (len(text), text))
+    prefix = f"{name}_t{trial}"
+    metrics = _read_json([path / f"{prefix}_trial_metrics.json", path / "info" / f"{prefix}_trial_metrics.json"])
+    session_metrics = {
+        session: _read_json([path / "info" / f"{prefix}_s{session}_session_metrics.json"])
+        for session in tables["train"]
+    }
+    return Run(
+        path,
+        name,
+        trial,
+        _read_spec(path, name, trial, problems),
+        dict(sorted(tables["train"].items())),
+        dict(sorted(evals.items())),
+        metrics,
+        session_metrics,
+        _read_json([path / "info" / f"{name}_provenance.json"]),
+        tuple(problems),
+    )
+
+
+def _read(path: Path) -> dict[str, Array]:
+    try:
+        table = read_table(path)
+    except (OSError, ValueError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{path.name} is left out: {error}") from None
+    missing = [name for name in NEEDED if name not in table]
+    if missing:
+        raise RunFolderError(f"{path.name} is left out: it has no column {' and no column '.join(missing)}")
+    return table
+
+
+def _read_spec(path: Path, name: str, trial: int, problems: list[str]) -> Mapping[str, Any]:
+    """The spec of the trial, or that of all trials; under its name, or bare as the published lab wrote it."""
+    for stem in (f"{name}_t{trial}", name):
+        for suffix in (".yaml", ".json"):
+            file = path / f"{stem}_spec{suffix}"
+            if not file.exists():
+                continue
+            try:
+                specs = read_specs(file)
+            except LabError as error:
+                problems.append(str(error))
+                continue
+            # bare and without a name, as older ones are
+            spec = specs.get(name, specs)
+            return _without_bookkeeping(spec) if isinstance(spec, Mapping) else {}
+    problems.append(f"{path} has no {name}_spec.yaml, so env and algorithm are unknown")
+    return {}
+
+
+def _without_bookkeeping(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved spec without what a lab wrote into it, such as paths and the commit: no settings."""
+    kept = {key: value for key, value in spec.items() if key != "name"}
+    if isinstance(meta := spec.get("meta"), Mapping):
+        kept["meta"] = {key: value for key, value in meta.items() if key not in META_DROPPED}
+    return kept
+
+
+def _read_json(paths: list[Path]) -> dict[str, Any]:
+    for path in paths:
+        try:
+            content = json.loads(read_text(path, MAX_JSON_BYTES))
+        except (OSError, RecursionError, ValueError):
+            continue
+        if isinstance(content, dict):
+            return content
+    return {}

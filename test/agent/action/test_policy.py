@@ -1,0 +1,446 @@
+"""Distributions against torch's own, against integrals and against counted draws; exploration per env."""
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, distributions
+
+from slm_lab.agent.action.distribution import (
+    ActionFamily,
+    Bernoulli,
+    Categorical,
+    MultiCategorical,
+    Normal,
+    SquashedNormal,
+    TanhNormal,
+    bound_log_std,
+    build_family,
+    log_det_tanh,
+)
+from slm_lab.agent.action.policy import draw_action
+from slm_lab.lib.errors import SpecError
+from slm_lab.spec.net import LOG_STD_MAX, LOG_STD_MIN
+
+FAMILIES: dict[str, ActionFamily] = {
+    "Categorical": Categorical(4),
+    "MultiCategorical": MultiCategorical([2, 3, 4]),
+    "Bernoulli": Bernoulli(3),
+    "Normal": Normal(2),
+    "TanhNormal": TanhNormal(2),
+    "SquashedNormal": SquashedNormal(2),
+}
+NAMES = list(FAMILIES)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def param_of(family: ActionFamily, num: int = 7, seed: int = 1) -> Tensor:
+    # stds within the clamp
+    return torch.randn(num, family.param_size, generator=generator(seed)) * 0.7
+
+
+def peer_log_prob(family: ActionFamily, param: Tensor, action: Tensor) -> Tensor:
+    """torch.distributions' answer."""
+    if isinstance(family, Categorical):
+        return distributions.Categorical(logits=param).log_prob(action)
+    if isinstance(family, MultiCategorical):
+        # a choice each, independent: the sum
+        parts = [
+            distributions.Categorical(logits=logits).log_prob(action[:, index])
+            for index, logits in enumerate(param.split([2, 3, 4], -1))
+        ]
+        return torch.stack(parts, -1).sum(-1)
+    if isinstance(family, Bernoulli):
+        return distributions.Bernoulli(logits=param).log_prob(action.float()).sum(-1)
+    mean, log_std = param.chunk(2, -1)
+    normal = distributions.Normal(mean, log_std.exp())
+    if isinstance(family, TanhNormal):
+        squashed = distributions.TransformedDistribution(normal, distributions.TanhTransform())
+        return squashed.log_prob(family.to_env(action)).sum(-1)
+    return normal.log_prob(action).sum(-1)
+
+
+def peer_entropy(family: ActionFamily, param: Tensor) -> Tensor:
+    if isinstance(family, Categorical):
+        return distributions.Categorical(logits=param).entropy()
+    if isinstance(family, MultiCategorical):
+        parts = [distributions.Categorical(logits=logits).entropy() for logits in param.split([2, 3, 4], -1)]
+        return torch.stack(parts, -1).sum(-1)
+    if isinstance(family, Bernoulli):
+        return distributions.Bernoulli(logits=param).entropy().sum(-1)
+    mean, log_std = param.chunk(2, -1)
+    return distributions.Normal(mean, log_std.exp()).entropy().sum(-1)
+
+
+# --- log probability and entropy
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_log_prob_equals_torch(name: str) -> None:
+    """W19: the reference summed MultiCategorical over the batch; a mean over dimensions or no sum fails too."""
+    family = FAMILIES[name]
+    param = param_of(family)
+    action = family.sample(param, generator())
+    log_prob = family.log_prob(param, action)
+    assert log_prob.shape == (7,)
+    np.testing.assert_allclose(log_prob, peer_log_prob(family, param, action), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Categorical", "MultiCategorical", "Bernoulli", "Normal"])
+def test_entropy_equals_torch(name: str) -> None:
+    family = FAMILIES[name]
+    param = param_of(family)
+    entropy = family.entropy(param)
+    assert entropy.shape == (7,)
+    np.testing.assert_allclose(entropy, peer_entropy(family, param), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_entropy_is_the_mean_of_minus_log_prob(name: str) -> None:
+    family = FAMILIES[name]
+    param = param_of(family, 1).expand(100_000, -1)
+    log_prob = family.log_prob(param, family.sample(param, generator()))
+    error = 5 * float(log_prob.std()) / math.sqrt(len(log_prob))
+    assert float(family.entropy(param[:1])) == pytest.approx(float(-log_prob.mean()), abs=error)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_log_prob_entropy_equals_the_separate_ones(name: str) -> None:
+    family = FAMILIES[name]
+    param = param_of(family)
+    action = family.sample(param, generator())
+    log_prob, entropy = family.log_prob_entropy(param, action)
+    np.testing.assert_allclose(log_prob, family.log_prob(param, action))
+    np.testing.assert_allclose(entropy, family.entropy(param))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_finite_for_extreme_params(name: str) -> None:
+    """log(softmax) or log(sigmoid) written out gives -inf * 0 here."""
+    family = FAMILIES[name]
+    for sign in (1.0, -1.0):
+        extreme = sign * torch.tensor([200.0, -200.0]).repeat(family.param_size)[: family.param_size]
+        param = extreme.repeat(3, 1).requires_grad_()
+        action = family.mode(param.detach())
+        log_prob, entropy = family.log_prob_entropy(param, action)
+        (log_prob.sum() + entropy.sum()).backward()
+        assert param.grad is not None
+        assert torch.isfinite(log_prob).all()
+        assert torch.isfinite(entropy).all()
+        assert torch.isfinite(param.grad).all()
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.5, -1.0), (-1.0, 0.3)])
+def test_tanh_normal_density_integrates_to_one(mean: float, log_std: float) -> None:
+    """Without the change of volume the integral is E[1 - tanh^2] < 1; with its sign flipped it is far above 1."""
+    family = SquashedNormal(1)
+    num = 200_001
+    action = torch.linspace(-1, 1, num, dtype=torch.float64)[:, None]
+    param = torch.tensor([[mean, log_std]], dtype=torch.float64).expand(num, -1)
+    density = family.log_prob(param, action).exp()
+    inside = density[1:-1].sum() * (2 / (num - 1))
+    assert float(inside) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_log_det_tanh_is_stable() -> None:
+    raw = torch.tensor([-60.0, -2.0, 0.0, 2.0, 60.0])
+    # log(1 - tanh^2): 0 at 0; tanh(2) = .9640276, 1 - its square = .0706508; log 4 - 2*60 far out, where 1 - 1 = 0
+    expected = torch.tensor([math.log(4) - 120, math.log(0.0706508), 0.0, math.log(0.0706508), math.log(4) - 120])
+    np.testing.assert_allclose(log_det_tanh(raw), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("log_std", [LOG_STD_MIN, 0.0, LOG_STD_MAX])
+def test_tanh_normal_log_prob_far_out_equals_torch(log_std: float) -> None:
+    """An action that went through tanh and back is at most 8.7 in float32, whatever it was."""
+    raw = torch.tensor([[-40.0], [-9.0], [-7.5], [0.1], [8.0], [15.0], [60.0]], dtype=torch.float64)
+    mean = raw + 0.3 * math.exp(log_std)
+    transform = distributions.TanhTransform(cache_size=1)
+    peer = distributions.TransformedDistribution(distributions.Normal(mean, math.exp(log_std)), transform)
+    # the transform remembers what it made its result of
+    action = transform(raw)
+    expected = peer.log_prob(action).squeeze(-1)
+    param = torch.cat([mean, torch.full_like(mean, log_std)], -1)
+    np.testing.assert_allclose(TanhNormal(1).log_prob(param, raw), expected, rtol=1e-12)
+    single = TanhNormal(1).log_prob(param.float(), raw.float())
+    np.testing.assert_allclose(single, expected, rtol=1e-5 * math.exp(-min(log_std, 0)))
+    np.testing.assert_array_equal(TanhNormal(1).to_env(raw), action)
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.3, -2.0, 10.0])
+@pytest.mark.parametrize("log_std", [LOG_STD_MIN, -1.0, 0.0, 1.5, LOG_STD_MAX])
+def test_tanh_normal_entropy_is_the_integral(mean: float, log_std: float) -> None:
+    param = torch.tensor([[mean, log_std]], dtype=torch.float64)
+    noise = torch.linspace(-12, 12, 400_001, dtype=torch.float64)[:, None]
+    density = torch.exp(-0.5 * noise.square() - 0.5 * math.log(2 * math.pi)).squeeze(-1)
+    log_prob = TanhNormal(1).log_prob(param.expand(len(noise), -1), mean + math.exp(log_std) * noise)
+    expected = -(density * log_prob).sum() * (24 / 400_000)
+    assert float(TanhNormal(1).entropy(param)) == pytest.approx(float(expected), abs=1e-7)
+    assert float(TanhNormal(1).entropy(param.float())) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_squashed_action_at_the_border_counts_as_the_last_number_before_it() -> None:
+    """A float32 tanh of 10 is 1.0 exactly, whose atanh is infinite."""
+    family = SquashedNormal(1)
+    param = torch.tensor([[10.0, 0.0], [-10.0, 0.0]])
+    action = family.mode(param)
+    assert action.abs().tolist() == [[1.0], [1.0]]
+    nearest = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
+    expected = TanhNormal(1).log_prob(param, action * nearest.atanh())
+    np.testing.assert_allclose(family.log_prob(param, action), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("log_std", "passes_down", "passes_up"),
+    [(2.5, True, False), (2.0, True, True), (-5.0, True, True), (-5.5, False, True), (0.0, True, True)],
+)
+def test_log_std_beyond_its_bounds_finds_back(log_std: float, passes_down: bool, passes_up: bool) -> None:
+    """A clamp alone has no gradient there, so that whatever left the bounds stayed."""
+    for slope, passes in ((1.0, passes_down), (-1.0, passes_up)):
+        start = torch.tensor([log_std], requires_grad=True)
+        # a step against this slope leads down, against -1 up
+        (slope * bound_log_std(start)).sum().backward()
+        assert start.grad is not None
+        assert start.grad.item() == (slope if passes else 0.0)
+    assert bound_log_std(start).item() == bound_log_std(start.detach()).item() == min(max(log_std, -5.0), 2.0)
+
+
+def test_normal_log_std_is_clamped() -> None:
+    family = Normal(1)
+    wide, narrow = torch.tensor([[0.0, 50.0]]), torch.tensor([[0.0, -50.0]])
+    action = torch.zeros(1, 1)
+    # density at the mean: 1 / (std sqrt(2 pi))
+    assert float(family.log_prob(wide, action)) == pytest.approx(-LOG_STD_MAX - 0.5 * math.log(2 * math.pi))
+    assert float(family.log_prob(narrow, action)) == pytest.approx(-LOG_STD_MIN - 0.5 * math.log(2 * math.pi))
+    spread = family.sample(wide.expand(20_000, -1), generator()).std()
+    assert float(spread) == pytest.approx(math.exp(LOG_STD_MAX), rel=0.03)
+
+
+# --- drawing
+
+
+def frequencies(action: Tensor, num_choice: int) -> np.ndarray[Any, Any]:
+    return np.bincount(action.flatten().numpy(), minlength=num_choice) / action.numel()
+
+
+def close_frequency(observed: np.ndarray[Any, Any], prob: np.ndarray[Any, Any], num: int) -> None:
+    """Within 4.5 standard errors each."""
+    assert (np.abs(observed - prob) < 4.5 * np.sqrt(prob * (1 - prob) / num) + 1e-12).all(), (observed, prob)
+
+
+def test_categorical_samples_follow_the_probabilities() -> None:
+    logits = torch.tensor([0.0, 1.0, -1.0, 2.0])
+    num = 40_000
+    action = Categorical(4).sample(logits.expand(num, -1), generator())
+    # a Gumbel of the wrong sign, or noise shared by the choices, gives other shares
+    close_frequency(frequencies(action, 4), logits.softmax(-1).numpy(), num)
+
+
+def test_multi_categorical_samples_follow_the_probabilities_and_are_independent() -> None:
+    param = torch.tensor([0.0, 1.0, 0.5, -0.5, 0.0])
+    num = 40_000
+    action = MultiCategorical([2, 3]).sample(param.expand(num, -1), generator())
+    assert action.shape == (num, 2)
+    first, second = param[:2].softmax(-1).numpy(), param[2:].softmax(-1).numpy()
+    close_frequency(frequencies(action[:, 0] * 3 + action[:, 1], 6), np.outer(first, second).flatten(), num)
+
+
+def test_bernoulli_samples_follow_the_probabilities() -> None:
+    param = torch.tensor([0.0, 2.0, -2.0])
+    num = 40_000
+    action = Bernoulli(3).sample(param.expand(num, -1), generator())
+    close_frequency(action.float().mean(0).numpy(), param.sigmoid().numpy(), num)
+
+
+def test_normal_samples_have_mean_and_std() -> None:
+    param = torch.tensor([1.0, -2.0, 0.0, math.log(0.1)])
+    action = Normal(2).sample(param.expand(40_000, -1), generator())
+    # means 1 and -2, stds 1 and .1
+    assert action.mean(0).tolist() == pytest.approx([1.0, -2.0], abs=0.03)
+    assert action.std(0).tolist() == pytest.approx([1.0, 0.1], rel=0.03)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes_and_dtypes(name: str) -> None:
+    family = FAMILIES[name]
+    param = param_of(family, 5)
+    for action in (family.sample(param, generator()), family.mode(param), family.random(5, generator())):
+        assert action.shape == (5, *family.action_shape)
+        assert action.dtype == family.action_dtype
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_draws_come_from_the_given_generator_alone(name: str) -> None:
+    """Drawing from torch's global generator makes a run depend on whatever else draws."""
+    family = FAMILIES[name]
+    param = param_of(family, 64)
+    before = torch.get_rng_state()
+    one, two, three = (family.sample(param, generator(seed)) for seed in (3, 3, 4))
+    assert torch.equal(family.random(64, generator(3)), family.random(64, generator(3)))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, three)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mode_is_the_most_likely(name: str) -> None:
+    family = FAMILIES[name]
+    param = param_of(family, 1).clone()
+    if isinstance(family, TanhNormal):
+        # the density's peak lies elsewhere, the median is what acts; see below
+        np.testing.assert_allclose(family.to_env(family.mode(param)), param[:, :2].tanh())
+        return
+    best = family.log_prob(param, family.mode(param))
+    many = param.expand(2000, -1)
+    assert (family.log_prob(many, family.sample(many, generator())) <= best + 1e-6).all()
+
+
+def test_modes_by_hand() -> None:
+    assert Categorical(3).mode(torch.tensor([[0.0, 2.0, 1.0]])).tolist() == [1]
+    assert MultiCategorical([2, 3]).mode(torch.tensor([[1.0, 0.0, 0.0, 1.0, 2.0]])).tolist() == [[0, 2]]
+    assert Bernoulli(3).mode(torch.tensor([[0.1, -0.1, 5.0]])).tolist() == [[1, 0, 1]]
+    assert Normal(2).mode(torch.tensor([[0.5, -0.5, 9.0, 9.0]])).tolist() == [[0.5, -0.5]]
+
+
+def test_random_is_uniform() -> None:
+    num = 40_000
+    close_frequency(frequencies(Categorical(4).random(num, generator()), 4), np.full(4, 0.25), num)
+    pair = MultiCategorical([2, 3]).random(num, generator())
+    close_frequency(frequencies(pair[:, 0] * 3 + pair[:, 1], 6), np.full(6, 1 / 6), num)
+    close_frequency(Bernoulli(3).random(num, generator()).float().mean(0).numpy(), np.full(3, 0.5), num)
+    for family in (Normal(2), TanhNormal(2), SquashedNormal(2)):
+        action = family.to_env(family.random(num, generator()))
+        # the policy's own range [-1, 1]: variance 1/3
+        assert float(action.abs().max()) <= 1
+        assert action.mean(0).tolist() == pytest.approx([0, 0], abs=0.02)
+        assert action.var(0).tolist() == pytest.approx([1 / 3, 1 / 3], rel=0.03)
+
+
+# --- action policies
+
+
+def test_epsilon_greedy_draws_for_each_env() -> None:
+    """W18: one coin for the whole vector makes all 64 envs explore or none of them."""
+    family = Categorical(10_000)
+    param = torch.zeros(64, 10_000)
+    param[:, 7] = 5.0
+    action = draw_action(family, param, "epsilon_greedy", 0.5, generator())
+    explored = int((action != 7).sum())
+    # 32 expected, standard deviation 4
+    assert 12 <= explored <= 52
+    again = draw_action(family, param, "epsilon_greedy", 0.5, generator(1))
+    assert not torch.equal(action == 7, again == 7)
+
+
+def test_epsilon_greedy_ends_are_greedy_and_random() -> None:
+    family = Categorical(4)
+    param = torch.tensor([0.0, 3.0, 0.0, 0.0]).expand(20_000, -1)
+    assert (draw_action(family, param, "epsilon_greedy", 0.0, generator()) == 1).all()
+    uniform = draw_action(family, param, "epsilon_greedy", 1.0, generator())
+    close_frequency(frequencies(uniform, 4), np.full(4, 0.25), 20_000)
+    mixed = draw_action(family, param, "epsilon_greedy", 0.4, generator())
+    # the greedy action comes from both: .6 + .4/4 = .7
+    close_frequency(frequencies(mixed, 4), np.array([0.1, 0.7, 0.1, 0.1]), 20_000)
+
+
+def test_epsilon_greedy_explores_with_the_whole_action() -> None:
+    """A coin per sub-action would mix greedy and random ones in one env."""
+    family = MultiCategorical([10_000, 10_000])
+    param = torch.zeros(200, 20_000)
+    param[:, [3, 10_004]] = 5.0
+    action = draw_action(family, param, "epsilon_greedy", 0.5, generator())
+    greedy = action == torch.tensor([3, 4])
+    assert torch.equal(greedy[:, 0], greedy[:, 1])
+    assert 60 <= int(greedy[:, 0].sum()) <= 140
+
+
+def test_epsilon_greedy_with_continuous_actions() -> None:
+    family = Normal(2)
+    param = torch.tensor([5.0, -5.0, 0.0, 0.0]).expand(64, -1)
+    action = draw_action(family, param, "epsilon_greedy", 0.5, generator())
+    greedy = (action == torch.tensor([5.0, -5.0])).all(-1)
+    assert 12 <= int(greedy.sum()) <= 52
+    assert float(action[~greedy].abs().max()) <= 1
+
+
+@pytest.mark.parametrize("tau", [0.5, 1.0, 5.0])
+def test_boltzmann_divides_by_the_temperature(tau: float) -> None:
+    """Multiplying by tau gives the opposite at .5 and 5, dividing nothing shows at both."""
+    logits = torch.tensor([0.0, 1.0, 2.0])
+    num = 40_000
+    action = draw_action(Categorical(3), logits.expand(num, -1), "boltzmann", tau, generator())
+    close_frequency(frequencies(action, 3), (logits / tau).softmax(-1).numpy(), num)
+
+
+@pytest.mark.parametrize("name", ["Categorical", "MultiCategorical", "Bernoulli"])
+def test_boltzmann_at_zero_temperature_is_greedy(name: str) -> None:
+    family = FAMILIES[name]
+    param = param_of(family, 50)
+    action = draw_action(family, param, "boltzmann", 0.0, generator())
+    assert torch.equal(action, family.mode(param))
+
+
+def test_boltzmann_needs_discrete_actions(lab) -> None:
+    algorithm = {"name": "Reinforce", "action_policy": "boltzmann", "explore_var_spec": 1.0}
+    with pytest.raises(SpecError, match="action_policy: boltzmann needs discrete actions; use default"):
+        lab.build(lab.spec("Pendulum-v1", algorithm))
+
+
+def test_random_and_default_policies() -> None:
+    family = Categorical(3)
+    param = torch.tensor([0.0, 100.0, 0.0]).expand(9_000, -1)
+    assert (draw_action(family, param, "default", 0.5, generator()) == 1).all()
+    close_frequency(frequencies(draw_action(family, param, "random", 0.0, generator()), 3), np.full(3, 1 / 3), 9_000)
+
+
+# --- choosing the family
+
+
+@pytest.mark.parametrize(
+    ("space", "pdtype", "kind", "param_size", "action_shape"),
+    [
+        (spaces.Discrete(5), "default", Categorical, 5, ()),
+        (spaces.Discrete(5, start=3), "Categorical", Categorical, 5, ()),
+        (spaces.MultiDiscrete([2, 3]), "default", MultiCategorical, 5, (2,)),
+        (spaces.MultiBinary(4), "default", Bernoulli, 4, (4,)),
+        (spaces.Box(-1, 1, (3,)), "default", Normal, 6, (3,)),
+        (spaces.Box(-1, 1, (3,)), "TanhNormal", TanhNormal, 6, (3,)),
+        (spaces.Box(-1, 1, (2, 2)), "Normal", Normal, 8, (4,)),
+    ],
+    ids=str,
+)
+def test_build_family(
+    space: gym.Space[Any], pdtype: str, kind: type[ActionFamily], param_size: int, action_shape: tuple[int, ...]
+) -> None:
+    family = build_family(space, pdtype)
+    assert type(family) is kind
+    assert family.name == kind.name
+    assert family.param_size == param_size
+    assert family.action_shape == action_shape
+
+
+@pytest.mark.parametrize(
+    ("space", "pdtype", "hint"),
+    [
+        (spaces.Discrete(5), "Normal", "use default or Categorical"),
+        (spaces.MultiDiscrete([2, 3]), "Categorical", "use default or MultiCategorical"),
+        (spaces.MultiBinary(4), "Categorical", "use default or Bernoulli"),
+        (spaces.Box(-1, 1, (3,)), "Categorical", "use default or Normal or TanhNormal"),
+        (spaces.Box(-1, 1, (3,)), "Bernoulli", "use default or Normal or TanhNormal"),
+    ],
+    ids=str,
+)
+def test_wrong_pdtype_is_refused(space: gym.Space[Any], pdtype: str, hint: str) -> None:
+    with pytest.raises(SpecError, match=rf"action_pdtype: {pdtype} does not fit .*{hint}"):
+        build_family(space, pdtype)
+
+
+def test_unknown_action_space_is_refused() -> None:
+    with pytest.raises(SpecError, match="actions of Text are not supported"):
+        build_family(spaces.Text(3), "default")

@@ -1,0 +1,115 @@
+"""Flat parameters are the modules' own, seen as one tensor."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from slm_lab.agent.learn.flat import FlatParams
+
+
+def build_net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2, bias=False), nn.LayerNorm(2))
+
+
+def test_values_and_state_dict_are_unchanged() -> None:
+    net = build_net()
+    before = copy.deepcopy(net.state_dict())
+    flat = FlatParams(net.parameters())
+    after = net.state_dict()
+    assert list(after) == list(before)
+    for name, value in before.items():
+        assert torch.equal(after[name], value), name
+        assert after[name].shape == value.shape
+    # 3*4 + 4 + 4*2 + 2 + 2
+    assert flat.data.shape == flat.grad.shape == (28,)
+
+
+def test_parameters_are_views_of_the_flat_tensor() -> None:
+    """A copy would leave the net at its first weights while the optimiser moves the flat tensor."""
+    net = build_net()
+    flat = FlatParams(net.parameters())
+    flat.data.copy_(torch.arange(28.0))
+    assert net[0].weight.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert net[0].bias.tolist() == [12, 13, 14, 15]
+    assert net[2].weight.tolist() == [[16, 17, 18, 19], [20, 21, 22, 23]]
+    assert net[3].bias.tolist() == [26, 27]
+    with torch.no_grad():
+        net[0].bias.fill_(-1)
+    assert flat.data[12:16].tolist() == [-1] * 4
+
+
+def test_load_state_dict_keeps_the_views() -> None:
+    net = build_net()
+    flat = FlatParams(net.parameters())
+    net.load_state_dict(build_net(1).state_dict())
+    expected = torch.cat([parameter.detach().flatten() for parameter in build_net(1).parameters()])
+    assert torch.equal(flat.data, expected)
+
+
+def test_backward_accumulates_into_the_flat_gradient() -> None:
+    net, twin = build_net(), build_net()
+    flat = FlatParams(net.parameters())
+    obs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    for model in (net, twin):
+        model(obs).square().sum().backward()
+        model(obs).sum().backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in twin.parameters()])
+    assert float(expected.norm()) > 0.1
+    np.testing.assert_allclose(flat.grad, expected, rtol=1e-6)
+    flat.zero_grad()
+    assert not flat.grad.any()
+    # the next backward fills the same tensor again, which `grad = None` would have ended
+    net(obs).square().sum().backward()
+    twin.zero_grad()
+    twin(obs).square().sum().backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in twin.parameters()])
+    np.testing.assert_allclose(flat.grad, expected, rtol=1e-6)
+
+
+def test_shared_parameter_appears_once() -> None:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    second.weight = first.weight
+    flat = FlatParams([*first.parameters(), *second.parameters()])
+    # one weight, two biases; counted twice its gradient would be clipped and applied twice
+    assert flat.data.shape == (4 + 2 + 2,)
+    flat.data.fill_(3.0)
+    assert second.weight.tolist() == first.weight.tolist() == [[3, 3], [3, 3]]
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e6])
+def test_clip_equals_torch(max_norm: float) -> None:
+    net, twin = build_net(), build_net()
+    flat = FlatParams(net.parameters())
+    obs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)) * 10
+    for model in (net, twin):
+        model(obs).square().sum().backward()
+        model[0].weight.grad.mul_(7)
+    expected_norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
+    norm = flat.clip_grad(max_norm)
+    # the norm before clipping, over all parameters together
+    assert float(norm) == pytest.approx(float(expected_norm), rel=1e-5)
+    expected = torch.cat([parameter.grad.flatten() for parameter in twin.parameters()])
+    np.testing.assert_allclose(flat.grad, expected, rtol=1e-5, atol=1e-9)
+    assert float(flat.grad.norm()) <= max_norm * (1 + 1e-5)
+
+
+def test_clip_by_hand() -> None:
+    flat = FlatParams([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))])
+    flat.grad.copy_(torch.tensor([3.0, 0.0, 4.0]))
+    # norm 5 over both parameters; clipping each by itself would give [1, 0, 1]
+    assert float(flat.clip_grad(1.0)) == 5.0
+    assert flat.grad.tolist() == pytest.approx([0.6, 0.0, 0.8], rel=1e-5)
+
+
+def test_no_clip_leaves_the_gradient() -> None:
+    flat = FlatParams([nn.Parameter(torch.zeros(2))])
+    flat.grad.copy_(torch.tensor([30.0, 40.0]))
+    assert float(flat.clip_grad(None)) == 50.0
+    assert flat.grad.tolist() == [30.0, 40.0]
+    # a gradient below the limit is not enlarged
+    assert float(flat.clip_grad(500.0)) == 50.0
+    assert flat.grad.tolist() == [30.0, 40.0]
