@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.layout import FlatObservation, MisfitError, calc_parts, in_one_line, show_parts
+from slm_lab.env.vec_env import ActionMap
 from slm_lab.env.watch import close_envs
-from slm_lab.env.wrapper import ActionMap
 from slm_lab.lib.errors import EnvError
 
 Level = Literal["ok", "note", "wrong"]

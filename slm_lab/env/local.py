@@ -52,9 +52,8 @@ class Slots:
         self.truncated = np.zeros(count, bool)
         self.ended = np.zeros(count, bool)
         self.is_float = self.obs.dtype.kind == "f"
-        # views of the same memory, and what they are multiplied with to see whether all of it is finite
-        self._flat = [self.reward, self.next_obs.reshape(-1)] if self.is_float else [self.reward]
-        self._zeros = [np.zeros_like(flat) for flat in self._flat]
+        # what numbers are multiplied with to see whether all of them are finite
+        self._zeros = [np.zeros(count), np.zeros(self.obs.size, self.dtype)] if self.is_float else [np.zeros(count)]
 
     def episode_seed(self, slot: int, episode: int) -> int:
         """The seed of an episode of one of these envs."""
@@ -146,8 +145,8 @@ class Slots:
             else:
                 self.obs[slot] = obs
         # 0 times anything finite is 0: one product for all envs takes less time than looking at each number
-        for flat, zeros in zip(self._flat, self._zeros, strict=True):
-            if np.vdot(flat, zeros) != 0:
+        for numbers, zeros in zip((self.reward, self.next_obs.reshape(-1)), self._zeros, strict=False):
+            if np.vdot(numbers, zeros) != 0:
                 for slot in range(len(self.envs)):
                     self._check_finite(slot, int(episode[slot]))
 
@@ -244,15 +243,12 @@ class LocalVecEnv(VecEnv):
 
     def _step(self, action: Array) -> Step:
         slots = self.slots
+        # new arrays, since those of a step belong to the caller
+        slots.obs, slots.next_obs = np.empty_like(slots.obs), np.empty_like(slots.obs)
+        slots.reward = np.empty_like(slots.reward)
+        slots.terminated, slots.truncated, slots.ended = np.empty((3, self.num_envs), bool)
         slots.step(action, self.episode, self.is_seed_due())
-        return Step(
-            slots.obs.copy(),
-            slots.next_obs.copy(),
-            slots.reward.copy(),
-            slots.terminated.copy(),
-            slots.truncated.copy(),
-            slots.ended.copy(),
-        )
+        return Step(slots.obs, slots.next_obs, slots.reward, slots.terminated, slots.truncated, slots.ended)
 
     def _replay(self, action: list[Array]) -> tuple[Array, Array]:
         scores = [self.slots.replay(slot, int(self.origin[slot]), actions) for slot, actions in enumerate(action)]

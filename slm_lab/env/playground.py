@@ -198,7 +198,7 @@ class PlaygroundVecEnv(VecEnv):
         longest = int(lengths.max())
         if longest > _LONG_REPLAY:
             logger.info(f"Rebuilding {self.num_envs} envs from up to {longest:,} actions each")
-        padded = np.zeros((longest, *self.action_map.shape(self.num_envs)), np.float32)
+        padded = np.zeros((longest, self.num_envs, *self.action_map.shape), np.float32)
         for index, part in enumerate(action):
             padded[longest - len(part) :, index] = part
         now = self._start(self.origin)

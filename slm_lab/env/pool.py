@@ -126,7 +126,7 @@ class EnvPoolVecEnv(VecEnv):
             "origin": self.episode.copy(),
             "score": np.zeros(self.num_envs),
             "began": np.zeros(self.num_envs, np.int64),
-            "action": np.zeros((0, *self.action_map.shape(self.num_envs))),
+            "action": np.zeros((0, self.num_envs, *self.action_map.shape)),
         }
 
     def _replay(self, action: list[Array]) -> tuple[Array, None]:

@@ -187,7 +187,7 @@ def _play_single(env: gym.Env[Any, Any], num_episode: int, seed: int, max_step: 
 def _play_batch(env: VecEnv, num_episode: int, seed: int, max_step: int, deadline: float) -> list[float]:
     """Rounds of one episode of each env, so that short episodes do not crowd out long ones; for Box actions."""
     rng = np.random.default_rng(seed)
-    shape = env.action_map.shape(env.num_envs)
+    shape = (env.num_envs, *env.action_map.shape)
     returns: list[float] = []
     num_step = 0
     env.reset()

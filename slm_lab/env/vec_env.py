@@ -4,11 +4,12 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from loguru import logger
 
 from slm_lab.env.make import EnvFacts, EnvSettings
-from slm_lab.env.wrapper import ActionMap
 from slm_lab.lib.errors import EnvError, EnvFaultError
 from slm_lab.lib.runtime import derive_seed
 
@@ -27,6 +28,9 @@ _TRIM_EVERY = 1000
 ENDLESS = 100_000
 # frames per second of a video where the env does not say its own
 RENDER_FPS = 30.0
+# Some envs say "no bound" with the largest number there is; gymnasium does so for whole numbers.
+_NO_BOUND = 1e30
+_NO_WHOLE_BOUND = 2.0**31 - 1
 
 
 class Step(NamedTuple):
@@ -57,6 +61,51 @@ def calc_episode_seed(settings: EnvSettings, index: int, episode: int) -> int:
 def to_host(obs: Obs) -> Array:
     """Observations as a numpy array."""
     return obs if isinstance(obs, np.ndarray) else obs.cpu().numpy()
+
+
+class ActionMap:
+    """Scales Box actions from the policy's [-1, 1] to the env's bounds and clips there; others keep their values."""
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.space = space
+        self.shape: tuple[int, ...] = space.shape or ()
+        # what is added to choices that do not count from 0
+        self.start: Any = None
+        if 0 in (space.shape or ()):
+            raise EnvError(f"env.name: actions of {space} have no number to choose")
+        if isinstance(space, spaces.Box):
+            self.is_whole = np.issubdtype(space.dtype, np.integer)
+            low, high = _calc_range(space, self.is_whole)
+            self.scale = (high - low) / 2
+            self.center = (high + low) / 2
+        elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+            self.start = space.start if np.any(space.start) else None
+        elif not isinstance(space, spaces.MultiBinary):
+            raise EnvError(f"env.name: actions of {type(space).__name__} are not supported")
+
+    def __call__(self, action: Array) -> Array:
+        """Actions (N, ...) of the policy as actions of the env."""
+        action = action.reshape(len(action), *self.shape)
+        if isinstance(self.space, spaces.Box):
+            scaled = action * self.scale + self.center
+            if self.is_whole:
+                scaled = np.rint(scaled)
+            return np.clip(scaled, self.space.low, self.space.high).astype(self.space.dtype, copy=False)
+        mapped = action.astype(self.space.dtype)
+        return mapped if self.start is None else mapped + self.start
+
+
+def _calc_range(space: spaces.Box, is_whole: bool) -> tuple[Array, Array]:
+    """What the policy's -1 and 1 stand for: the bounds, or where one is missing the policy's own scale.
+
+    With one bound that scale begins there. Around 0 it could lie beyond the bound, and every action would be the bound.
+    """
+    no_bound = _NO_WHOLE_BOUND if is_whole else _NO_BOUND
+    dtype = np.float64 if is_whole else space.dtype
+    low, high = space.low.astype(dtype), space.high.astype(dtype)
+    has_low, has_high = np.abs(low) < no_bound, np.abs(high) < no_bound
+    start = np.where(has_low, low, np.where(has_high, high - 2.0, -1.0))
+    return start, np.where(has_high, high, np.where(has_low, low + 2.0, 1.0))
 
 
 class VecEnv(ABC):
@@ -234,7 +283,7 @@ class VecEnv(ABC):
             "num_episode": self.num_episode,
             "finished": list(self.finished),
             "began": self._began - first,
-            "action": np.stack(log) if log else np.zeros((0, *self.action_map.shape(self.num_envs))),
+            "action": np.stack(log) if log else np.zeros((0, self.num_envs, *self.action_map.shape)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
@@ -245,7 +294,7 @@ class VecEnv(ABC):
         self.num_episode = int(state["num_episode"])
         self.finished = [float(value) for value in state["finished"]]
         log, began = state["action"], np.asarray(state["began"])
-        if log.shape[1:] != self.action_map.shape(self.num_envs) or began.shape != (self.num_envs,):
+        if log.shape[1:] != (self.num_envs, *self.action_map.shape) or began.shape != (self.num_envs,):
             raise ValueError("its actions are not those of as many envs")
         if len(log) > MAX_REPLAY + _TRIM_EVERY or (began > len(log)).any():
             raise ValueError(f"it holds {len(log):,} actions per env; at most {MAX_REPLAY:,} are kept")

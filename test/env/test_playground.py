@@ -108,7 +108,7 @@ def build(name: str, num_envs: int, **given: Any) -> Any:
 
 
 def steps(env: VecEnv, actions: list[Any]) -> list[Step]:
-    shape = env.action_map.shape(env.num_envs)
+    shape = (env.num_envs, *env.action_map.shape)
     return [env.step(np.broadcast_to(np.float32(action), shape).copy()) for action in actions]
 
 
@@ -260,7 +260,7 @@ def test_tensors_are_handed_over_as_copies(toy: None) -> None:
 
 def play(env: VecEnv, count: int, seed: int = 0) -> list[Step]:
     rng = np.random.default_rng(seed)
-    shape = env.action_map.shape(env.num_envs)
+    shape = (env.num_envs, *env.action_map.shape)
     return [env.step(rng.uniform(-1, 1, shape).astype(np.float32)) for _ in range(count)]
 
 

@@ -209,7 +209,7 @@ def play(env: VecEnv, num_step: int, seed: int = 0) -> list[Step]:
         if isinstance(env.action_space, gym.spaces.Discrete):
             action: Array = rng.integers(env.action_space.n, size=env.num_envs)
         else:
-            action = rng.uniform(-1, 1, env.action_map.shape(env.num_envs))
+            action = rng.uniform(-1, 1, (env.num_envs, *env.action_map.shape))
         steps.append(env.step(action))
     return steps
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from slm_lab.env.wrapper import ActionMap
+from slm_lab.env.vec_env import ActionMap
 from slm_lab.lib.errors import EnvError
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
@@ -64,7 +64,7 @@ def test_box_shape_and_dtype() -> None:
     mapped = ActionMap(space)(np.zeros((5, 6), np.float32))
     assert mapped.shape == (5, 2, 3)
     assert mapped.dtype == np.float64
-    assert ActionMap(space).shape(5) == (5, 2, 3)
+    assert ActionMap(space).shape == (2, 3)
     # row by row: number 1 of the policy is (0, 1) of the env
     action = np.zeros((1, 6), np.float32)
     action[0, 1] = 1
@@ -94,7 +94,7 @@ def test_discrete_actions(space: gym.Space[Any], action: list[Any], expected: li
     mapped = ActionMap(space)(np.array(action))
     assert mapped.tolist() == expected
     assert all(space.contains(one) for one in mapped)
-    assert ActionMap(space).shape(len(action)) == mapped.shape
+    assert (len(action), *ActionMap(space).shape) == mapped.shape
 
 
 @pytest.mark.parametrize(
