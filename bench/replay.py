@@ -29,16 +29,15 @@ def main() -> None:
     assert isinstance(algorithm, DQN)
     memory, num_envs = algorithm.memory, spec.env.num_envs
     obs = torch.randn(num_envs, *env.facts.obs_space.shape)
-    flags = np.zeros(num_envs, bool)
+    flags = torch.zeros(num_envs, dtype=torch.bool)
     row = Transition(
         obs=obs,
         action=torch.zeros(num_envs, dtype=torch.int64),
-        reward=np.ones(num_envs),
+        reward=torch.ones(num_envs),
         terminated=flags,
         truncated=flags,
         next_obs=obs,
         extra={},
-        next_carry=None,
     )
     for _ in range(size // num_envs):
         memory.add(row)

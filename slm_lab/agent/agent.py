@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from slm_lab.agent.action.distribution import build_family
 from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics
@@ -13,7 +12,7 @@ from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.net.parts import check_names
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.make import EnvFacts
-from slm_lab.env.normalize import ObsNormalizer, RewardScaler
+from slm_lab.env.normalize import ObsEncoder, RewardScaler
 from slm_lab.env.vec_env import Obs, Step
 from slm_lab.lib.errors import DivergenceError, SpecError
 from slm_lab.lib.runtime import derive_seed
@@ -40,8 +39,9 @@ class Agent:
         self.device = device
         self.facts = facts
         # images stay as small as they are, unless normalising makes them fractions
-        is_small = obs_space.dtype == np.uint8 and not spec.env.normalize_obs
-        self.obs_dtype = torch.uint8 if is_small else torch.float32
+        is_small = obs_space.dtype == np.uint8 and len(obs_space.shape) > 1 and not spec.env.normalize_obs
+        obs_dtype = torch.uint8 if is_small else torch.float32
+        self.encode = ObsEncoder(obs_space.shape, spec.env.normalize_obs, spec.env.clip_obs, obs_dtype, device)
         raw_dtype = torch.from_numpy(np.empty(0, obs_space.dtype)).dtype
         check_names({"agent.net": spec.agent.net, "agent.critic_net": spec.agent.critic_net}, facts.parts)
         config = spec.agent.algorithm
@@ -50,7 +50,7 @@ class Agent:
         context = Context(
             obs_shape=obs_space.shape,
             raw_dtype=raw_dtype,
-            obs_dtype=self.obs_dtype,
+            obs_dtype=obs_dtype,
             encode=self.encode,
             frame_stack=facts.frame_stack,
             parts=facts.parts,
@@ -67,21 +67,11 @@ class Agent:
         if config.action_policy == "boltzmann" and not context.family.is_discrete:
             raise SpecError("agent.algorithm.action_policy: boltzmann needs discrete actions; use default")
         env = spec.env
-        self.obs_normalizer = ObsNormalizer(obs_space.shape, env.clip_obs) if env.normalize_obs else None
-        self.clip_obs = env.clip_obs if not env.normalize_obs else None
         self.reward_scaler = RewardScaler(
             num_envs, config.gamma, env.reward_scale, env.normalize_reward, env.clip_reward
         )
         is_on = (env.normalize_obs, env.normalize_reward)
         self.norm_names = tuple(name for name, is_own in zip(NORM_COLUMNS, is_on, strict=True) if is_own)
-
-    def encode(self, obs: Obs) -> Tensor:
-        """Raw observations as the nets see them."""
-        if self.obs_normalizer is not None:
-            obs = self.obs_normalizer(obs)
-        elif self.clip_obs is not None:
-            obs = torch.as_tensor(obs).clamp(-self.clip_obs, self.clip_obs)
-        return torch.as_tensor(obs).to(self.device, self.obs_dtype)
 
     def init_carry(self, num_envs: int) -> Carry:
         """Hidden state at the start of episodes."""
@@ -93,20 +83,21 @@ class Agent:
 
     def observe(self, obs: Obs, act: Act, step: Step) -> None:
         """Remember a step; on-policy memories keep the policy's own view of the observation, a replay the env's."""
-        if self.obs_normalizer is not None:
+        stats = self.encode.stats
+        if stats is not None:
             # what is acted on next is part of the statistics by then, so that no few samples make it look extreme
-            if not self.obs_normalizer.stats.count:
-                self.obs_normalizer.update(obs)
-            self.obs_normalizer.update(step.obs)
-        is_raw = self.algorithm.stores_raw_obs
+            if not stats.count:
+                stats.update(obs)
+            stats.update(step.obs)
+        reward = self.reward_scaler(step.reward, step.terminated | step.truncated)
         self.algorithm.observe(
             Transition(
-                obs=torch.as_tensor(obs) if is_raw else act.obs,
+                obs=torch.as_tensor(obs) if self.algorithm.stores_raw_obs else act.obs,
                 action=act.sample,
-                reward=self.reward_scaler(step.reward, step.done),
-                terminated=step.terminated,
-                truncated=step.truncated,
-                next_obs=torch.as_tensor(step.next_obs) if is_raw else self.encode(step.next_obs),
+                reward=torch.as_tensor(reward, dtype=torch.float32),
+                terminated=torch.from_numpy(step.terminated),
+                truncated=torch.from_numpy(step.truncated),
+                next_obs=torch.as_tensor(step.next_obs),
                 extra=act.extra,
                 next_carry=act.carry,
             )
@@ -116,8 +107,8 @@ class Agent:
         """Where the normalisers stand, for a row of the table: how far they moved since the row before."""
         metrics: Metrics = {}
         obs_column, reward_column = NORM_COLUMNS
-        if self.obs_normalizer is not None:
-            metrics[obs_column] = self.obs_normalizer.measure_shift()
+        if self.encode.stats is not None:
+            metrics[obs_column] = self.encode.measure_shift()
         if self.reward_scaler.normalize:
             metrics[reward_column] = self.reward_scaler.std
         return metrics
@@ -128,8 +119,9 @@ class Agent:
             try:
                 return self.algorithm.update(frame)
             finally:
-                # what a GPU has not told yet is the cause of whatever else was noticed
-                self.context.guard.check()
+                # what a GPU has not reported yet is the cause of whatever else was noticed
+                if self.context.guard.calls:
+                    self.context.guard.check()
         except GradientFaultError as fault:
             fault.frame = frame
             raise
@@ -144,20 +136,20 @@ class Agent:
         """What acting needs: weights and normalisers."""
         return {
             "modules": {name: module.state_dict() for name, module in self.algorithm.modules.items()},
-            "obs_normalizer": self.obs_normalizer.stats.state_dict() if self.obs_normalizer else None,
+            "obs_normalizer": None if self.encode.stats is None else self.encode.stats.state_dict(),
         }
 
     def load_model_state(self, state: dict[str, Any]) -> None:
         """Take weights and normalisers for acting."""
         self.algorithm.load_weights(state["modules"])
-        if self.obs_normalizer is not None:
-            self.obs_normalizer.stats.load_state_dict(state["obs_normalizer"])
+        if self.encode.stats is not None:
+            self.encode.stats.load_state_dict(state["obs_normalizer"])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a continuation needs."""
         return {
             "algorithm": self.algorithm.state_dict(),
-            "obs_normalizer": self.obs_normalizer.state_dict() if self.obs_normalizer else None,
+            "obs_normalizer": self.encode.state_dict(),
             "reward_scaler": self.reward_scaler.state_dict(),
             "act_generator": self.context.act_generator.get_state(),
             "train_generator": self.context.train_generator.get_state(),
@@ -168,8 +160,7 @@ class Agent:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.algorithm.load_state_dict(state["algorithm"])
-        if self.obs_normalizer is not None:
-            self.obs_normalizer.load_state_dict(state["obs_normalizer"])
+        self.encode.load_state_dict(state["obs_normalizer"])
         self.reward_scaler.load_state_dict(state["reward_scaler"])
         self.context.act_generator.set_state(state["act_generator"])
         self.context.train_generator.set_state(state["train_generator"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.on_policy import OnPolicy
+from slm_lab.agent.algorithm.base import OnPolicy
 from slm_lab.agent.learn.gradient import GradientFaultError
 from slm_lab.agent.memory.batch import Batch, Rollout
 
@@ -120,16 +120,13 @@ def _rollout_tensors(rollout: Rollout) -> Iterator[tuple[str, Tensor]]:
 
 def _place_in_rollout(finding: Finding, name: str, rollout: Rollout, agent: Agent, frame: int | None) -> Finding:
     num_step, width = rollout.reward.shape
-    if name == "cut_obs" or width != agent.context.num_envs or frame is None:
+    algorithm = agent.algorithm
+    if name == "cut_obs" or width != agent.context.num_envs or frame is None or not isinstance(algorithm, OnPolicy):
         return finding
     row, env = finding.index[:2]
-    # episodes of several envs come as one column, where the env is not known any more
-    made = frame - (num_step - 1 - row + _get_delay(agent)) * width
+    # episodes of several envs come as one column, where the env is not known any more; rows still held are newer
+    made = frame - (num_step - 1 - row + len(algorithm.memory.rows)) * width
     return replace(finding, env=env, frame=made) if made > 0 else finding
-
-
-def _get_delay(agent: Agent) -> int:
-    return agent.algorithm.row_delay if isinstance(agent.algorithm, OnPolicy) else 0
 
 
 def named_tensors(step: Any, args: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
@@ -197,7 +194,7 @@ def _find_on_the_way(agent: Agent, fault: GradientFaultError) -> Finding | None:
         if parameter.grad is not None:
             bad = find_bad("gradient", parameter.grad, names.get(parameter)) or bad
     for optimizer in step.optimizers:
-        optimizer.flat.zero_grad()
+        optimizer.flat.grad.zero_()
     return bad
 
 

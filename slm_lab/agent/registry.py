@@ -13,7 +13,7 @@ from slm_lab.agent.algorithm.sac import SoftActorCritic
 from slm_lab.agent.algorithm.sarsa import SARSA
 from slm_lab.agent.algorithm.sil import PPOSIL, SIL
 from slm_lab.agent.memory.build import ON_POLICY
-from slm_lab.agent.memory.rollout import OnPolicyBatchReplay, OnPolicyReplay
+from slm_lab.agent.memory.rollout import RolloutMemory
 from slm_lab.agent.net.build import NETS, BodyBuilder
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import AlgorithmSpec
@@ -51,10 +51,8 @@ def register_net(name: str, spec: type[NetSpec], builder: BodyBuilder) -> None:
     NETS[name] = builder
 
 
-def register_memory(
-    name: str, spec: type[MemorySpec], memory: type[OnPolicyBatchReplay] | type[OnPolicyReplay]
-) -> None:
-    """Make an on-policy memory known to specs."""
+def register_memory(name: str, spec: type[MemorySpec], memory: type[RolloutMemory]) -> None:
+    """Make an on-policy memory known to specs; it is built from its spec and a `RolloutSetting`."""
     _check_name(spec, "name", name)
     MEMORY_SPECS[name] = spec
     ON_POLICY[name] = memory

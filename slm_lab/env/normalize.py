@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 class RunningStats:
     """Mean and variance of everything seen, merged batch by batch (Chan et al. 1979).
 
-    They are where the batches are: numpy arrays, or tensors on the device of the tensors that came last.
+    They are numpy arrays, or tensors on their device once a batch of tensors has come.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -26,36 +26,30 @@ class RunningStats:
         count = len(batch)
         mean: Any
         var: Any
-        if isinstance(batch, Tensor):
-            wide = batch.double()
+        if isinstance(batch, Tensor) or isinstance(self.mean, Tensor):
+            wide = torch.as_tensor(batch).double()
+            self.mean, self.var = (torch.as_tensor(part, device=wide.device) for part in (self.mean, self.var))
             mean, var = wide.mean(0), wide.var(0, correction=0)
         else:
             mean, var = batch.mean(0), batch.var(0)
-        old_mean, old_var = self.of(batch)
-        delta = mean - old_mean
         total = self.count + count
         if self.count:
-            square = old_var * self.count + var * count + delta**2 * self.count * count / total
-            self.mean = old_mean + delta * count / total
+            delta = mean - self.mean
+            square = self.var * self.count + var * count + delta**2 * self.count * count / total
+            self.mean = self.mean + delta * count / total
             self.var = square / total
-        elif isinstance(batch, Tensor):
-            self.mean, self.var = mean, var
         else:
-            self.mean, self.var = np.asarray(mean, float), np.asarray(var, float)
+            self.mean, self.var = (
+                (mean, var) if isinstance(mean, Tensor) else (np.array(mean, float), np.array(var, float))
+            )
         self.count = total
-
-    def of(self, batch: Array | Tensor) -> tuple[Any, Any]:
-        """Mean and variance as what the batch is, where the batch is."""
-        if isinstance(batch, Tensor):
-            return torch.as_tensor(self.mean, device=batch.device), torch.as_tensor(self.var, device=batch.device)
-        return _to_numpy(self.mean), _to_numpy(self.var)
 
     def state_dict(self) -> dict[str, Any]:
         """Mean, variance and count: arrays whatever came before, for numpy makes scalars of sums of single numbers."""
         return {"mean": np.array(_to_numpy(self.mean)), "var": np.array(_to_numpy(self.var)), "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from saved statistics."""
+        """Resume from saved statistics."""
         shape = tuple(self.mean.shape)
         self.mean, self.var = _take(state["mean"], shape), _take(state["var"], shape)
         self.count = float(state["count"])
@@ -73,36 +67,47 @@ def _take(value: Any, shape: tuple[int, ...]) -> Array:
     return array
 
 
-class ObsNormalizer:
-    """Shifts and scales observations, then clips them."""
+class ObsEncoder:
+    """Raw observations as the nets see them: shifted and scaled if they are normalised, clipped, on the device."""
 
-    def __init__(self, shape: tuple[int, ...], clip: float | None, eps: float = 1e-8) -> None:
-        self.stats = RunningStats(shape)
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        normalize: bool,
+        clip: float | None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        eps: float = 1e-8,
+    ) -> None:
+        self.stats = RunningStats(shape) if normalize else None
         self.clip = clip
+        self.dtype = dtype
+        self.device = device
         self.eps = eps
         # mean and log std when the shift was last measured
         self._mark: tuple[Array, Array] | None = None
 
-    def update(self, obs: Array | Tensor) -> None:
-        """Take a batch of raw observations into the statistics."""
-        self.stats.update(obs)
-
-    def __call__(self, obs: Array | Tensor) -> Array | Tensor:
-        """Normalised observations, float32; of tensors the same bits as of arrays, computed where they are."""
-        mean, var = self.stats.of(obs)
-        if isinstance(obs, Tensor):
-            normal = (obs - mean) / torch.sqrt(var + self.eps)
-            return (normal if self.clip is None else normal.clamp(-self.clip, self.clip)).float()
-        scaled = (obs - mean) / np.sqrt(var + self.eps)
-        if self.clip is not None:
-            scaled = np.clip(scaled, -self.clip, self.clip)
-        return scaled.astype(np.float32)
+    def __call__(self, obs: Array | Tensor) -> Tensor:
+        """Encode a batch; tensors give the same bits as arrays, computed where they are."""
+        stats: Any = self.stats
+        if stats is None:
+            if self.clip is not None:
+                obs = torch.as_tensor(obs).clamp(-self.clip, self.clip)
+        elif isinstance(obs, Tensor) or isinstance(stats.mean, Tensor):
+            obs = torch.as_tensor(obs)
+            mean, var = (torch.as_tensor(part, device=obs.device) for part in (stats.mean, stats.var))
+            obs = (obs - mean) / torch.sqrt(var + self.eps)
+            obs = obs if self.clip is None else obs.clamp(-self.clip, self.clip)
+        else:
+            obs = (obs - stats.mean) / np.sqrt(stats.var + self.eps)
+            obs = obs if self.clip is None else np.clip(obs, -self.clip, self.clip)
+        return torch.as_tensor(obs, dtype=self.dtype, device=self.device)
 
     def measure_shift(self) -> float:
         """How far the statistics moved since this was last asked: the root mean square over all numbers of an
         observation of the change of the mean, in stds, and the change of the log std, both squared and added.
         """
-        if not self.stats.count:
+        if self.stats is None or not self.stats.count:
             return math.nan
         mean, log_std = _to_numpy(self.stats.mean), 0.5 * np.log(_to_numpy(self.stats.var) + self.eps)
         last, self._mark = self._mark, (mean, log_std)
@@ -111,13 +116,19 @@ class ObsNormalizer:
         square = ((mean - last[0]) / np.exp(log_std)) ** 2 + (log_std - last[1]) ** 2
         return float(np.sqrt(square.mean()))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Statistics, and those that the next shift is measured from."""
+    def state_dict(self) -> dict[str, Any] | None:
+        """Statistics, and those that the next shift is measured from; None where nothing is normalised."""
+        if self.stats is None:
+            return None
         mark = None if self._mark is None else {"mean": self._mark[0].copy(), "log_std": self._mark[1].copy()}
         return {**self.stats.state_dict(), "mark": mark}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state."""
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Resume from a saved state."""
+        if (self.stats is None) != (state is None):
+            raise ValueError("observations are normalised in one of the two alone")
+        if self.stats is None or state is None:
+            return
         self.stats.load_state_dict(state)
         # states of before shifts were measured have none
         mark = state.get("mark")

@@ -101,10 +101,10 @@ def _rollout_bytes(agent: Agent) -> int:
     if not isinstance(memory, RolloutMemory):
         return 0
     context = agent.context
-    obs = torch.Size(context.obs_shape).numel() * agent.obs_dtype.itemsize
+    obs = torch.Size(context.obs_shape).numel() * agent.encode.dtype.itemsize
     # action, reward, ends, value and log probability
     step = obs + 8 * torch.Size(context.family.action_shape).numel() + 14
-    return memory.buffer.capacity * context.num_envs * step
+    return memory.typical_size * context.num_envs * step
 
 
 def check_disk(need: DiskNeed, path: Path) -> None:

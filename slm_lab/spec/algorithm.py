@@ -22,8 +22,8 @@ from slm_lab.spec.types import (
 ActionPdtype = Literal["default", "Categorical", "MultiCategorical", "Bernoulli", "Normal", "TanhNormal"]
 ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
 # What an algorithm makes of actions: any kind as it is; several choices as one joint choice, since it needs a number
-# for every combination; the same, and continuous actions squashed into their bounds.
-Actions = Literal["any", "joint", "squashed"]
+# for every combination; the same, and continuous actions squashed into their bounds; continuous ones alone, squashed.
+Actions = Literal["any", "joint", "squashed", "continuous"]
 # what a net that values actions can explore by
 ValuePolicy = Literal["epsilon_greedy", "boltzmann", "random"]
 
@@ -54,6 +54,8 @@ class AlgorithmSpec(Model):
     takes_recurrent: ClassVar[bool] = False
     # whether training_iter defaults to one gradient step per frame
     trains_every_frame: ClassVar[bool] = False
+    # whether actions are uniformly random until `training_start_step`
+    starts_random: ClassVar[bool] = False
     # whether its critics may have a net of their own, `agent.critic_net`
     takes_critic_net: ClassVar[bool] = False
 
@@ -258,6 +260,7 @@ class SoftActorCriticSpec(OffPolicySpec):
     name: Literal["SoftActorCritic"] = "SoftActorCritic"
     actions: ClassVar = "squashed"
     has_target: ClassVar = True
+    starts_random: ClassVar = True
     trains_every_frame: ClassVar = True
     takes_critic_net: ClassVar = True
     action_pdtype: Literal["default", "Categorical", "TanhNormal"] = Field(

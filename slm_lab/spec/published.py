@@ -113,6 +113,10 @@ def _drop_contradictions(agent: Raw, notes: list[str]) -> None:
         notes.append("agent.net.batch_norm is false: with it, PPO would compare probabilities of two different nets")
     if name in PPO and algorithm.get("clip_vloss") is True and algorithm.pop("normalize_v_targets", False):
         notes.append("agent.algorithm.normalize_v_targets has no effect with clip_vloss")
+    coef = algorithm.get("val_loss_coef", 1.0)
+    if name in PPO and algorithm.get("clip_vloss") is True and isinstance(coef, (int, float)):
+        algorithm["val_loss_coef"] = coef / 2
+        notes.append("agent.algorithm.val_loss_coef is halved with clip_vloss: there the clipped loss has a factor 1/2")
     steps = algorithm.get("num_step_returns")
     if name in ACTOR_CRITIC and steps is not None and algorithm.get("lam") is not None:
         del algorithm["num_step_returns"]

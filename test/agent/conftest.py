@@ -1,5 +1,6 @@
-"""A small lab for tests of agents: build a spec, build its agent and envs, train it."""
+"""A small lab for tests of agents: build a spec, build its agent and envs, train it; and steps of plain numbers."""
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.agent import Agent, reset_rows
+from slm_lab.agent.memory.batch import Transition
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
 from slm_lab.env.vec_env import Step, VecEnv
@@ -18,6 +20,53 @@ from slm_lab.spec.schema import Spec
 
 SMALL_NET: dict[str, Any] = {"type": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
 OPTIM: dict[str, Any] = {"name": "Adam", "lr": 0.01}
+
+
+def build_step(
+    obs: Any,
+    ends: str,
+    *,
+    action: Any = None,
+    reward: Any = None,
+    next_obs: Any = None,
+    extra: dict[str, Tensor] | None = None,
+    next_carry: Tensor | None = None,
+) -> Transition:
+    """A step of one env per letter of `ends`: `.` goes on, `T` terminated, `C` cut by the time limit, `B` both."""
+    num_envs, obs = len(ends), torch.as_tensor(obs)
+    return Transition(
+        obs=obs,
+        action=torch.zeros(num_envs, dtype=torch.int64) if action is None else torch.as_tensor(action),
+        reward=torch.zeros(num_envs) if reward is None else torch.as_tensor(reward, dtype=torch.float32),
+        terminated=torch.tensor([end in "TB" for end in ends]),
+        truncated=torch.tensor([end in "CB" for end in ends]),
+        next_obs=obs if next_obs is None else torch.as_tensor(next_obs),
+        extra=extra or {},
+        next_carry=next_carry,
+    )
+
+
+def number_step(t: int, ends: str) -> Transition:
+    """Every field is 10 t + e for env `e`; its successor is half more, so never equal to the next row."""
+    number = 10.0 * t + torch.arange(len(ends))
+    carry, next_carry = (torch.stack([one, -one], 1) for one in (number, number + 0.5))
+    return build_step(
+        number[:, None],
+        ends,
+        action=number.long(),
+        reward=number,
+        next_obs=number[:, None] + 0.5,
+        extra={"value": -number, "carry": carry},
+        next_carry=next_carry,
+    )
+
+
+def through_file(state: Any) -> Any:
+    """What another process reads of a saved state."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
 
 
 @dataclass

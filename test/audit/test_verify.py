@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.audit.difference import Comparison, compare_tensors
 from slm_lab.audit.verify import Settings, Verdict, Verification
@@ -26,6 +25,7 @@ from slm_lab.results.folder import RunFolder, previous_file, replay_file
 from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.schema import Spec
+from test.agent.conftest import build_step
 
 NAME = "checked"
 PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2}
@@ -235,8 +235,7 @@ def framed() -> Replay:
     replay = Replay(ReplaySpec(batch_size=4, max_size=40), setting)
     for t in range(10):
         stack = torch.full((2, 3, 1, 2), 3 * t, dtype=torch.uint8) + torch.arange(3, dtype=torch.uint8).view(3, 1, 1)
-        over = np.zeros(2, bool)
-        replay.add(Transition(stack, torch.zeros(2, dtype=torch.int64), np.zeros(2), over, over, stack + 1, {}))
+        replay.add(build_step(stack, "..", next_obs=stack + 1))
     return replay
 
 

@@ -8,10 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slm_lab.env.normalize import ObsNormalizer, RewardScaler, RunningStats
+from slm_lab.env.normalize import ObsEncoder, RewardScaler, RunningStats
 
 Array = np.ndarray[Any, Any]
 NO = np.zeros(2, bool)
+
+
+def build_encoder(size: int, batch: Array, clip: float | None = None) -> ObsEncoder:
+    """Normalises by the statistics of a batch."""
+    encode = ObsEncoder((size,), True, clip)
+    assert encode.stats is not None
+    encode.stats.update(batch)
+    return encode
 
 
 # --- tensors, which stay on their device
@@ -20,91 +28,49 @@ NO = np.zeros(2, bool)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
 def test_tensors_are_normalised_to_the_same_bits_as_arrays(dtype: Any) -> None:
     rng = np.random.default_rng(0)
-    normalizer = ObsNormalizer((3,), clip=2.0)
-    normalizer.update(rng.normal(5, 3, (50, 3)))
+    encode = build_encoder(3, rng.normal(5, 3, (50, 3)), clip=2.0)
     obs = (rng.normal(5, 9, (200, 3)) % 256).astype(dtype)
-    array, tensor = normalizer(obs), normalizer(torch.from_numpy(obs))
-    assert isinstance(array, np.ndarray)
-    assert isinstance(tensor, torch.Tensor)
-    assert tensor.dtype == torch.float32
-    np.testing.assert_array_equal(array, tensor.numpy())
-    assert (np.abs(array) == 2).any()
-    assert (np.abs(array) < 2).any()
+    of_array, of_tensor = encode(obs), encode(torch.from_numpy(obs))
+    assert of_tensor.dtype == torch.float32
+    assert torch.equal(of_array, of_tensor)
+    assert (of_array.abs() == 2).any()
+    assert (of_array.abs() < 2).any()
 
 
-def test_statistics_of_tensors_are_those_of_arrays() -> None:
+def test_statistics_of_tensors_are_those_of_arrays_and_saved_as_such() -> None:
     rng = np.random.default_rng(0)
-    arrays, tensors = RunningStats((4,)), RunningStats((4,))
+    arrays, tensors = ObsEncoder((4,), True, None), ObsEncoder((4,), True, None)
+    assert arrays.stats is not None
+    assert tensors.stats is not None
     for index in range(5):
         batch = rng.normal(3 * index, 1 + index, (7, 4))
-        arrays.update(batch)
-        tensors.update(torch.from_numpy(batch))
-    assert isinstance(tensors.mean, torch.Tensor)
-    assert tensors.count == arrays.count
-    np.testing.assert_allclose(tensors.mean, arrays.mean, rtol=1e-12)
-    np.testing.assert_allclose(tensors.var, arrays.var, rtol=1e-12)
-
-
-def test_statistics_of_tensors_are_saved_as_arrays_and_go_on_as_either() -> None:
-    rng = np.random.default_rng(0)
-    first, second = rng.normal(size=(2, 6, 3))
-    stats = RunningStats((3,))
-    stats.update(torch.from_numpy(first))
-    state = stats.state_dict()
-    assert isinstance(state["mean"], np.ndarray)
-    for batch in (second, torch.from_numpy(second)):
-        continued = RunningStats((3,))
-        continued.load_state_dict(state)
-        continued.update(batch)
-        np.testing.assert_allclose(continued.state_dict()["mean"], np.concatenate([first, second]).mean(0))
-        np.testing.assert_allclose(continued.state_dict()["var"], np.concatenate([first, second]).var(0))
+        arrays.stats.update(batch)
+        # arrays that come among them are merged too
+        tensors.stats.update(batch if index == 3 else torch.from_numpy(batch))
+        assert tensors.measure_shift() == pytest.approx(arrays.measure_shift(), rel=1e-12, nan_ok=True)
+        state, expected = tensors.stats.state_dict(), arrays.stats.state_dict()
+        assert isinstance(state["mean"], np.ndarray)
+        for name, value in expected.items():
+            np.testing.assert_allclose(state[name], value, rtol=1e-12)
+        if index == 1:
+            tensors.stats.load_state_dict(state)
 
 
 # --- statistics
 
 
-@pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [5, 1, 7, 2], [100, 3]])
-def test_stats_equal_numpy_on_the_concatenation(sizes: list[int]) -> None:
-    rng = np.random.default_rng(0)
-    batches = [rng.normal(3 * index, 1 + index, (size, 4)) for index, size in enumerate(sizes)]
-    stats = RunningStats((4,))
-    for batch in batches:
-        stats.update(batch)
-    everything = np.concatenate(batches)
-    # a mean of means, or a variance without the shift between batches, differs as soon as sizes or means do
-    np.testing.assert_allclose(stats.mean, everything.mean(0))
-    np.testing.assert_allclose(stats.var, everything.var(0), atol=1e-12)
-    assert stats.count == len(everything)
-
-
 @given(
-    st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6), min_size=1, max_size=6),
+    st.lists(st.lists(st.tuples(*[st.floats(-1e3, 1e3)] * 2), min_size=1, max_size=6), min_size=1, max_size=6),
     st.sampled_from([0.0, 1e4]),
 )
-def test_stats_property(batches: list[list[float]], offset: float) -> None:
-    stats = RunningStats(())
+def test_stats_equal_numpy_on_the_concatenation(batches: list[list[tuple[float, float]]], offset: float) -> None:
+    stats = RunningStats((2,))
     for batch in batches:
         stats.update(np.array(batch) + offset)
     everything = np.concatenate(batches) + offset
-    np.testing.assert_allclose(stats.mean, everything.mean(), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(stats.var, everything.var(), rtol=1e-6, atol=1e-5)
-
-
-def test_stats_by_hand() -> None:
-    stats = RunningStats(())
-    stats.update(np.array([1.0, 3.0]))
-    # mean 2, var 1
-    assert (float(stats.mean), float(stats.var), stats.count) == (2.0, 1.0, 2)
-    stats.update(np.array([8.0]))
-    # mean (1+3+8)/3 = 4, var (9+1+16)/3 = 26/3
-    assert float(stats.mean) == pytest.approx(4.0)
-    assert float(stats.var) == pytest.approx(26 / 3)
-
-
-def test_stats_before_any_data_are_neutral() -> None:
-    stats = RunningStats((2,))
-    assert stats.mean.tolist() == [0, 0]
-    assert stats.var.tolist() == [1, 1]
+    np.testing.assert_allclose(stats.mean, everything.mean(0), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(stats.var, everything.var(0), rtol=1e-6, atol=1e-5)
+    assert stats.count == len(everything)
 
 
 def test_stats_do_not_hold_the_callers_array() -> None:
@@ -146,37 +112,37 @@ def test_statistics_of_single_numbers_are_saved_alike_before_and_after_updates()
 
 
 def test_normalised_observations_have_mean_0_and_std_1() -> None:
-    rng = np.random.default_rng(0)
-    obs = rng.normal((5, -300), (0.1, 40), (1000, 2)).astype(np.float32)
-    normalizer = ObsNormalizer((2,), None)
-    normalizer.update(obs)
-    normal = normalizer(obs)
-    assert normal.dtype == np.float32
+    obs = np.random.default_rng(0).normal((5, -300), (0.1, 40), (1000, 2)).astype(np.float32)
+    normal = build_encoder(2, obs)(obs)
+    assert normal.dtype == torch.float32
     np.testing.assert_allclose(normal.mean(0), 0, atol=1e-3)
     np.testing.assert_allclose(normal.std(0), 1, rtol=1e-3)
 
 
 def test_observations_are_clipped_after_scaling() -> None:
-    normalizer = ObsNormalizer((1,), 2.0)
-    normalizer.update(np.array([[0.0], [20.0]]))
+    encode = build_encoder(1, np.array([[0.0], [20.0]]), clip=2.0)
+    before = encode.state_dict()
     # mean 10, std 10: 25 -> 1.5, 100 -> 9 -> 2, -100 -> -11 -> -2; clipping first would give (2 - 10)/10
-    np.testing.assert_allclose(normalizer(np.array([[25.0], [100.0], [-100.0]])), [[1.5], [2.0], [-2.0]], rtol=1e-6)
+    for _ in range(3):
+        np.testing.assert_allclose(encode(np.array([[25.0], [100.0], [-100.0]])), [[1.5], [2.0], [-2.0]], rtol=1e-6)
+    # encoding alone does not move the statistics
+    assert encode.state_dict() == before
+    assert ObsEncoder((1,), False, 2.0)(np.array([[25.0], [1.0]])).tolist() == [[2.0], [1.0]]
 
 
 def test_observations_that_never_vary_stay_finite() -> None:
-    normalizer = ObsNormalizer((1,), None)
-    normalizer.update(np.full((4, 1), 7.0))
-    assert normalizer(np.full((1, 1), 7.0)).tolist() == [[0.0]]
-    assert np.isfinite(normalizer(np.full((1, 1), 7.1))).all()
+    encode = build_encoder(1, np.full((4, 1), 7.0))
+    assert encode(np.full((1, 1), 7.0)).tolist() == [[0.0]]
+    assert encode(np.full((1, 1), 7.1)).isfinite().all()
 
 
-def test_normaliser_is_frozen_when_not_updated() -> None:
-    normalizer = ObsNormalizer((1,), None)
-    normalizer.update(np.array([[0.0], [2.0]]))
-    before = normalizer.stats.state_dict()
-    for _ in range(3):
-        assert normalizer(np.array([[3.0]])).item() == pytest.approx(2.0)
-    assert normalizer.stats.state_dict() == before
+def test_observations_that_are_not_normalised_keep_their_type() -> None:
+    encode = ObsEncoder((1,), False, None, torch.uint8)
+    assert encode(np.array([[200]], np.uint8)).dtype == torch.uint8
+    assert encode.state_dict() is None
+    assert np.isnan(encode.measure_shift())
+    with pytest.raises(ValueError, match="in one of the two alone"):
+        encode.load_state_dict(ObsEncoder((1,), True, None).state_dict())
 
 
 # --- rewards
@@ -290,17 +256,17 @@ def test_reward_scaler_round_trip() -> None:
 
 
 def test_the_shift_is_the_change_of_mean_and_log_std() -> None:
-    normalizer = ObsNormalizer((2,), clip=None)
-    assert np.isnan(normalizer.measure_shift())
-    normalizer.update(np.array([[-1.0, -3.0], [1.0, 3.0]]))
+    assert np.isnan(ObsEncoder((2,), True, None).measure_shift())
+    encode = build_encoder(2, np.array([[-1.0, -3.0], [1.0, 3.0]]))
     # there is nothing to compare the first statistics with
-    assert np.isnan(normalizer.measure_shift())
-    assert normalizer.measure_shift() == 0
+    assert np.isnan(encode.measure_shift())
+    assert encode.measure_shift() == 0
     # the first number stays where it is; the second has the mean 2 and the variance 10.5 now
-    normalizer.update(np.array([[-1.0, 2.0], [1.0, 6.0]]))
+    assert encode.stats is not None
+    encode.stats.update(np.array([[-1.0, 2.0], [1.0, 6.0]]))
     square = (2**2 / 10.5 + (0.5 * np.log(10.5 / 9)) ** 2) / 2
-    assert normalizer.measure_shift() == pytest.approx(np.sqrt(square), rel=1e-6)
-    assert normalizer.measure_shift() == 0
+    assert encode.measure_shift() == pytest.approx(np.sqrt(square), rel=1e-6)
+    assert encode.measure_shift() == 0
 
 
 def test_the_shift_does_not_depend_on_the_units() -> None:
@@ -308,39 +274,29 @@ def test_the_shift_does_not_depend_on_the_units() -> None:
     first, second = rng.normal(0, 1, (20, 3)), rng.normal(1, 2, (20, 3))
     shifts = []
     for scale, offset in ((1.0, 0.0), (1000.0, -5e4)):
-        normalizer = ObsNormalizer((3,), clip=None)
-        for batch in (first, second):
-            normalizer.update(scale * batch + offset)
-            shift = normalizer.measure_shift()
-        shifts.append(shift)
+        encode = build_encoder(3, scale * first + offset)
+        encode.measure_shift()
+        assert encode.stats is not None
+        encode.stats.update(scale * second + offset)
+        shifts.append(encode.measure_shift())
     assert shifts[0] > 0.1
     assert shifts[0] == pytest.approx(shifts[1], rel=1e-6)
 
 
-def test_the_shift_of_tensors_is_that_of_arrays() -> None:
-    rng = np.random.default_rng(0)
-    arrays, tensors = ObsNormalizer((3,), clip=None), ObsNormalizer((3,), clip=None)
-    for index in range(3):
-        batch = rng.normal(index, 1, (5, 3))
-        arrays.update(batch)
-        tensors.update(torch.from_numpy(batch))
-        assert tensors.measure_shift() == pytest.approx(arrays.measure_shift(), rel=1e-12, nan_ok=True)
-
-
 def test_the_shift_is_measured_from_where_a_saved_state_stood() -> None:
-    rng = np.random.default_rng(0)
-    batches = rng.normal(size=(3, 5, 2))
-    whole = ObsNormalizer((2,), clip=None)
-    whole.update(batches[0])
+    batches = np.random.default_rng(0).normal(size=(3, 5, 2))
+    whole, resumed = build_encoder(2, batches[0]), ObsEncoder((2,), True, None)
+    assert whole.stats is not None
+    assert resumed.stats is not None
     whole.measure_shift()
-    whole.update(batches[1])
-    continued = ObsNormalizer((2,), clip=None)
-    continued.load_state_dict(whole.state_dict())
-    for normalizer in (whole, continued):
-        normalizer.update(batches[2])
-    assert continued.measure_shift() == whole.measure_shift() > 0
+    whole.stats.update(batches[1])
+    resumed.load_state_dict(whole.state_dict())
+    for stats in (whole.stats, resumed.stats):
+        stats.update(batches[2])
+    assert resumed.measure_shift() == whole.measure_shift() > 0
     # a state of before shifts were measured: the first one is not known
     state = whole.state_dict()
+    assert state is not None
     del state["mark"]
-    continued.load_state_dict(state)
-    assert np.isnan(continued.measure_shift())
+    resumed.load_state_dict(state)
+    assert np.isnan(resumed.measure_shift())

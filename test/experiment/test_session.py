@@ -144,12 +144,12 @@ def test_enjoy_uses_saved_normaliser_statistics(tmp_path: Path) -> None:
     state = load_state(RunFolder(result.folder, spec.name).model_file(0, 0, "best"))
     agent, env, _ = load_trained(str(result.folder))
     env.close()
-    assert agent.obs_normalizer is not None
+    assert agent.encode.stats is not None
     assert state["obs_normalizer"]["count"] > 100
-    assert np.array_equal(agent.obs_normalizer.stats.mean, state["obs_normalizer"]["mean"])
+    assert np.array_equal(agent.encode.stats.mean, state["obs_normalizer"]["mean"])
     # acting does not move them
     agent.act(np.full((1, 4), 1e6, np.float32))
-    assert np.array_equal(agent.obs_normalizer.stats.mean, state["obs_normalizer"]["mean"])
+    assert np.array_equal(agent.encode.stats.mean, state["obs_normalizer"]["mean"])
 
 
 def test_evaluation_is_deterministic_and_leaves_training_alone(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def to_batch(data: Any) -> Batch:
         next_obs=data.next_observations,
         discount=GAMMA * (1 - data.dones.squeeze(-1)),
         weight=torch.ones(BATCH_SIZE),
-        slot=np.arange(BATCH_SIZE),
+        slot=torch.arange(BATCH_SIZE),
     )
 
 

@@ -38,8 +38,8 @@ class ActionFamily(ABC):
     action_dtype: torch.dtype
 
     @abstractmethod
-    def noise(self, num: int, generator: torch.Generator) -> Tensor:
-        """Random numbers for `num` actions."""
+    def noise(self, num: int, generator: torch.Generator, frame: int = 0) -> Tensor:
+        """Random numbers for `num` actions, the same kind at every frame."""
 
     @abstractmethod
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Categorical(ActionFamily):
         self.action_shape = ()
         self.action_dtype = torch.int64
 
-    def noise(self, num: int, generator: torch.Generator) -> Tensor:
+    def noise(self, num: int, generator: torch.Generator, frame: int = 0) -> Tensor:
         return _exponential(num, self.param_size, generator)
 
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class MultiCategorical(ActionFamily):
     def _split(self, param: Tensor) -> tuple[Tensor, ...]:
         return param.split(self.num_choices, -1)
 
-    def noise(self, num: int, generator: torch.Generator) -> Tensor:
+    def noise(self, num: int, generator: torch.Generator, frame: int = 0) -> Tensor:
         return torch.cat([_exponential(num, count, generator) for count in self.num_choices], -1)
 
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class Bernoulli(ActionFamily):
         self.action_shape = (num_switch,)
         self.action_dtype = torch.int64
 
-    def noise(self, num: int, generator: torch.Generator) -> Tensor:
+    def noise(self, num: int, generator: torch.Generator, frame: int = 0) -> Tensor:
         return torch.rand(num, self.param_size, generator=generator, device=generator.device)
 
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
@@ -266,7 +266,7 @@ class Normal(ActionFamily):
         mean, log_std = param.chunk(2, -1)
         return mean, bound_log_std(log_std)
 
-    def noise(self, num: int, generator: torch.Generator) -> Tensor:
+    def noise(self, num: int, generator: torch.Generator, frame: int = 0) -> Tensor:
         return torch.randn(num, *self.action_shape, generator=generator, device=generator.device)
 
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
@@ -365,6 +365,11 @@ def build_family(space: gym.Space[Any], pdtype: str, actions: Actions = "any") -
     """The family a spec asks for, checked against the action space; `actions` is what its algorithm can take."""
     choices: list[ActionFamily]
     is_joint = actions != "any"
+    if actions == "continuous" and not isinstance(space, spaces.Box):
+        raise SpecError(
+            f"agent.algorithm.name: it needs continuous actions, this env's are {in_one_line(space)}; "
+            "use PPO or DoubleDQN"
+        )
     if is_joint and isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
         choices = [_build_joint(space)]
     elif isinstance(space, spaces.Discrete):
@@ -375,7 +380,7 @@ def build_family(space: gym.Space[Any], pdtype: str, actions: Actions = "any") -
         choices = [Bernoulli(math.prod(space.shape))]
     elif isinstance(space, spaces.Box):
         size = math.prod(space.shape)
-        choices = [SquashedNormal(size)] if actions == "squashed" else [Normal(size), TanhNormal(size)]
+        choices = [SquashedNormal(size)] if actions in ("squashed", "continuous") else [Normal(size), TanhNormal(size)]
     else:
         raise SpecError(f"env.name: actions of {type(space).__name__} are not supported")
     if pdtype == "default":

@@ -1,58 +1,90 @@
-"""Exploration: how actions are sampled while training."""
+"""Exploration: how actions are sampled while training.
+
+A family of distributions is a policy itself, the default; the others wrap one.
+"""
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from slm_lab.agent.action.distribution import ActionFamily
 from slm_lab.agent.action.schedule import calc_schedule
+from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.types import ScheduleSpec
 
 
+class Policy(Protocol):
+    """Samples actions in two halves: random numbers, and the actions that a net's output makes of them."""
+
+    def noise(self, num: int, generator: torch.Generator, frame: int) -> Any:
+        """Random numbers for the actions of `num` envs at a frame; every env has its own."""
+
+    def choose(self, param: Tensor, noise: Any) -> Tensor:
+        """Actions for the parameters of N envs; draws nothing."""
+
+
 @dataclass(frozen=True)
-class ActionPolicy:
-    """A strategy of exploring, in two halves: random numbers, and the actions the net's output makes of them."""
+class RandomPolicy:
+    """Uniformly random actions."""
 
     family: ActionFamily
-    strategy: str
-    # share of random actions or temperature, where the strategy has one
-    explore_var: float | ScheduleSpec | None
 
-    def calc_explore_var(self, frame: int) -> float:
-        """The share or temperature at a frame."""
-        return calc_schedule(0.0 if self.explore_var is None else self.explore_var, frame)
+    def noise(self, num: int, generator: torch.Generator, frame: int) -> Tensor:
+        """The actions themselves."""
+        return self.family.random(num, generator)
 
-    def noise(self, num: int, frame: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Random numbers for the actions of `num` envs at a frame; every env has its own."""
-        family, device = self.family, generator.device
-        if self.strategy == "default":
-            return (family.noise(num, generator),)
-        if self.strategy == "random":
-            return (family.random(num, generator),)
-        explore_var = self.calc_explore_var(frame)
-        if self.strategy == "boltzmann":
-            return family.noise(num, generator), torch.tensor(max(explore_var, 1e-8), device=device)
-        explores = torch.rand(num, generator=generator, device=device) < explore_var
-        return explores.view(num, *[1] * len(family.action_shape)), family.random(num, generator)
+    def choose(self, param: Tensor, noise: Tensor) -> Tensor:
+        """The actions, whatever the net says."""
+        return noise
 
-    def choose(self, param: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
-        """Actions for the parameters of N envs; draws nothing."""
-        family = self.family
-        if self.strategy == "default":
-            return family.choose(param, noise[0])
-        if self.strategy == "random":
-            return noise[0]
-        if self.strategy == "boltzmann":
-            draw, tau = noise
-            return family.choose(family.with_temperature(param, tau), draw)
+
+@dataclass(frozen=True)
+class EpsilonGreedy:
+    """The most likely action, or with a scheduled probability a random one."""
+
+    family: ActionFamily
+    epsilon: float | ScheduleSpec
+
+    def noise(self, num: int, generator: torch.Generator, frame: int) -> tuple[Tensor, Tensor]:
+        """Who explores, and the random actions."""
+        explores = torch.rand(num, generator=generator, device=generator.device) < calc_schedule(self.epsilon, frame)
+        return explores.view(num, *[1] * len(self.family.action_shape)), self.family.random(num, generator)
+
+    def choose(self, param: Tensor, noise: tuple[Tensor, Tensor]) -> Tensor:
+        """Random actions where an env explores, the most likely ones elsewhere."""
         explores, action = noise
-        return torch.where(explores, action, family.mode(param))
+        return torch.where(explores, action, self.family.mode(param))
 
 
-def draw_action(
-    family: ActionFamily, param: Tensor, strategy: str, explore_var: float, generator: torch.Generator
-) -> Tensor:
-    """Sample actions for N envs by an exploration strategy."""
-    policy = ActionPolicy(family, strategy, explore_var)
-    return policy.choose(param, policy.noise(len(param), 0, generator))
+@dataclass(frozen=True)
+class Boltzmann:
+    """Samples at a scheduled temperature."""
+
+    family: ActionFamily
+    temperature: float | ScheduleSpec
+
+    def noise(self, num: int, generator: torch.Generator, frame: int) -> tuple[Tensor, Tensor]:
+        """The family's random numbers, and the temperature."""
+        tau = max(calc_schedule(self.temperature, frame), 1e-8)
+        return self.family.noise(num, generator), torch.tensor(tau, device=generator.device)
+
+    def choose(self, param: Tensor, noise: tuple[Tensor, Tensor]) -> Tensor:
+        """Actions of the tempered distribution."""
+        draw, tau = noise
+        return self.family.choose(self.family.with_temperature(param, tau), draw)
+
+
+def build_policy(family: ActionFamily, config: AlgorithmSpec) -> Policy:
+    """The policy that `action_policy` names."""
+    explore_var = config.explore_var_spec or 0.0
+    match config.action_policy:
+        case "random":
+            return RandomPolicy(family)
+        case "epsilon_greedy":
+            return EpsilonGreedy(family, explore_var)
+        case "boltzmann":
+            return Boltzmann(family, explore_var)
+        case _:
+            return family

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
-from slm_lab.agent.action.policy import ActionPolicy
+from slm_lab.agent.action.policy import build_policy
 from slm_lab.agent.action.schedule import calc_schedule
-from slm_lab.agent.algorithm.base import Carry, Context, Metrics
+from slm_lab.agent.algorithm.base import Carry, Context, Metrics, OnPolicy
+from slm_lab.agent.algorithm.critic import TargetScale, build_actor_critic, calc_next_value
 from slm_lab.agent.algorithm.loss import MEAN_LOSSES, calc_policy_loss, standardize
-from slm_lab.agent.algorithm.on_policy import OnPolicy, TargetScale, build_actor_critic, calc_next_value
 from slm_lab.agent.algorithm.returns import calc_explained_var, calc_gae, calc_nstep_return, calc_return
 from slm_lab.agent.algorithm.sequence import Sequences, join, view_rollout
 from slm_lab.agent.learn.gradient import Loss, Report
@@ -36,11 +36,11 @@ class ActorCritic(OnPolicy[ActorCriticSpec]):
         self.modules = {"net": self.net}
         self.value_loss = MEAN_LOSSES[spec.net.for_role("critic").loss_spec.name]
         self.step = context.build_step(self.calc_loss, *self.learners.values())
-        self.policy = ActionPolicy(context.family, self.config.action_policy, self.config.explore_var_spec)
+        self.policy = build_policy(context.family, self.config)
         self.explore = context.build_function(self._explore, self.net)
         self.target_scale = TargetScale(self.config.normalize_v_targets)
 
-    def _explore(self, obs: Tensor, carry: Carry, noise: tuple[Tensor, ...]) -> tuple[Tensor, Carry, Report]:
+    def _explore(self, obs: Tensor, carry: Carry, noise: Any) -> tuple[Tensor, Carry, Report]:
         param, value, next_carry = self.net.step_both(obs, carry)
         return self.policy.choose(param, noise), next_carry, {"value": value}
 

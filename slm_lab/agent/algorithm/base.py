@@ -1,32 +1,38 @@
-"""The contract of an algorithm, and what it is built from."""
+"""The contract of an algorithm, what it is built from, and what those share that learn from rollouts or a replay."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.action.distribution import ActionFamily
-from slm_lab.agent.action.policy import ActionPolicy
+from slm_lab.agent.action.policy import Policy
 from slm_lab.agent.learn.functional import NetFunction
 from slm_lab.agent.learn.gradient import ADVICE, CalcLoss, GradientStep, Guard, Report
-from slm_lab.agent.learn.learner import Learner, Weights
+from slm_lab.agent.learn.learner import Learner, Net, Target, Weights
 from slm_lab.agent.learn.optim import FlatOptimizer
 from slm_lab.agent.memory.batch import Rollout, Transition
+from slm_lab.agent.memory.build import build_on_policy, build_replay
 from slm_lab.agent.memory.replay import Replay, Setting
+from slm_lab.agent.memory.rollout import RolloutSetting
 from slm_lab.env.layout import ObsPart
+from slm_lab.lib.due import Due
 from slm_lab.lib.errors import DivergenceError
-from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.spec.algorithm import AlgorithmSpec, OffPolicySpec, OnPolicySpec
+from slm_lab.spec.net import NetSpec
 from slm_lab.spec.schema import AgentSpec
 
 Array = np.ndarray[Any, Any]
 Carry = Tensor | None
 Metrics = dict[str, float]
 Config = TypeVar("Config", bound=AlgorithmSpec)
+RolloutConfig = TypeVar("RolloutConfig", bound=OnPolicySpec)
+ReplayConfig = TypeVar("ReplayConfig", bound=OffPolicySpec)
 
 
 class Act(NamedTuple):
@@ -102,17 +108,20 @@ class Algorithm(ABC, Generic[Config]):
     stores_raw_obs = False
     # the net that acts, how it explores, and `_explore` as `Context.build_function` made it
     net: Any
-    policy: ActionPolicy
+    policy: Policy
     explore: Callable[..., tuple[Tensor, Carry, Report]]
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         self.spec = spec
         self.context = context
         self.config = cast(Config, spec.algorithm)
+        # what the net's output says of actions
+        self.family: Any = context.family
         self.opt_step = 0
         self.frame = 0
         self.modules: dict[str, nn.Module] = {}
         self.learners: dict[str, Learner[Any]] = {}
+        self.targets: list[Target[Any]] = []
         # memories too large to be saved whole each time; their rows are saved apart
         self.replays: dict[str, Replay] = {}
         # the batch of the last update, for algorithms that learn from each batch once
@@ -123,6 +132,16 @@ class Algorithm(ABC, Generic[Config]):
         """The class for an env's actions, where an algorithm has several."""
         return cls
 
+    def add_learner(self, name: str, net: Net, spec: NetSpec, has_target: bool = False) -> Learner[Net]:
+        """A net that is trained, saved and resumed under a name; its target, if it has one, as `target_<name>`."""
+        learner = Learner(net, spec, self.context.device, has_target)
+        self.learners[name] = learner
+        self.modules[name] = net
+        for target in learner.targets:
+            self.modules[f"target_{name}"] = target.net
+            self.targets.append(target)
+        return learner
+
     # --- acting
 
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
@@ -130,16 +149,16 @@ class Algorithm(ABC, Generic[Config]):
         with torch.inference_mode():
             if not explore:
                 param, next_carry = self.net.step(obs, carry)
-                return self.build_act(self.context.family.mode(param), obs, next_carry)
-            noise = self.policy.noise(len(obs), self.frame, self.context.act_generator)
+                return self.build_act(self.family.mode(param), obs, next_carry)
+            noise = self.policy.noise(len(obs), self.context.act_generator, self.frame)
             action, next_carry, extra = self.explore(obs, carry, noise)
             return self.build_act(action, obs, next_carry, extra if carry is None else {**extra, "carry": carry})
 
     def build_act(self, sample: Tensor, obs: Tensor, carry: Carry, extra: Report | None = None) -> Act:
         """An act of sampled actions."""
-        return Act(self.context.family.to_env(sample), sample, obs, carry, extra or {})
+        return Act(self.family.to_env(sample), sample, obs, carry, extra or {})
 
-    def _explore(self, obs: Tensor, carry: Carry, noise: tuple[Tensor, ...]) -> tuple[Tensor, Carry, Report]:
+    def _explore(self, obs: Tensor, carry: Carry, noise: Any) -> tuple[Tensor, Carry, Report]:
         """Actions made of random numbers, the next hidden state, and what training needs of the policy as it is now."""
         param, next_carry = self.net.step(obs, carry)
         return self.policy.choose(param, noise), next_carry, {}
@@ -167,17 +186,20 @@ class Algorithm(ABC, Generic[Config]):
     @property
     def lr(self) -> float:
         """Mean learning rate over the optimisers."""
-        rates = [optimizer.lr.value for optimizer in self.optimizers.values()]
+        rates = [optimizer.lr for optimizer in self.optimizers.values()]
         return sum(rates) / len(rates) if rates else math.nan
 
-    def _set_lr(self, frame: int) -> None:
-        """Learning rates of an update."""
-        for learner in self.learners.values():
-            learner.optimizer.set_frame(frame)
-
+    @torch.no_grad()
     def gather(self, reports: Sequence[Report]) -> Metrics:
-        """Metrics of one update from the reports of its gradient steps."""
-        return gather_metrics(self.metric_names, reports, self.frame)
+        """Means of the metrics over the gradient steps of one update; floats leave the device here, once."""
+        known = [name for name in self.metric_names if name in reports[0]]
+        parts = [report[name] for report in reports for name in known]
+        table = torch.stack([part.mean() if part.dim() else part for part in parts]).view(len(reports), len(known))
+        metrics = dict(zip(known, table.mean(0).tolist(), strict=True))
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise DivergenceError(f"{name} became {value} in the training at frame {self.frame}; {ADVICE}")
+        return metrics
 
     # --- state
 
@@ -201,17 +223,123 @@ class Algorithm(ABC, Generic[Config]):
     def load_weights(self, modules: dict[str, Any]) -> None:
         """Take the weights of the nets alone."""
         for name, module in self.modules.items():
-            module.load_state_dict(modules[name])
+            saved = modules[name]
+            known = module.state_dict()
+            if saved.keys() != known.keys() and len(saved) == len(known):
+                # version 0.1 had other names for the layers of an MLP, in the same order
+                saved = dict(zip(known, saved.values(), strict=True))
+            module.load_state_dict(saved)
 
 
-@torch.no_grad()
-def gather_metrics(names: Iterable[str], reports: Sequence[Report], frame: int) -> Metrics:
-    """Means of named parts over the gradient steps of one update; floats leave the device here, once."""
-    known = [name for name in names if name in reports[0]]
-    parts = [report[name] for report in reports for name in known]
-    table = torch.stack([part.mean() if part.dim() else part for part in parts]).view(len(reports), len(known))
-    metrics = dict(zip(known, table.mean(0).tolist(), strict=True))
-    for name, value in metrics.items():
-        if not math.isfinite(value):
-            raise DivergenceError(f"{name} became {value} in the training at frame {frame}; {ADVICE}")
-    return metrics
+class Auxiliary(Protocol):
+    """Learns from the same steps beside an algorithm, such as self-imitation."""
+
+    def observe(self, step: Transition) -> None:
+        """Remember one step of all envs."""
+
+    def update(self, frame: int) -> Metrics:
+        """Train after the algorithm did."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything resuming needs."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a saved state."""
+
+
+class OnPolicy(Algorithm[RolloutConfig]):
+    """Trains on each batch of steps as soon as it is full."""
+
+    def __init__(self, spec: AgentSpec, context: Context, waits: bool = False) -> None:
+        super().__init__(spec, context)
+        setting = RolloutSetting(context.num_envs, context.device, self.config.batch_frequency, context.encode, waits)
+        self.memory = build_on_policy(spec.memory, setting)
+        self.auxiliary: Auxiliary | None = None
+
+    def observe(self, step: Transition) -> None:
+        self.memory.add(step)
+        if self.auxiliary is not None:
+            self.auxiliary.observe(step)
+
+    def update(self, frame: int) -> Metrics | None:
+        self.frame = frame
+        if not self.memory.is_ready:
+            return None
+        for learner in self.learners.values():
+            learner.optimizer.set_frame(frame)
+        self.rollout = self.memory.sample()
+        metrics = self.train(self.rollout)
+        return metrics if self.auxiliary is None else {**metrics, **self.auxiliary.update(frame)}
+
+    @abstractmethod
+    def train(self, rollout: Rollout) -> Metrics:
+        """Update the net on a batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        auxiliary = None if self.auxiliary is None else self.auxiliary.state_dict()
+        return {**super().state_dict(), "memory": self.memory.state_dict(), "auxiliary": auxiliary}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.memory.load_state_dict(state["memory"])
+        if self.auxiliary is not None:
+            self.auxiliary.load_state_dict(state["auxiliary"])
+
+
+class OffPolicy(Algorithm[ReplayConfig]):
+    """Trains on batches of past steps every few frames; targets follow their nets."""
+
+    stores_raw_obs = True
+
+    def __init__(self, spec: AgentSpec, context: Context, carry_size: int = 0) -> None:
+        super().__init__(spec, context)
+        self.memory = build_replay(spec.memory, context.build_setting(self.config.gamma, carry_size))
+        self.replays = {"memory": self.memory}
+        self.train_due = Due(self.config.training_frequency)
+
+    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
+        if explore and self.config.starts_random and self.frame < self.config.training_start_step:
+            return self.build_act(self.family.random(len(obs), self.context.act_generator), obs, carry)
+        return super().act(obs, carry, explore)
+
+    def observe(self, step: Transition) -> None:
+        self.memory.add(step)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the memory holds enough to learn from."""
+        return self.frame > self.config.training_start_step
+
+    def update(self, frame: int) -> Metrics | None:
+        self.frame = frame
+        for target in self.targets:
+            # asked at every step, trained or not, so that a resumed run replaces it at the same frames
+            if not target.is_polyak:
+                target.replace_if_due(frame)
+        if not self.train_due(frame) or not self.is_ready:
+            return None
+        for learner in self.learners.values():
+            learner.optimizer.set_frame(frame)
+        reports: list[Report] = []
+        for _ in range(self.config.training_iter):
+            reports += self.train(self.sample())
+        return self.gather(reports)
+
+    def sample(self) -> Any:
+        """A batch as the nets see it."""
+        batch = self.memory.sample(self.frame)
+        return batch._replace(obs=self.context.encode(batch.obs), next_obs=self.context.encode(batch.next_obs))
+
+    @abstractmethod
+    def train(self, batch: Any) -> Sequence[Report]:
+        """Update the nets on a batch; a report for each gradient step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "memory": self.memory.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.memory.load_state_dict(state["memory"])
+        self.train_due.skip_to(self.frame)
+        for target in self.targets:
+            target.skip_to(self.frame)

@@ -6,15 +6,14 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.action.distribution import Categorical
-from slm_lab.agent.action.policy import ActionPolicy
-from slm_lab.agent.algorithm.base import Context, Metrics
+from slm_lab.agent.action.policy import build_policy
+from slm_lab.agent.action.schedule import calc_schedule
+from slm_lab.agent.algorithm.base import Context, Metrics, OffPolicy
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
-from slm_lab.agent.algorithm.off_policy import OffPolicy
 from slm_lab.agent.learn.gradient import Loss, Report
-from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.memory.batch import Batch, SequenceBatch
+from slm_lab.agent.net.model import QNet
 from slm_lab.agent.net.parts import for_acting
-from slm_lab.agent.net.value import QNet
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import QLearningSpec
 from slm_lab.spec.net import RecurrentNetSpec
@@ -65,18 +64,12 @@ class DQN(OffPolicy[QLearningSpec]):
         net = QNet(for_acting(spec.net, context.parts), context.obs_shape, self.family.param_size, context.parts)
         super().__init__(spec, context, net.state_size)
         self.net = net
-        self.learner = Learner(net, spec.net, context.device, self.config.has_target)
-        self.learners = {"net": self.learner}
-        self.modules = {"net": net}
-        frozen = []
-        self.target_net = net
-        if self.learner.target is not None:
-            frozen = [self.learner.target]
-            self.target_net = self.modules["target_net"] = self.learner.target.net
+        self.learner = self.add_learner("net", net, spec.net, self.config.has_target)
+        self.target_net = self.learner.target_net
         self.loss = ELEMENT_LOSSES[spec.net.loss_spec.name]
         calc_loss = self.calc_sequence_loss if net.state_size else self.calc_loss
-        self.step = context.build_step(calc_loss, self.learner, frozen=frozen)
-        self.policy = ActionPolicy(self.family, self.config.action_policy, self.config.explore_var_spec)
+        self.step = context.build_step(calc_loss, self.learner, frozen=self.learner.targets)
+        self.policy = build_policy(self.family, self.config)
         self.explore = context.build_function(self._explore, net)
         self.burn_in = spec.net.burn_in if isinstance(spec.net, RecurrentNetSpec) else 0
         # steps of a sequence, for recurrent nets
@@ -89,7 +82,7 @@ class DQN(OffPolicy[QLearningSpec]):
 
     def update(self, frame: int) -> Metrics | None:
         metrics = super().update(frame)
-        return metrics and {**metrics, "explore_var": self.policy.calc_explore_var(frame)}
+        return metrics and {**metrics, "explore_var": calc_schedule(self.config.explore_var_spec or 0.0, frame)}
 
     @property
     def is_ready(self) -> bool:
@@ -106,8 +99,8 @@ class DQN(OffPolicy[QLearningSpec]):
         for _ in range(self.config.training_batch_iter):
             reports.append(self.step(batch))
             self.opt_step += 1
-            if self.learner.target is not None:
-                self.learner.target.follow()
+            for target in self.learner.targets:
+                target.follow()
         if isinstance(batch, Batch):
             self.memory.update_priority(batch.slot, reports[-1]["td_error"])
         return reports

@@ -1,17 +1,17 @@
 """Proximal policy optimisation (Schulman et al. 2017): several epochs on each batch, within a clipped ratio."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.action.policy import ActionPolicy
+from slm_lab.agent.action.policy import build_policy
 from slm_lab.agent.action.schedule import calc_schedule
-from slm_lab.agent.algorithm.base import Carry, Context, Metrics
-from slm_lab.agent.algorithm.loss import MEAN_LOSSES, standardize, symlog
-from slm_lab.agent.algorithm.on_policy import OnPolicy, TargetScale, build_actor_critic, calc_next_value
+from slm_lab.agent.algorithm.base import Carry, Context, Metrics, OnPolicy
+from slm_lab.agent.algorithm.critic import TargetScale, build_actor_critic, calc_next_value
+from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, standardize, symlog
 from slm_lab.agent.algorithm.returns import calc_explained_var, calc_gae
 from slm_lab.agent.algorithm.sequence import calc_reset, rows_of_sequences
 from slm_lab.agent.learn.gradient import Loss, Report
@@ -65,10 +65,12 @@ def calc_clip_frac(log_ratio: Tensor, clip_eps: float) -> Tensor:
     return ((log_ratio.exp() - 1).abs() > clip_eps).float().mean()
 
 
-def calc_clipped_val_loss(value: Tensor, old_value: Tensor, ret: Tensor, clip_eps: float | Tensor) -> Tensor:
-    """Value loss that does not reward moving further than clip_eps from the old value."""
+def calc_clipped_val_loss(
+    loss: Callable[..., Tensor], value: Tensor, old_value: Tensor, ret: Tensor, clip_eps: float | Tensor
+) -> Tensor:
+    """Value loss that does not reward moving further than clip_eps from the old value; `loss` is one per sample."""
     near = old_value + (value - old_value).clamp(-clip_eps, clip_eps)  # type: ignore[arg-type]  # as above
-    return 0.5 * torch.max((value - ret).square(), (near - ret).square()).mean()
+    return torch.max(loss(value, ret), loss(near, ret)).mean()
 
 
 class PPO(OnPolicy[PPOSpec]):
@@ -96,15 +98,15 @@ class PPO(OnPolicy[PPOSpec]):
                 f"between which the actor's {type(layer).__name__} differs; remove it, or use layer_norm"
             )
         self.modules = {"net": self.net}
-        self.value_loss = MEAN_LOSSES[spec.net.for_role("critic").loss_spec.name]
+        self.value_loss = ELEMENT_LOSSES[spec.net.for_role("critic").loss_spec.name]
         self.step = context.build_step(self.calc_loss, *self.learners.values())
-        self.policy = ActionPolicy(context.family, self.config.action_policy, self.config.explore_var_spec)
+        self.policy = build_policy(context.family, self.config)
         self.explore = context.build_function(self._explore, self.net)
         self.target_scale = TargetScale(self.config.normalize_v_targets)
         # running 5th and 95th percentile of the advantages, with normalize_advantages: percentile
         self.percentile: list[float] | None = None
 
-    def _explore(self, obs: Tensor, carry: Carry, noise: tuple[Tensor, ...]) -> tuple[Tensor, Carry, Report]:
+    def _explore(self, obs: Tensor, carry: Carry, noise: Any) -> tuple[Tensor, Carry, Report]:
         param, value, next_carry = self.net.step_both(obs, carry)
         action = self.policy.choose(param, noise)
         # pi_old is this very policy: stored now, never recomputed
@@ -194,9 +196,9 @@ class PPO(OnPolicy[PPOSpec]):
         if config.symlog:
             value, ret, old_value = symlog(value), symlog(ret), symlog(old_value)
         if config.clip_vloss:
-            val_loss = calc_clipped_val_loss(value, old_value, ret, clip_eps)
+            val_loss = calc_clipped_val_loss(self.value_loss, value, old_value, ret, clip_eps)
         else:
-            val_loss = self.value_loss(value, ret)
+            val_loss = self.value_loss(value, ret).mean()
         loss = policy_loss + config.val_loss_coef * val_loss - entropy_coef * entropy.mean()
         return Loss(loss, {**report, "log_ratio": log_ratio, "policy_loss": policy_loss, "val_loss": val_loss})
 

@@ -3,15 +3,13 @@
 import torch
 from torch import Tensor
 
-from slm_lab.agent.action.policy import ActionPolicy
+from slm_lab.agent.action.policy import build_policy
 from slm_lab.agent.action.schedule import calc_schedule
-from slm_lab.agent.algorithm.base import Context, Metrics
+from slm_lab.agent.algorithm.base import Context, Metrics, OnPolicy
 from slm_lab.agent.algorithm.loss import calc_policy_loss
-from slm_lab.agent.algorithm.on_policy import OnPolicy
 from slm_lab.agent.algorithm.returns import calc_return
 from slm_lab.agent.algorithm.sequence import Sequences, join, view_rollout
 from slm_lab.agent.learn.gradient import Loss
-from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.model import PolicyNet
 from slm_lab.spec.algorithm import ReinforceSpec
@@ -37,10 +35,9 @@ class Reinforce(OnPolicy[ReinforceSpec]):
         super().__init__(spec, context)
         net, size = spec.net.for_role("actor"), context.family.param_size
         self.net = PolicyNet(net, context.obs_shape, size, context.is_gaussian, context.parts)
-        self.learners = {"actor": Learner(self.net, net, context.device)}
-        self.modules = {"actor": self.net}
-        self.step = context.build_step(self.calc_loss, self.learners["actor"])
-        self.policy = ActionPolicy(context.family, self.config.action_policy, self.config.explore_var_spec)
+        learner = self.add_learner("actor", self.net, net)
+        self.step = context.build_step(self.calc_loss, learner)
+        self.policy = build_policy(context.family, self.config)
         self.explore = context.build_function(self._explore, self.net)
 
     def train(self, rollout: Rollout) -> Metrics:

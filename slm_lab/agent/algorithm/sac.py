@@ -2,22 +2,19 @@
 
 import math
 from abc import abstractmethod
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.action.distribution import ActionFamily, Categorical, SquashedNormal
-from slm_lab.agent.action.policy import ActionPolicy
-from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context
-from slm_lab.agent.algorithm.dqn import calc_q_target, pick_value
+from slm_lab.agent.action.distribution import ActionFamily, Categorical
+from slm_lab.agent.algorithm.base import Algorithm, Context, OffPolicy
+from slm_lab.agent.algorithm.dqn import pick_value
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlog
-from slm_lab.agent.algorithm.off_policy import OffPolicy
 from slm_lab.agent.learn.gradient import CalcLoss, Loss, Report
-from slm_lab.agent.learn.learner import Learner, Weights
 from slm_lab.agent.memory.batch import Batch
-from slm_lab.agent.net.model import PolicyNet
-from slm_lab.agent.net.value import TwinQNet
+from slm_lab.agent.net.model import PolicyNet, TwinQNet
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import SoftActorCriticSpec
 from slm_lab.spec.net import NetSpec
@@ -27,13 +24,8 @@ from slm_lab.spec.schema import AgentSpec
 AUTO_ENTROPY_RATIO = 0.6
 
 
-def calc_soft_value(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
-    """V(s) = E_a[Q(s, a) - alpha log pi(a|s)] (eq. 3), estimated from one action of each row."""
-    return q - alpha * log_prob
-
-
 def calc_soft_sum(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
-    """The same as an exact sum over discrete actions (B, A)."""
+    """V(s) = E_a[Q(s, a) - alpha log pi(a|s)] (eq. 3) as an exact sum over discrete actions (B, A)."""
     return (log_prob.exp() * (q - alpha * log_prob)).sum(-1)
 
 
@@ -80,32 +72,25 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         self.net = PolicyNet(actor_spec, context.obs_shape, family.param_size, context.is_gaussian, context.parts)
         size = family.param_size if self.is_discrete else math.prod(family.action_shape)
         critic = TwinQNet(critic_spec, context.obs_shape, size, self.is_discrete, context.parts)
-        self.actor = Learner(self.net, actor_spec, device)
-        self.critic = Learner(critic, critic_spec, device, self.config.has_target)
-        self.alpha = Alpha(self.config).to(device)
-        self.learners = {"actor": self.actor, "critic": self.critic}
-        self.modules = {"actor": self.net, "critic": critic, "alpha": self.alpha}
-        if self.alpha.is_learned:
-            self.learners["alpha"] = Learner(self.alpha, resolve_alpha(actor_spec, self.config.alpha_lr), device)
-        frozen: list[Weights] = [self.actor]
+        self.actor = self.add_learner("actor", self.net, actor_spec)
         # CrossQ has no targets: its critics stand in for them
-        self.target = critic
-        if self.critic.target is not None:
-            self.target = self.modules["target_critic"] = self.critic.target.net
-            frozen.append(self.critic.target)
+        self.critic = self.add_learner("critic", critic, critic_spec, self.config.has_target)
+        self.alpha = Alpha(self.config).to(device)
+        self.modules["alpha"] = self.alpha
+        if self.alpha.is_learned:
+            self.add_learner("alpha", self.alpha, resolve_alpha(actor_spec, self.config.alpha_lr))
         self.loss = ELEMENT_LOSSES[critic_spec.loss_spec.name]
-        self.critic_step = context.build_step(self.calc_critic_loss, self.critic, frozen=frozen)
+        # one value of two critics': the smaller, or their mean (double average Q-learning, Zhou et al. 2022)
+        self.reduce = partial(torch.amin if self.config.q_reduction == "min" else torch.mean, dim=0)
+        self.critic_step = context.build_step(
+            self.calc_critic_loss, self.critic, frozen=[self.actor, *self.critic.targets]
+        )
         learners = [learner for learner in self.learners.values() if learner is not self.critic]
         self.actor_step = context.build_step(self.calc_actor_alpha_loss, *learners, frozen=[self.critic])
-        self.policy = ActionPolicy(family, "default", None)
+        self.policy = family
         self.explore = context.build_function(self._explore, self.net)
         # of the last update of the actor, which `policy_delay` makes rarer than those of the critics
         self.actor_report: Report = {}
-
-    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
-        if explore and self.frame < self.config.training_start_step:
-            return self.build_act(self.context.family.random(len(obs), self.context.act_generator), obs, carry)
-        return super().act(obs, carry, explore)
 
     def train(self, batch: Batch) -> list[Report]:
         alpha = self.alpha.value(self.frame)
@@ -113,17 +98,13 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         self.memory.update_priority(batch.slot, report["td_error"])
         self.opt_step += 1
         if self.opt_step % self.config.policy_delay == 0 or not self.actor_report:
-            self.train_actor(batch, alpha)
-            if self.critic.target is not None:
-                self.critic.target.follow()
+            noise = self.draw_noise(len(batch.reward))
+            actor_report = self.actor_step(batch.obs, alpha, self.calc_target_entropy(), *noise)
+            self.actor_report = {name: actor_report[name] for name in ("policy_loss", "entropy")}
+            self.alpha.clamp()
+            for target in self.critic.targets:
+                target.follow()
         return [{**report, **self.actor_report, "alpha": alpha}]
-
-    def train_actor(self, batch: Batch, alpha: Tensor) -> None:
-        """Update the policy and alpha."""
-        noise = self.draw_noise(len(batch.reward))
-        report = self.actor_step(batch.obs, alpha, self.calc_target_entropy(), *noise)
-        self.alpha.clamp()
-        self.actor_report = {name: report[name] for name in ("policy_loss", "entropy")}
 
     def draw_noise(self, num: int) -> tuple[Tensor, ...]:
         """Random numbers that actions of the policy are made of; none where expectations are sums."""
@@ -133,14 +114,10 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
     def calc_target_entropy(self) -> float:
         """The entropy that alpha holds the policy at."""
 
-    def reduce(self, q: Tensor) -> Tensor:
-        """One value of two critics': the smaller, or their mean (double average Q-learning, Zhou et al. 2022)."""
-        return q.amin(0) if self.config.q_reduction == "min" else q.mean(0)
-
     def evaluate(self, batch: Batch, *actions: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Values in s by the critics, in s' by their targets: of an action and the next one, or of all actions."""
         with torch.no_grad():
-            next_q = self.target(batch.next_obs, *(next_action for _, next_action in actions))
+            next_q = self.critic.target_net(batch.next_obs, *(next_action for _, next_action in actions))
         self.critic.net.train()
         q = self.critic.net(batch.obs, *(action for action, _ in actions))
         self.critic.net.eval()
@@ -186,26 +163,21 @@ class SoftActorCritic(SoftBase):
         noise = torch.empty(num, *self.context.family.action_shape, device=self.context.device)
         return (noise.normal_(generator=self.context.train_generator),)
 
-    def sample_action(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions (B, A) of the policy and their log densities (B,), with gradients through the sample."""
-        family = self.context.family
-        assert isinstance(family, SquashedNormal)
-        return family.draw(self.net(obs), noise)
-
     def calc_critic_loss(self, batch: Batch, alpha: Tensor, noise: Tensor) -> Loss:
-        """Loss of both critics."""
+        """Loss of both critics; V(s') = E_a[Q(s', a) - alpha log pi(a|s')] (eq. 3) is estimated from one action."""
         with torch.no_grad():
-            next_action, log_prob = self.sample_action(batch.next_obs, noise)
+            next_action, log_prob = self.family.draw(self.net(batch.next_obs), noise)
         q, next_q = self.evaluate(batch, (batch.action, next_action))
-        ret = calc_q_target(batch.reward, batch.discount, calc_soft_value(self.reduce(next_q), log_prob, alpha))
+        next_value = self.reduce(next_q) - alpha * log_prob
+        ret = batch.reward + batch.discount * next_value
         return self.calc_td_loss(q, ret, batch.weight, log_prob)
 
     def calc_actor_alpha_loss(self, obs: Tensor, alpha: Tensor, target_entropy: float | Tensor, noise: Tensor) -> Loss:
         """Losses of the policy (eq. 7) and of alpha, which share no weight, in one."""
         self.net.train()
-        action, log_prob = self.sample_action(obs, noise)
+        action, log_prob = self.family.draw(self.net(obs), noise)
         self.net.eval()
-        policy_loss = -calc_soft_value(self.reduce(self.critic.net(obs, action)), log_prob, alpha).mean()
+        policy_loss = -(self.reduce(self.critic.net(obs, action)) - alpha * log_prob).mean()
         entropy = -log_prob.mean()
         loss = policy_loss + self.alpha.calc_loss(entropy, target_entropy)
         return Loss(loss, {"log_prob": log_prob, "policy_loss": policy_loss, "entropy": entropy})
@@ -231,10 +203,8 @@ class DiscreteSoftActorCritic(SoftBase):
         with torch.no_grad():
             log_prob = self.net(batch.next_obs).log_softmax(-1)
         every_q, next_q = self.evaluate(batch)
-        ret = calc_q_target(batch.reward, batch.discount, calc_soft_sum(self.reduce(next_q), log_prob, alpha))
-        family = self.context.family
-        assert isinstance(family, Categorical)
-        q = pick_value(every_q, family.to_index(batch.action).expand(2, -1))
+        ret = batch.reward + batch.discount * calc_soft_sum(self.reduce(next_q), log_prob, alpha)
+        q = pick_value(every_q, self.family.to_index(batch.action).expand(2, -1))
         return self.calc_td_loss(q, ret, batch.weight, log_prob)
 
     def calc_actor_alpha_loss(self, obs: Tensor, alpha: Tensor, target_entropy: float | Tensor) -> Loss:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,8 +13,9 @@ from slm_lab.agent.algorithm.returns import calc_return
 from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Batch, Rollout, Transition
 from slm_lab.agent.memory.build import build_replay
-from slm_lab.agent.memory.rollout import OnPolicyReplay
+from slm_lab.agent.memory.rollout import OnPolicyReplay, RolloutSetting
 from slm_lab.spec.algorithm import SelfImitationSpec
+from slm_lab.spec.memory import OnPolicyReplaySpec
 from slm_lab.spec.schema import AgentSpec
 
 SIL_METRICS = ("sil_policy_loss", "sil_val_loss", "sil_gain")
@@ -42,7 +42,9 @@ class SelfImitation:
         self.config = config
         self.context = context
         self.gamma = agent.config.gamma
-        self.episodes = OnPolicyReplay(context.num_envs, context.device, 1)
+        self.episodes = OnPolicyReplay(
+            OnPolicyReplaySpec(), RolloutSetting(context.num_envs, context.device, 1, context.encode)
+        )
         # each step is kept as an episode of its own, whose reward is its return
         setting = context.build_setting(self.gamma)
         self.memory = build_replay(
@@ -63,8 +65,8 @@ class SelfImitation:
             with torch.inference_mode():
                 next_value.view(-1)[rollout.cut_index] = self.agent.net.value(rollout.cut_obs)
         ret = calc_return(rollout.reward, next_value, rollout.terminated, rollout.done, self.gamma)
-        ended, ongoing = np.ones(1, bool), np.zeros(1, bool)
-        for obs, action, one in zip(rollout.obs, rollout.action, ret.cpu().numpy(), strict=True):
+        ended, ongoing = torch.ones(1, dtype=torch.bool), torch.zeros(1, dtype=torch.bool)
+        for obs, action, one in zip(rollout.obs, rollout.action, ret.cpu(), strict=True):
             self.memory.add(Transition(obs, action, one, ended, ongoing, obs, {}))
 
     def calc_loss(self, batch: Batch) -> Loss:

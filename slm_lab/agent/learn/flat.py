@@ -31,14 +31,3 @@ class FlatParams:
     def unflatten(self, flat: Tensor) -> list[Tensor]:
         """A flat tensor in the parameters' shapes; its gradient is one concatenation, where slices would add up."""
         return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]
-
-    def zero_grad(self) -> None:
-        """Forget the gradient."""
-        self.grad.zero_()
-
-    def clip_grad(self, max_norm: float | None) -> Tensor:
-        """Scale the gradient down to `max_norm`; returns its norm before."""
-        norm = self.grad.norm()
-        if max_norm is not None:
-            self.grad.div_((norm / max_norm).clamp_(min=1.0))
-        return norm

@@ -158,7 +158,7 @@ class GradientStep:
     def _undo(self) -> None:
         """Forget a plain pass; the weights have not been touched yet."""
         for optimizer in self.optimizers:
-            optimizer.flat.zero_grad()
+            optimizer.flat.grad.zero_()
         for group, kept in zip(self._buffers, self._kept, strict=True):
             for buffer, old in zip(group, kept.split([buffer.numel() for buffer in group]), strict=True):
                 buffer.copy_(old)

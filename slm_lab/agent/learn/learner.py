@@ -1,14 +1,17 @@
-"""A net and what trains it."""
+"""A net and what trains it: its optimiser, and a slow copy that gives its targets."""
 
-from typing import Generic, Protocol
+from copy import deepcopy
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from slm_lab.agent.learn.flat import FlatParams
 from slm_lab.agent.learn.optim import FlatOptimizer
-from slm_lab.agent.learn.target import Net, Target
+from slm_lab.lib.due import Due
 from slm_lab.spec.net import NetSpec
+
+Net = TypeVar("Net", bound=nn.Module)
 
 
 class Weights(Protocol):
@@ -23,6 +26,42 @@ class Weights(Protocol):
         """Its parameters."""
 
 
+class Target(Generic[Net]):
+    """Follows a net by small steps or by whole copies, the buffers of its norm layers included."""
+
+    def __init__(self, source: Net, source_flat: FlatParams, spec: NetSpec) -> None:
+        self.net = deepcopy(source).requires_grad_(False).eval()
+        self.flat = FlatParams(self.net.parameters())
+        self.source_flat = source_flat
+        self.buffers = list(zip(self.net.buffers(), source.buffers(), strict=True))
+        self.is_polyak = spec.update_type == "polyak"
+        self.coef = spec.polyak_coef
+        self.due = Due(spec.update_frequency)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """After a gradient step: move the share `polyak_coef` of the way, unless whole copies are asked for."""
+        if not self.is_polyak:
+            return
+        self.flat.data.lerp_(self.source_flat.data, self.coef)
+        for target, source in self.buffers:
+            # counters and the like have no half-way
+            target.lerp_(source, self.coef) if target.is_floating_point() else target.copy_(source)
+
+    @torch.no_grad()
+    def replace_if_due(self, frame: int) -> None:
+        """At a frame: take the net as it is if a whole copy is due."""
+        if not self.due(frame):
+            return
+        self.flat.data.copy_(self.source_flat.data)
+        for target, source in self.buffers:
+            target.copy_(source)
+
+    def skip_to(self, frame: int) -> None:
+        """Resume at a frame."""
+        self.due.skip_to(frame)
+
+
 class Learner(Generic[Net]):
     """A net with its flat parameters and optimiser and, where asked for, a target net that follows it."""
 
@@ -32,3 +71,6 @@ class Learner(Generic[Net]):
         self.flat = FlatParams(net.parameters())
         self.optimizer = FlatOptimizer(self.flat, spec)
         self.target = Target(net, self.flat, spec) if has_target else None
+        # what gives the targets: the slow copy, or the net itself where there is none
+        self.target_net = net if self.target is None else self.target.net
+        self.targets = [] if self.target is None else [self.target]

@@ -42,10 +42,12 @@ class FlatOptimizer:
         self.flat = flat
         self.spec = net.optim_spec
         self.max_norm = net.clip_grad_val
-        self.lr = LearningRate(net)
+        self.schedule = net.lr_scheduler_spec
+        self.num_call = 0
+        self.lr = calc_lr(self.schedule, self.spec.lr, 0, 0)
         device = flat.data.device
         # tensors, so that neither a schedule nor the count would recompile a graph
-        self.lr_tensor = torch.tensor(self.lr.value, dtype=torch.float32, device=device)
+        self.lr_tensor = torch.tensor(self.lr, dtype=torch.float32, device=device)
         self.count = torch.zeros((), dtype=torch.float32, device=device)
         self.moments: dict[str, Tensor] = {name: torch.zeros_like(flat.data) for name in _moments(self.spec)}
         # 1 for each weight that decays: not biases, gains of norm layers or a log std, which are one-dimensional
@@ -61,21 +63,21 @@ class FlatOptimizer:
 
     def set_frame(self, frame: int) -> None:
         """Move the learning rate to where it is at a frame; call once per training."""
-        self.lr.advance(frame)
-        self.lr_tensor.fill_(self.lr.value)
+        if self.schedule is None:
+            return
+        self.lr = calc_lr(self.schedule, self.spec.lr, frame, self.num_call)
+        self.num_call += 1
+        self.lr_tensor.fill_(self.lr)
         if self.other is not None:
-            self.other.param_groups[0]["lr"] = self.lr.value
-
-    @torch.no_grad()
-    def step(self) -> Tensor:
-        """Clip, apply and clear the gradient; returns its norm before clipping."""
-        norm = self.clip()
-        self.descend()
-        return norm
+            self.other.param_groups[0]["lr"] = self.lr
 
     def clip(self) -> Tensor:
         """Clip the gradient; returns its norm before."""
-        return self.flat.clip_grad(self.max_norm)
+        grad = self.flat.grad
+        norm = grad.norm()
+        if self.max_norm is not None:
+            grad.div_((norm / self.max_norm).clamp_(min=1.0))
+        return norm
 
     def descend(self) -> None:
         """Apply and clear the gradient; call it and `clip` where no gradient is recorded."""
@@ -83,19 +85,13 @@ class FlatOptimizer:
         if self.decay is not None:
             # torch's own functions decay all of a tensor, and the parameters are one
             if isinstance(spec, AdamWSpec):
-                data.addcmul_(data, self.decay, value=-self.lr.value * spec.weight_decay)
+                data.addcmul_(data, self.decay, value=-self.lr * spec.weight_decay)
             else:
                 self.flat.grad.addcmul_(data, self.decay, value=spec.weight_decay)
+        moments, params, grads = self.moments, [self.flat.data], [self.flat.grad]
         if self.other is not None:
             self.other.step()
-        else:
-            self._functional_step()
-        self.flat.zero_grad()
-
-    def _functional_step(self) -> None:
-        spec, moments = self.spec, self.moments
-        params, grads = [self.flat.data], [self.flat.grad]
-        if isinstance(spec, AdamSpec):
+        elif isinstance(spec, AdamSpec):
             # the kernel below torch.optim's own functions, whose checks cost six times the step itself;
             # AdamWSpec is an AdamSpec: the two differ in how weight decay enters
             self.count += 1
@@ -122,7 +118,7 @@ class FlatOptimizer:
                 [moments["grad_avg"]] if spec.centered else [],
                 [moments["momentum_buffer"]] if spec.momentum else [],
                 [self.count],
-                lr=self.lr.value,
+                lr=self.lr,
                 alpha=spec.alpha,
                 eps=spec.eps,
                 weight_decay=0.0,
@@ -137,7 +133,7 @@ class FlatOptimizer:
                 params,
                 grads,
                 buffers,
-                lr=self.lr.value,
+                lr=self.lr,
                 momentum=spec.momentum,
                 dampening=spec.dampening,
                 weight_decay=0.0,
@@ -147,6 +143,7 @@ class FlatOptimizer:
             if first and buffers[0] is not None:
                 moments["momentum_buffer"].copy_(buffers[0])
             self.count += 1
+        self.flat.grad.zero_()
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a step reads and writes beside the gradient."""
@@ -156,7 +153,7 @@ class FlatOptimizer:
     def apply(
         self, grad: Tensor, data: Tensor, lr: Tensor, count: Tensor, decay: Tensor | None = None, **moments: Tensor
     ) -> Tensor:
-        """What `step` does, on given tensors and in formulas that a compiler can fuse; returns the gradient's norm.
+        """What `clip` and `descend` do, on given tensors, in formulas that a compiler can fuse; returns the norm.
 
         torch's own functions read numbers off tensors or call finished kernels.
         """
@@ -204,7 +201,7 @@ class FlatOptimizer:
         return {
             "count": self.count,
             "moments": self.moments,
-            "lr": self.lr.state_dict(),
+            "lr": {"value": self.lr, "num_call": self.num_call},
             "other": self.other.state_dict() if self.other is not None else None,
         }
 
@@ -213,8 +210,9 @@ class FlatOptimizer:
         self.count.copy_(state["count"])
         for name, moment in self.moments.items():
             moment.copy_(state["moments"][name])
-        self.lr.load_state_dict(state["lr"])
-        self.lr_tensor.fill_(self.lr.value)
+        self.lr = float(state["lr"]["value"])
+        self.num_call = int(state["lr"]["num_call"])
+        self.lr_tensor.fill_(self.lr)
         if self.other is not None:
             self.other.load_state_dict(state["other"])
 
@@ -235,46 +233,17 @@ def _moments(spec: Any) -> list[str]:
     return []
 
 
-class LearningRate:
-    """The learning rate over a run: by frame for the lab's own schedules, by training call for torch's."""
-
-    def __init__(self, net: NetSpec) -> None:
-        self.start = net.optim_spec.lr
-        self.spec = net.lr_scheduler_spec
-        self.num_call = 0
-        self.value = calc_lr(self.spec, self.start, 0, 0)
-
-    def advance(self, frame: int) -> None:
-        """Move on to the training call at a frame."""
-        self.value = calc_lr(self.spec, self.start, frame, self.num_call)
-        self.num_call += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """The value and the number of training calls."""
-        return {"value": self.value, "num_call": self.num_call}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state."""
-        self.value = float(state["value"])
-        self.num_call = int(state["num_call"])
-
-
-def _calc_rest(last: int | None, frame: int) -> float:
-    """Share of the frames up to the last that are still to come."""
-    assert last is not None, "a spec sets it to env.max_frame by default"
-    return max(0.0, 1 - frame / last)
-
-
 def calc_lr(spec: LrSchedulerSpec | None, start: float, frame: int, num_call: int) -> float:
     """The learning rate at a frame and after so many training calls.
 
     torch's own schedules are written out: its classes drive an optimiser object, which takes seconds to import.
     """
     match spec:
-        case LinearToZeroSpec():
-            return start * _calc_rest(spec.frame, frame)
-        case LinearToMinSpec():
-            return start * (spec.min_factor + (1 - spec.min_factor) * _calc_rest(spec.frame, frame))
+        # a spec sets the last frame to env.max_frame by default
+        case LinearToZeroSpec(frame=int(last)):
+            return start * max(0.0, 1 - frame / last)
+        case LinearToMinSpec(frame=int(last)):
+            return start * (spec.min_factor + (1 - spec.min_factor) * max(0.0, 1 - frame / last))
         case StepLRSpec():
             return start * spec.gamma ** (num_call // spec.step_size)
         case MultiStepLRSpec():

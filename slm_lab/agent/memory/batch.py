@@ -12,15 +12,16 @@ Array = np.ndarray[Any, Any]
 class Transition(NamedTuple):
     """One step of all N envs as a memory takes it, with rewards for learning.
 
-    Observations are as the policy saw them for on-policy memories, raw for a replay. `next_carry` (N, S) is the hidden
-    state of a recurrent net after this step; the one before it is `extra["carry"]`.
+    `obs` is as the policy saw it for on-policy memories, raw for a replay; `next_obs`, the true successor, is always
+    raw. What the env gives is on the host, what the policy gives on its device. `next_carry` (N, S) is the hidden state
+    of a recurrent net after this step; the one before it is `extra["carry"]`.
     """
 
     obs: Tensor
     action: Tensor
-    reward: Array
-    terminated: Array
-    truncated: Array
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
     next_obs: Tensor
     extra: dict[str, Tensor]
     next_carry: Tensor | None = None
@@ -32,7 +33,8 @@ class Rollout:
 
     `cut_index` (K,) are the rows, counted as t*N+n, whose successor is not the next row: truncated episodes and the
     last row of the batch. `cut_obs` (K, ...) are their true successors, `cut_carry` (K, S) the hidden states of a
-    recurrent net to see them with; `extra["carry"]` are those that the rows were acted on with.
+    recurrent net to see them with; `extra["carry"]` are those that the rows were acted on with. `next_action` (N, ...)
+    is what was done after the last row, where the memory waits for it.
     """
 
     obs: Tensor
@@ -44,10 +46,11 @@ class Rollout:
     cut_index: Tensor
     cut_obs: Tensor
     cut_carry: Tensor | None = None
+    next_action: Tensor | None = None
 
     @property
     def done(self) -> Tensor:
-        """Ended by the task or by the clock."""
+        """Ended by the task or by a time limit."""
         return self.terminated | self.truncated
 
 
@@ -66,7 +69,7 @@ class Batch(NamedTuple):
     # importance weights, all 1 for a uniform replay
     weight: Tensor
     # where the transitions are kept, for the update of their priorities
-    slot: Array
+    slot: Tensor
 
 
 class SequenceBatch(NamedTuple):

@@ -1,27 +1,28 @@
 """Builds the memory a spec names."""
 
-import torch
+from collections.abc import Callable
+from typing import Any
 
 from slm_lab.agent.memory.cross_entropy import OnPolicyCrossEntropy
 from slm_lab.agent.memory.prioritized import PrioritizedReplay
 from slm_lab.agent.memory.replay import Replay, Setting
-from slm_lab.agent.memory.rollout import OnPolicyBatchReplay, OnPolicyMemory, OnPolicyReplay
+from slm_lab.agent.memory.rollout import OnPolicyBatchReplay, OnPolicyReplay, RolloutMemory, RolloutSetting
 from slm_lab.lib.errors import SpecError
-from slm_lab.spec.memory import MemorySpec, OnPolicyCrossEntropySpec, PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.memory import MemorySpec, PrioritizedReplaySpec, ReplaySpec
 
-ON_POLICY: dict[str, type[OnPolicyBatchReplay] | type[OnPolicyReplay]] = {
+# each is built from its own spec
+ON_POLICY: dict[str, Callable[[Any, RolloutSetting], RolloutMemory]] = {
     "OnPolicyBatchReplay": OnPolicyBatchReplay,
     "OnPolicyReplay": OnPolicyReplay,
+    "OnPolicyCrossEntropy": OnPolicyCrossEntropy,
 }
 
 
-def build_on_policy(spec: MemorySpec, num_envs: int, device: torch.device, frequency: int) -> OnPolicyMemory:
-    """An on-policy memory that is ready after `frequency` steps or episodes."""
-    if isinstance(spec, OnPolicyCrossEntropySpec):
-        return OnPolicyCrossEntropy(num_envs, device, frequency, spec.cross_entropy)
+def build_on_policy(spec: MemorySpec, setting: RolloutSetting) -> RolloutMemory:
+    """An on-policy memory."""
     if spec.name not in ON_POLICY:
         raise SpecError(f"agent.memory.name: {spec.name} is not on-policy; use one of {', '.join(ON_POLICY)}")
-    return ON_POLICY[spec.name](num_envs, device, frequency)
+    return ON_POLICY[spec.name](spec, setting)
 
 
 def build_replay(spec: MemorySpec, setting: Setting) -> Replay:

@@ -4,18 +4,19 @@ import numpy as np
 import torch
 
 from slm_lab.agent.memory.batch import Rollout
-from slm_lab.agent.memory.rollout import OnPolicyReplay
+from slm_lab.agent.memory.rollout import OnPolicyReplay, RolloutSetting
+from slm_lab.spec.memory import OnPolicyCrossEntropySpec
 
 
 class OnPolicyCrossEntropy(OnPolicyReplay):
     """Whole episodes, less those whose return is below a percentile of the batch."""
 
-    def __init__(self, num_envs: int, device: torch.device, frequency: int, percentile: float) -> None:
-        super().__init__(num_envs, device, frequency)
-        self.percentile = percentile
+    def __init__(self, spec: OnPolicyCrossEntropySpec, setting: RolloutSetting) -> None:
+        super().__init__(spec, setting)
+        self.percentile = spec.cross_entropy
 
     def sample(self) -> Rollout:
-        reward = self.buffer.fields["reward"]
+        reward = torch.stack([row["reward"] for row in self.rows])
         total = np.array([float(reward[begin:end, env].sum()) for env, begin, end in self.episodes])
         is_kept = total >= np.percentile(total, self.percentile)
         self.episodes = [episode for episode, kept in zip(self.episodes, is_kept, strict=True) if kept]

@@ -1,6 +1,6 @@
-"""How a replay keeps observations: as pairs, or as frames that are kept once."""
+"""Stacks of frames in a replay, each frame kept once."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,69 +8,6 @@ from torch import Tensor
 
 from slm_lab.agent.memory.batch import Array, Transition
 from slm_lab.agent.memory.ring import Layout, Ring
-
-
-class ObsStore(Protocol):
-    """Keeps the observation and the true successor of each transition of a ring."""
-
-    # oldest rows of a ring that has begun to overwrite, whose observations cannot be rebuilt
-    num_lost: int
-
-    def add(self, step: Transition) -> dict[str, Tensor | Array]:
-        """The fields of the row that is about to be written at the head."""
-
-    def obs(self, position: Tensor) -> Tensor:
-        """Observations (B, ...)."""
-
-    def next_obs(self, position: Tensor) -> Tensor:
-        """True successors (B, ...)."""
-
-    def rows(self, start: int, end: int) -> dict[str, Tensor]:
-        """What belongs to these absolute rows but is not in the ring's fields."""
-
-    def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
-        """Take it back."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What belongs to no row."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
-
-
-class PairStore:
-    """Both ends of each transition, so that a successor is true by construction."""
-
-    num_lost = 0
-
-    def __init__(self, ring: Ring) -> None:
-        self.ring = ring
-
-    @staticmethod
-    def build_layout(obs_shape: tuple[int, ...], obs_dtype: torch.dtype) -> Layout:
-        """The ring's fields that this store needs."""
-        return {"obs": (obs_shape, obs_dtype), "next_obs": (obs_shape, obs_dtype)}
-
-    def add(self, step: Transition) -> dict[str, Tensor | Array]:
-        return {"obs": step.obs, "next_obs": step.next_obs}
-
-    def obs(self, position: Tensor) -> Tensor:
-        return self.ring.take("obs", position)
-
-    def next_obs(self, position: Tensor) -> Tensor:
-        return self.ring.take("next_obs", position)
-
-    def rows(self, start: int, end: int) -> dict[str, Tensor]:
-        return {}
-
-    def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
-        pass
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
 
 
 class FrameStore:
@@ -86,6 +23,7 @@ class FrameStore:
     def __init__(self, ring: Ring, obs_shape: tuple[int, ...]) -> None:
         self.ring = ring
         self.num_stack = obs_shape[0]
+        # oldest rows of a ring that has begun to overwrite, whose stacks cannot be rebuilt
         self.num_lost = self.num_stack - 1
         self._frame_shape = obs_shape[1:]
         self._back = np.arange(1 - self.num_stack, 1) * ring.num_envs
@@ -102,7 +40,8 @@ class FrameStore:
         """The ring's fields that this store needs."""
         return {"frame": (obs_shape[1:], torch.uint8), "age": ((), torch.uint8)}
 
-    def add(self, step: Transition) -> dict[str, Tensor | Array]:
+    def add(self, step: Transition) -> dict[str, Tensor]:
+        """The fields of the row that is about to be written at the head."""
         slot = self.ring.head % self.ring.capacity
         self._aside.pop(slot, None)
         is_joined = self._is_shift & _calc_equal(self._latest, step.obs)
@@ -111,7 +50,7 @@ class FrameStore:
         self._age = np.where(is_joined, np.minimum(self._age + 1, self.num_stack - 1), 0).astype(np.uint8)
         self._is_shift = _calc_equal(step.next_obs[:, :-1], step.obs[:, 1:])
         self._latest.copy_(step.next_obs)
-        return {"frame": step.obs[:, -1], "age": self._age}
+        return {"frame": step.obs[:, -1], "age": torch.from_numpy(self._age)}
 
     def _break(self, env: int, obs: Tensor) -> Tensor:
         """The frames to keep aside where a row does not join the one before."""
@@ -122,16 +61,18 @@ class FrameStore:
         return torch.cat(frames)
 
     def obs(self, position: Tensor) -> Tensor:
+        """Observations (B, S, H, W)."""
         return self._build_stack(position, 0)
 
     def next_obs(self, position: Tensor) -> Tensor:
+        """True successors (B, S, H, W)."""
         ring = self.ring
         stack = self._build_stack(position, 1)
         where = position.cpu().numpy()
         follow = torch.from_numpy((where + ring.num_envs) % ring.num_position).to(ring.device)
         newest = (ring.head - 1) % ring.capacity
         # what follows the newest row in the ring is its oldest row, or nothing yet
-        apart = (ring.take("age", follow).cpu().numpy() == 0) | (where // ring.num_envs == newest)
+        apart = (ring.take(follow, "age")[0].cpu().numpy() == 0) | (where // ring.num_envs == newest)
         for index in np.flatnonzero(apart).tolist():
             slot, env = divmod(int(where[index]), ring.num_envs)
             if slot == newest:
@@ -146,9 +87,9 @@ class FrameStore:
         ring, last = self.ring, self.num_stack - 1
         where = position.cpu().numpy()
         source = (where[:, None] + (self._back + ahead * ring.num_envs)) % ring.num_position
-        frames = ring.take("frame", torch.from_numpy(source.reshape(-1)).to(ring.device))
+        frames = ring.take(torch.from_numpy(source.reshape(-1)).to(ring.device), "frame")[0]
         stack = frames.view(len(where), self.num_stack, *self._frame_shape)
-        age = ring.take("age", position).cpu().numpy().astype(np.int64)
+        age = ring.take(position, "age")[0].cpu().numpy().astype(np.int64)
         for index in np.flatnonzero(age + ahead < last).tolist():
             slot, env = divmod(int(where[index]), ring.num_envs)
             held = int(age[index]) + ahead
@@ -168,6 +109,7 @@ class FrameStore:
         return {"aside_key": key.reshape(-1, 3), "aside_frame": frame}
 
     def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
+        """Take the frames aside back."""
         for row in range(start, start + len(rows["age"])):
             self._aside.pop(row % self.ring.capacity, None)
         key = rows["aside_key"].tolist()
@@ -177,6 +119,7 @@ class FrameStore:
             self._aside.setdefault((start + row) % self.ring.capacity, {})[env] = part.clone().to(self.ring.device)
 
     def state_dict(self) -> dict[str, Any]:
+        """What belongs to no row."""
         return {
             "latest": self._latest.cpu().clone(),
             "is_shift": torch.from_numpy(self._is_shift.copy()),
@@ -184,6 +127,7 @@ class FrameStore:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back."""
         self._latest.copy_(state["latest"])
         self._is_shift = state["is_shift"].numpy().copy()
         self._age = state["age"].numpy().copy()

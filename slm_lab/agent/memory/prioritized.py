@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.action.schedule import calc_schedule
-from slm_lab.agent.memory.batch import Array, Transition
+from slm_lab.agent.memory.batch import Array, Batch, Transition
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.memory import PrioritizedReplaySpec
@@ -100,20 +100,21 @@ class PrioritizedReplay(Replay):
         for begin, stop in self.ring.spans(start, max(start, end)):
             self.tree.set_range(begin * self.num_envs, stop * self.num_envs, value)
 
-    def _draw(self) -> Array:
+    def _draw(self, length: int = 1) -> Tensor:
         """One transition from each of B segments of equal mass."""
         self._sync()
         generator, num = self.generator, self.spec.batch_size
         draw = torch.rand(num, dtype=torch.float64, generator=generator, device=generator.device).cpu().numpy()
-        return self.tree.find((np.arange(num) + draw) * (self.tree.total / num))
+        return self._to_device(self.tree.find((np.arange(num) + draw) * (self.tree.total / num)))
 
-    def _calc_weight(self, position: Array, frame: int) -> Tensor:
-        """(size * P(i))^-beta, scaled so that the largest in the batch is 1."""
-        prob = self.tree.leaf(position) / self.tree.total
+    def sample(self, frame: int) -> Batch:
+        """A batch with weights (size * P(i))^-beta, scaled so that the largest is 1."""
+        batch = super().sample(frame)
+        prob = self.tree.leaf(batch.slot.cpu().numpy()) / self.tree.total
         weight = (self.size * prob) ** -calc_schedule(self.beta, frame)
-        return self._to_device((weight / weight.max()).astype(np.float32))
+        return batch._replace(weight=self._to_device((weight / weight.max()).astype(np.float32)))
 
-    def update_priority(self, slot: Array, error: Tensor) -> None:
+    def update_priority(self, slot: Tensor, error: Tensor) -> None:
         """New priorities for a batch just drawn, from its TD errors (B,)."""
         priority = error.detach().cpu().numpy().astype(np.float64)
         priority = np.abs(priority) + self.epsilon
@@ -122,7 +123,8 @@ class PrioritizedReplay(Replay):
             raise DivergenceError("a TD error is not finite")
         self._sync()
         # a transition that was taken out of the tree since it was drawn must not come back
-        self.tree.set(slot, np.where(self.tree.leaf(slot) > 0, priority**self.alpha, 0.0))
+        index = slot.cpu().numpy()
+        self.tree.set(index, np.where(self.tree.leaf(index) > 0, priority**self.alpha, 0.0))
         self.max_priority = max(self.max_priority, largest)
 
     def state_dict(self) -> dict[str, Any]:

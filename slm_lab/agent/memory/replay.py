@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.memory.batch import Array, Batch, SequenceBatch, Transition
-from slm_lab.agent.memory.frames import FrameStore, ObsStore, PairStore
+from slm_lab.agent.memory.frames import FrameStore
 from slm_lab.agent.memory.ring import Layout, Ring, calc_row_bytes
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.memory import ReplaySpec
@@ -73,6 +73,7 @@ class Replay:
                 f"agent.memory.max_size: {spec.max_size:,} is too small for stacks of {frame_stack} frames of "
                 f"{num_envs} envs; use at least {frame_stack * num_envs:,}"
             )
+        pair = (obs_shape, obs_dtype)
         layout: Layout = {
             "action": (setting.action_shape, setting.action_dtype),
             "reward": ((), torch.float32),
@@ -81,15 +82,16 @@ class Replay:
             # whether an episode starts here: the row before it may be overwritten
             "reset": ((), torch.bool),
             **({"carry": ((carry_size,), torch.float32)} if carry_size else {}),
-            **(FrameStore.build_layout(obs_shape) if is_stacked else PairStore.build_layout(obs_shape, obs_dtype)),
+            # both ends of each transition, so that a successor is true by construction; stacks are kept as frames
+            **(FrameStore.build_layout(obs_shape) if is_stacked else {"obs": pair, "next_obs": pair}),
         }
         self.row_bytes = calc_row_bytes(layout, num_envs)
         check_fits(self.row_bytes * capacity, spec.max_size)
         self.ring = Ring(layout, capacity, num_envs, device)
-        self.store: ObsStore = FrameStore(self.ring, obs_shape) if is_stacked else PairStore(self.ring)
+        self.frames = FrameStore(self.ring, obs_shape) if is_stacked else None
         self._carry_names = ["carry"] if carry_size else []
         self._gamma_power: Array = np.array([gamma**i for i in range(spec.num_step_returns + 1)], np.float32)
-        self._reset: Array = np.ones(num_envs, bool)
+        self._reset = torch.ones(num_envs, dtype=torch.bool)
         self._num_fresh = 0
 
     @property
@@ -105,8 +107,10 @@ class Replay:
     @property
     def first(self) -> int:
         """The oldest absolute row that may be drawn."""
-        held_first = self.ring.held_first
-        return held_first + self.store.num_lost if held_first else 0
+        held_first = self.ring.head - self.ring.capacity
+        if held_first <= 0:
+            return 0
+        return held_first if self.frames is None else held_first + self.frames.num_lost
 
     @property
     def num_row(self) -> int:
@@ -116,7 +120,7 @@ class Replay:
     @property
     def size(self) -> int:
         """Transitions that may be drawn."""
-        return self.num_row * self.num_envs
+        return (self.ring.head - self.first) * self.num_envs
 
     @property
     def num_bytes(self) -> int:
@@ -125,63 +129,58 @@ class Replay:
 
     def add(self, step: Transition) -> None:
         """Store one step of all envs."""
-        self.ring.write(
-            {
-                **self.store.add(step),
-                "action": step.action,
-                "reward": step.reward,
-                "terminated": step.terminated,
-                "truncated": step.truncated,
-                "reset": self._reset,
-                **{name: step.extra[name] for name in self._carry_names},
-            }
-        )
+        row = {
+            "action": step.action,
+            "reward": step.reward,
+            "terminated": step.terminated,
+            "truncated": step.truncated,
+            "reset": self._reset,
+            **{name: step.extra[name] for name in self._carry_names},
+        }
+        obs = {"obs": step.obs, "next_obs": step.next_obs} if self.frames is None else self.frames.add(step)
+        self.ring.write({**row, **obs})
         self._reset = step.terminated | step.truncated
         self._num_fresh += 1
 
     def sample(self, frame: int) -> Batch:
         """A batch with n-step returns; the walk stops where an episode or the memory ends."""
-        if self.head == 0:
+        ring = self.ring
+        if ring.head == 0:
             raise ValueError("the replay is empty")
         position = self._draw()
         if self.spec.use_cer:
             self._put_newest(position)
         self._num_fresh = 0
-        index = self._to_device(position)
         if self.spec.num_step_returns == 1:
-            last, reward = index, self.ring.take("reward", index)
-            discount = torch.where(self.ring.take("terminated", index), 0.0, self.gamma)
+            last = position
+            reward, terminated = ring.take(position, "reward", "terminated")
+            discount = torch.where(terminated, 0.0, self.gamma)
         else:
-            last, reward, discount = self._walk(position)
-        return Batch(
-            obs=self.store.obs(index),
-            action=self.ring.take("action", index),
-            reward=reward,
-            next_obs=self.store.next_obs(last),
-            discount=discount,
-            weight=self._calc_weight(position, frame),
-            slot=position,
-        )
+            last, reward, discount = self._walk(position.cpu().numpy())
+        if self.frames is None:
+            obs, action = ring.take(position, "obs", "action")
+            (next_obs,) = ring.take(last, "next_obs")
+        else:
+            (action,) = ring.take(position, "action")
+            obs, next_obs = self.frames.obs(position), self.frames.next_obs(last)
+        weight = torch.ones(len(position), device=self.device)
+        return Batch(obs, action, reward, next_obs, discount, weight, position)
 
-    def _draw(self) -> Array:
-        """Positions of the batch."""
-        return self._draw_uniform(self.size)
-
-    def _draw_uniform(self, size: int) -> Array:
-        """Positions among the `size` oldest transitions that may be drawn."""
-        generator = self.generator
+    def _draw_uniform(self, length: int = 1) -> Tensor:
+        """Positions that `length` rows which may be drawn follow, themselves included."""
+        generator, first = self.generator, self.first
+        size = (self.ring.head - first - length + 1) * self.num_envs
         draw = torch.randint(size, (self.spec.batch_size,), generator=generator, device=generator.device)
-        return (draw.cpu().numpy() + self.first * self.num_envs) % self.ring.num_position
+        return (draw + first * self.num_envs) % self.ring.num_position
 
-    def _calc_weight(self, position: Array, frame: int) -> Tensor:
-        """Importance weights."""
-        return torch.ones(len(position), device=self.device)
+    # how a batch is drawn
+    _draw = _draw_uniform
 
-    def _put_newest(self, position: Array) -> None:
+    def _put_newest(self, position: Tensor) -> None:
         """Combined experience replay (Zhang & Sutton 2017): what came since the last batch replaces its tail."""
         count = min(len(position), self._num_fresh * self.num_envs, self.size)
         end = self.head * self.num_envs
-        position[len(position) - count :] = np.arange(end - count, end) % self.ring.num_position
+        position[len(position) - count :] = torch.arange(end - count, end) % self.ring.num_position
 
     def _walk(self, position: Array) -> tuple[Tensor, Tensor, Tensor]:
         """Up to n steps ahead: position of the last, discounted sum of rewards, discount of what follows."""
@@ -191,7 +190,7 @@ class Replay:
         path = (position[:, None] + ahead * self.num_envs) % ring.num_position
         index = self._to_device(path.reshape(-1))
         names = ("reward", "terminated", "truncated")
-        reward, terminated, truncated = (ring.take(name, index).cpu().numpy().reshape(shape) for name in names)
+        reward, terminated, truncated = (field.cpu().numpy().reshape(shape) for field in ring.take(index, *names))
         # a step counts if its row is written and no step before it ended the episode
         num_later = (self.head - 1 - position // self.num_envs) % ring.capacity
         counts = ahead <= num_later[:, None]
@@ -207,7 +206,7 @@ class Replay:
 
     def can_hold_sequence(self, length: int) -> bool:
         """Whether a stretch of this length can be drawn when the memory is full."""
-        return self.ring.capacity - self.store.num_lost >= length
+        return self.ring.capacity - (self.frames.num_lost if self.frames else 0) >= length
 
     def can_sample_sequence(self, length: int) -> bool:
         """Whether any stretch of this length is held."""
@@ -218,20 +217,24 @@ class Replay:
         if not self.can_sample_sequence(length):
             raise ValueError(f"no stretch of {length} rows can be drawn from {self.num_row}")
         ring, shape = self.ring, (length, self.spec.batch_size)
-        start = self._draw_uniform((self.num_row - length + 1) * self.num_envs)
-        steps = np.arange(length)[:, None] * self.num_envs
-        path = self._to_device((start + steps) % ring.num_position)
+        start = self._draw_uniform(length)
+        steps = torch.arange(length, device=start.device)[:, None] * self.num_envs
+        path = (start + steps) % ring.num_position
         index = path.view(-1)
-        terminated = ring.take("terminated", index).view(shape)
-        truncated = ring.take("truncated", index).view(shape)
-        reset = ring.take("reset", index).view(shape)
-        carry = [ring.take(name, path[0]) for name in self._carry_names]
+        names = ("terminated", "truncated", "reset", "reward", "action")
+        fields = ring.take(index, *names)
+        terminated, truncated, reset, reward, action = (field.unflatten(0, shape) for field in fields)
+        carry = ring.take(path[0], *self._carry_names)
+        if self.frames is None:
+            (obs,), (last,) = ring.take(index, "obs"), ring.take(path[-1], "next_obs")
+        else:
+            obs, last = self.frames.obs(index), self.frames.next_obs(path[-1])
         mask = torch.where(truncated & ~terminated, 0.0, 1.0)
         mask[-1] = 1.0
         return SequenceBatch(
-            obs=torch.cat([self.store.obs(index).unflatten(0, shape), self.store.next_obs(path[-1]).unsqueeze(0)]),
-            action=ring.take("action", index).unflatten(0, shape),
-            reward=ring.take("reward", index).view(shape),
+            obs=torch.cat([obs.unflatten(0, shape), last.unsqueeze(0)]),
+            action=action,
+            reward=reward,
             discount=torch.where(terminated, 0.0, self.gamma),
             mask=mask,
             # the last row is the true successor of the step before it, whatever ended there
@@ -239,31 +242,32 @@ class Replay:
             carry=carry[0] if carry else torch.zeros((shape[1], 0), device=self.device),
         )
 
-    def update_priority(self, slot: Array, error: Tensor) -> None:
+    def update_priority(self, slot: Tensor, error: Tensor) -> None:
         """Nothing: every transition is as likely as any other."""
 
     def rows(self, start: int, end: int) -> dict[str, Tensor]:
         """Copies of the absolute rows [start, end), which never change once written."""
-        return self.ring.rows(start, end) | self.store.rows(start, end)
+        return self.ring.rows(start, end) | ({} if self.frames is None else self.frames.rows(start, end))
 
     def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
         """Write saved rows back, oldest first (some may be overwritten since), before or after `load_state_dict`."""
         self.ring.load_rows(start, rows)
-        self.store.load_rows(start, rows)
+        if self.frames is not None:
+            self.frames.load_rows(start, rows)
 
     def state_dict(self) -> dict[str, Any]:
         """All but the rows [`held_first`, `head`)."""
         return {
             "head": self.head,
             "num_fresh": self._num_fresh,
-            "reset": torch.from_numpy(self._reset.copy()),
-            "store": self.store.state_dict(),
+            "reset": self._reset.clone(),
+            "store": {} if self.frames is None else self.frames.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken, together with the rows."""
         self.ring.head = int(state["head"])
         self._num_fresh = int(state["num_fresh"])
-        self._reset = np.ones(self.num_envs, bool)
-        self._reset[:] = state["reset"].numpy()
-        self.store.load_state_dict(state["store"])
+        self._reset.copy_(state["reset"])
+        if self.frames is not None:
+            self.frames.load_state_dict(state["store"])

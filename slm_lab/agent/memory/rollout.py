@@ -1,225 +1,191 @@
 """On-policy memories: a fixed number of steps, or whole episodes."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.memory.batch import Array, Rollout, Transition
-from slm_lab.agent.memory.rows import RowWriter
+from slm_lab.agent.memory.batch import Rollout, Transition
+from slm_lab.spec.memory import MemorySpec
+
+Row = dict[str, Tensor]
+# what every row has; the rest is what the policy adds, such as values
+CORE = ("obs", "action", "reward", "terminated", "truncated")
+# what the env gives stays on the host until it is trained on
+HOST = ("reward", "terminated", "truncated")
 
 
-class StepBuffer:
-    """Preallocated tensors (capacity, N, ...) that grow when needed; one slice write per field and step."""
+@dataclass(frozen=True)
+class RolloutSetting:
+    """What an on-policy memory must know of the agent."""
 
-    def __init__(self, num_envs: int, device: torch.device, capacity: int) -> None:
-        self.num_envs = num_envs
-        self.device = device
-        self.capacity = capacity
-        self.fields: dict[str, Tensor] = {}
-        self.writer = RowWriter({})
-        self.size = 0
-
-    def add(self, row: dict[str, Tensor | Array]) -> None:
-        """Write one step of all envs."""
-        if not self.fields:
-            tensors = {name: torch.as_tensor(value) for name, value in row.items()}
-            self._set_fields({name: self._zeros(value.shape, value.dtype) for name, value in tensors.items()})
-        if self.size == self.capacity:
-            self.capacity *= 2
-            self._set_fields({name: torch.cat([field, torch.zeros_like(field)]) for name, field in self.fields.items()})
-        self.writer.write(self.size, row)
-        self.size += 1
-
-    def _zeros(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        return torch.zeros((self.capacity, *shape), dtype=dtype, device=self.device)
-
-    def _set_fields(self, fields: dict[str, Tensor]) -> None:
-        self.fields = fields
-        self.writer = RowWriter(fields)
-
-    def drop(self, count: int) -> None:
-        """Forget the oldest rows."""
-        if count == 0:
-            return
-        for field in self.fields.values():
-            field[: self.size - count] = field[count : self.size].clone()
-        self.size -= count
-
-    def state_dict(self) -> dict[str, Any]:
-        """The rows written so far."""
-        return {name: field[: self.size].clone() for name, field in self.fields.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with saved rows."""
-        self.size = 0
-        rows = len(next(iter(state.values()))) if state else 0
-        while self.capacity < rows:
-            self.capacity *= 2
-        self._set_fields({name: self._zeros(saved.shape[1:], saved.dtype) for name, saved in state.items()})
-        for name, saved in state.items():
-            self.fields[name][:rows] = saved
-        self.size = rows
+    num_envs: int
+    device: torch.device
+    # steps or episodes after which it is ready
+    frequency: int
+    # raw observations as the nets see them
+    encode: Callable[[Tensor], Tensor]
+    # whether a batch is given out only when the action after its last row is known
+    waits: bool = False
 
 
 class Successor(NamedTuple):
-    """What followed a step that is not the next row: one observation, or one of each env, and the hidden state then."""
+    """What followed a step that is not the next row, and the hidden state then."""
 
     obs: Tensor
     carry: Tensor | None
 
-    def of(self, env: int) -> "Successor":
-        """That of one env."""
-        return Successor(self.obs[env], None if self.carry is None else self.carry[env])
 
-    def clone(self) -> "Successor":
-        """A copy that no later step overwrites."""
-        return Successor(self.obs.clone(), None if self.carry is None else self.carry.clone())
-
-
-class RolloutMemory:
+class RolloutMemory(ABC):
     """What both on-policy memories share: rows of steps, and the successors that are not the next row."""
 
-    def __init__(self, num_envs: int, device: torch.device, capacity: int) -> None:
-        self.num_envs = num_envs
-        self.device = device
-        self.buffer = StepBuffer(num_envs, device, capacity)
+    # steps of all envs that a memory holds when it is nearly full, for the estimate of its size
+    typical_size: int
+
+    def __init__(self, spec: MemorySpec, setting: RolloutSetting) -> None:
+        self.setting = setting
+        self.num_envs = setting.num_envs
+        self.device = setting.device
+        self.frequency = setting.frequency
+        self.encode = setting.encode
+        self.rows: list[Row] = []
         # (row, env) -> true successor of a truncated episode
         self.cuts: dict[tuple[int, int], Successor] = {}
-        self.last: Successor | None = None
+        self.last: Transition | None = None
 
     def add(self, step: Transition) -> None:
         """Store one step of all envs."""
-        self.last = Successor(step.next_obs, step.next_carry)
         if step.truncated.any():
-            for env in np.flatnonzero(step.truncated & ~step.terminated):
-                self.cuts[self.buffer.size, int(env)] = self.last.of(int(env)).clone()
-        self.buffer.add(
-            {
-                "obs": step.obs,
-                "action": step.action,
-                "reward": step.reward.astype(np.float32),
-                "terminated": step.terminated,
-                "truncated": step.truncated,
-                **step.extra,
-            }
+            for env in (step.truncated & ~step.terminated).nonzero().flatten().tolist():
+                carry = None if step.next_carry is None else step.next_carry[env]
+                self.cuts[len(self.rows), env] = Successor(self.encode(step.next_obs[env : env + 1])[0], carry)
+        row = {"obs": step.obs, "action": step.action, "reward": step.reward}
+        self.rows.append({**row, "terminated": step.terminated, "truncated": step.truncated, **step.extra})
+        self.last = step
+
+    @property
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether training is due."""
+
+    @abstractmethod
+    def sample(self) -> Rollout:
+        """What to train on; it is forgotten here."""
+
+    def _stack(self, rows: list[Row]) -> Row:
+        return {name: torch.stack([row[name] for row in rows]).to(self.device) for name in (rows[0] if rows else ())}
+
+    def _build(self, fields: Row, cut_index: list[int], cuts: list[Successor]) -> Rollout:
+        obs = fields["obs"]
+        return Rollout(
+            **{name: fields[name] for name in CORE},
+            extra={name: value for name, value in fields.items() if name not in CORE},
+            cut_index=torch.tensor(cut_index, dtype=torch.int64, device=self.device),
+            cut_obs=torch.stack([cut.obs for cut in cuts]) if cuts else obs.new_zeros((0, *obs.shape[2:])),
+            cut_carry=_stack_carry(cuts),
         )
 
+    def _forget(self, count: int) -> None:
+        """Drop the oldest rows."""
+        del self.rows[:count]
+        self.cuts = {(row - count, env): cut for (row, env), cut in self.cuts.items() if row >= count}
+
     def state_dict(self) -> dict[str, Any]:
-        """Rows, cuts and the last successor."""
+        """Rows and cuts; the last successor is never needed before another step has come."""
+        cuts = list(self.cuts.values())
         return {
-            "rows": self.buffer.state_dict(),
+            "rows": self._stack(self.rows),
             "cut_key": torch.tensor(list(self.cuts), dtype=torch.int64).reshape(-1, 2),
-            "cut_obs": torch.stack([successor.obs for successor in self.cuts.values()]) if self.cuts else None,
-            "cut_carry": _stack_carry(list(self.cuts.values())),
-            "last_next_obs": self.last.obs if self.last else None,
-            "last_next_carry": self.last.carry if self.last else None,
+            "cut_obs": torch.stack([cut.obs for cut in cuts]) if cuts else None,
+            "cut_carry": _stack_carry(cuts),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue a half-filled rollout."""
-        self.buffer.load_state_dict(state["rows"])
-        keys = state["cut_key"].tolist()
-        cuts = self._load_successor(state["cut_obs"], state["cut_carry"])
-        self.cuts = {} if cuts is None else {(row, env): cuts.of(index) for index, (row, env) in enumerate(keys)}
-        self.last = self._load_successor(state["last_next_obs"], state["last_next_carry"])
-
-    def _load_successor(self, obs: Tensor | None, carry: Tensor | None) -> Successor | None:
-        if obs is None:
-            return None
-        return Successor(obs.to(self.device), None if carry is None else carry.to(self.device))
-
-    def _build(self, fields: dict[str, Tensor], cut_index: list[int], successors: list[Successor]) -> Rollout:
-        core = ("obs", "action", "reward", "terminated", "truncated")
-        obs = fields["obs"]
-        return Rollout(
-            **{name: fields[name] for name in core},
-            extra={name: value for name, value in fields.items() if name not in core},
-            cut_index=torch.tensor(cut_index, dtype=torch.int64, device=self.device),
-            cut_obs=torch.stack([cut.obs for cut in successors]) if successors else obs.new_zeros((0, *obs.shape[2:])),
-            cut_carry=_stack_carry(successors),
-        )
+        """Resume a half-filled rollout."""
+        fields = {name: field if name in HOST else field.to(self.device) for name, field in state["rows"].items()}
+        num_row = len(fields["obs"]) if fields else 0
+        self.rows = [{name: field[index] for name, field in fields.items()} for index in range(num_row)]
+        self.cuts = {}
+        for index, (row, env) in enumerate(state["cut_key"].tolist()):
+            carry = state["cut_carry"]
+            carry = None if carry is None else carry[index].to(self.device)
+            self.cuts[row, env] = Successor(state["cut_obs"][index].to(self.device), carry)
 
 
-def _stack_carry(successors: list[Successor]) -> Tensor | None:
+def _stack_carry(cuts: list[Successor]) -> Tensor | None:
     """Hidden states (K, S); None where there are none."""
-    carries = [successor.carry for successor in successors if successor.carry is not None]
+    carries = [cut.carry for cut in cuts if cut.carry is not None]
     return torch.stack(carries) if carries else None
 
 
 class OnPolicyBatchReplay(RolloutMemory):
     """A batch of a fixed number of steps of all envs."""
 
-    def __init__(self, num_envs: int, device: torch.device, frequency: int) -> None:
-        super().__init__(num_envs, device, frequency)
-        self.frequency = frequency
+    def __init__(self, spec: MemorySpec, setting: RolloutSetting) -> None:
+        super().__init__(spec, setting)
+        self.typical_size = setting.frequency
 
     @property
     def is_ready(self) -> bool:
-        """Whether training is due."""
-        return self.buffer.size >= self.frequency
+        return len(self.rows) >= self.frequency + self.setting.waits
 
     def sample(self) -> Rollout:
-        """The batch; the memory is empty afterwards. Valid until the next step is added."""
-        size = self.buffer.size
-        fields = {name: field[:size] for name, field in self.buffer.fields.items()}
         assert self.last is not None
-        cuts = dict(self.cuts)
-        done = (fields["terminated"][-1] | fields["truncated"][-1]).tolist()
-        for env in range(self.num_envs):
-            if not done[env]:
-                cuts[size - 1, env] = self.last.of(env)
-        index = [row * self.num_envs + env for row, env in cuts]
-        self.buffer.size = 0
-        self.cuts.clear()
-        return self._build(fields, index, list(cuts.values()))
+        end = self.frequency
+        batch, newer = self.rows[:end], self.rows[end:]
+        cuts = {key: cut for key, cut in self.cuts.items() if key[0] < end}
+        done = batch[-1]["terminated"] | batch[-1]["truncated"]
+        # the policy has seen what follows where a newer row is there
+        obs = newer[0]["obs"] if newer else self.encode(self.last.next_obs)
+        carry = None if newer else self.last.next_carry
+        for env in (~done).nonzero().flatten().tolist():
+            cuts[end - 1, env] = Successor(obs[env], None if carry is None else carry[env])
+        self._forget(end)
+        rollout = self._build(self._stack(batch), [row * self.num_envs + env for row, env in cuts], list(cuts.values()))
+        return replace(rollout, next_action=newer[0]["action"]) if newer else rollout
 
 
 class OnPolicyReplay(RolloutMemory):
     """Whole episodes of any of the envs; an episode under way stays until it has ended."""
 
-    def __init__(self, num_envs: int, device: torch.device, frequency: int) -> None:
-        super().__init__(num_envs, device, 1024)
-        self.frequency = frequency
-        self.began = [0] * num_envs
+    typical_size = 1024
+
+    def __init__(self, spec: MemorySpec, setting: RolloutSetting) -> None:
+        super().__init__(spec, setting)
+        self.began = [0] * setting.num_envs
         # (env, first row, row after the last)
         self.episodes: list[tuple[int, int, int]] = []
 
     def add(self, step: Transition) -> None:
         super().add(step)
-        for env in np.flatnonzero(step.terminated | step.truncated):
-            self.episodes.append((int(env), self.began[env], self.buffer.size))
-            self.began[env] = self.buffer.size
+        for env in (step.terminated | step.truncated).nonzero().flatten().tolist():
+            self.episodes.append((env, self.began[env], len(self.rows)))
+            self.began[env] = len(self.rows)
 
     @property
     def is_ready(self) -> bool:
-        """Whether enough episodes have ended."""
         return len(self.episodes) >= self.frequency
 
     def sample(self) -> Rollout:
         """All finished episodes, one after the other, as a rollout with N = 1."""
-        row, env, index, successors = [], [], [], []
-        length = 0
-        for which, begin, end in self.episodes:
-            row.append(torch.arange(begin, end))
-            env.append(torch.full((end - begin,), which))
-            length += end - begin
-            if (end - 1, which) in self.cuts:
-                index.append(length - 1)
-                successors.append(self.cuts.pop((end - 1, which)))
-        rows, envs = torch.cat(row).to(self.device), torch.cat(env).to(self.device)
-        fields = {name: field[rows, envs].unsqueeze(1) for name, field in self.buffer.fields.items()}
-        self._forget()
-        return self._build(fields, index, successors)
-
-    def _forget(self) -> None:
-        """Drop rows that no episode under way needs."""
+        rows: list[int] = []
+        envs: list[int] = []
+        index, cuts = [], []
+        for env, begin, end in self.episodes:
+            rows += range(begin, end)
+            envs += [env] * (end - begin)
+            if (end - 1, env) in self.cuts:
+                index.append(len(rows) - 1)
+                cuts.append(self.cuts.pop((end - 1, env)))
+        fields = {name: field[rows, envs].unsqueeze(1) for name, field in self._stack(self.rows).items()}
         self.episodes.clear()
         oldest = min(self.began)
-        self.buffer.drop(oldest)
+        self._forget(oldest)
         self.began = [begin - oldest for begin in self.began]
-        self.cuts = {(row - oldest, env): cut for (row, env), cut in self.cuts.items() if row >= oldest}
+        return self._build(fields, index, cuts)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "began": list(self.began), "episodes": [list(e) for e in self.episodes]}
@@ -228,6 +194,3 @@ class OnPolicyReplay(RolloutMemory):
         super().load_state_dict(state)
         self.began = list(state["began"])
         self.episodes = [(env, begin, end) for env, begin, end in state["episodes"]]
-
-
-OnPolicyMemory = OnPolicyBatchReplay | OnPolicyReplay

@@ -29,7 +29,7 @@ class Encoder(nn.Module):
         """Features (B, out_size)."""
         part = obs[:, self.start : self.stop]
         if self.body is None:
-            return part.float()
+            return part
         return self.body(part if len(self.shape) == 1 else part.unflatten(-1, self.shape))
 
 

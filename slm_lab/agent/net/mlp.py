@@ -8,14 +8,20 @@ from slm_lab.agent.net.activation import build_activation
 from slm_lab.spec.net import MLPBodySpec
 
 
-class MLPNet(nn.Module):
-    """Hidden layers on a flattened observation."""
+class Flatten(nn.Module):
+    """Images as vectors of floats."""
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Numbers (B, D)."""
+        return obs.float().flatten(1)
+
+
+class MLPNet(nn.Sequential):
+    """Hidden layers on a vector, or on a flattened image."""
 
     def __init__(self, spec: MLPBodySpec, obs_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.is_flat = len(obs_shape) == 1
         size = math.prod(obs_shape)
-        layers: list[nn.Module] = []
+        layers: list[nn.Module] = [] if len(obs_shape) == 1 else [Flatten()]
         for width in spec.hid_layers:
             layers.append(nn.Linear(size, width))
             if spec.batch_norm:
@@ -24,10 +30,5 @@ class MLPNet(nn.Module):
                 layers.append(nn.LayerNorm(width))
             layers.append(build_activation(spec.hid_layers_activation))
             size = width
-        self.layers = nn.Sequential(*layers)
+        super().__init__(*layers)
         self.out_size = size
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """Features (B, out_size)."""
-        obs = obs.float()
-        return self.layers(obs if self.is_flat else obs.flatten(1))

@@ -1,4 +1,4 @@
-"""Bodies with their output layers: policy, value, and both together."""
+"""Bodies with their output layers: policies, values of states, values of actions."""
 
 import torch
 from torch import Tensor, nn
@@ -6,12 +6,25 @@ from torch import Tensor, nn
 from slm_lab.agent.net.activation import build_activation
 from slm_lab.agent.net.build import build_body
 from slm_lab.agent.net.init import init_head, init_weights
-from slm_lab.agent.net.parts import Parts, for_acting
+from slm_lab.agent.net.parts import Parts, build_view, for_acting
 from slm_lab.agent.net.recurrent import RecurrentBody
+from slm_lab.env.layout import ObsPart
 from slm_lab.lib.errors import SpecError
-from slm_lab.spec.net import NetSpec
+from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec
 
 Carry = Tensor | None
+# width of the layer that joins an image's features with an action
+JOINT_SIZE = 256
+
+
+class DuelingHead(nn.Linear):
+    """Values of actions as a value plus centred advantages (Wang et al. 2016, eq. 9)."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Values (..., A)."""
+        out = super().forward(features)
+        value, adv = out[..., :1], out[..., 1:]
+        return value + adv - adv.mean(-1, keepdim=True)
 
 
 class OutputNet(nn.Module):
@@ -27,6 +40,7 @@ class OutputNet(nn.Module):
         out_size: int,
         body: nn.Module | None = None,
         parts: Parts = (),
+        is_dueling: bool = False,
     ) -> None:
         super().__init__()
         self.body = body if body is not None else build_body(spec, obs_shape, parts)
@@ -34,29 +48,37 @@ class OutputNet(nn.Module):
         is_recurrent = isinstance(self.body, RecurrentBody)
         self.state_size = self._recurrent.state_size if is_recurrent else 0
         self.seq_len = self._recurrent.seq_len if is_recurrent else 0
-        self.head = nn.Linear(int(self.body.out_size), out_size)  # type: ignore[arg-type]
+        linear = (DuelingHead if is_dueling else nn.Linear)(int(self.body.out_size), out_size)  # type: ignore[arg-type]
+        self.head: nn.Module = linear
         activation = getattr(spec, "hid_layers_activation", None)  # not every net type has one
-        init_weights(self.head if body is not None else self, spec.init_fn, activation)
-        init_head(self.head, spec.init_std)
-        self.out_activation = build_activation(spec.out_layer_activation) if spec.out_layer_activation else None
+        init_weights(linear if body is not None else self, spec.init_fn, activation)
+        init_head(linear, spec.init_std)
+        if spec.out_layer_activation:
+            self.head = nn.Sequential(linear, build_activation(spec.out_layer_activation))
 
     @property
     def _recurrent(self) -> RecurrentBody:
         assert isinstance(self.body, RecurrentBody)
         return self.body
 
-    def from_features(self, features: Tensor) -> Tensor:
-        """The output layer alone."""
-        out = self.head(features)
-        return out if self.out_activation is None else self.out_activation(out)
+    @property
+    def linear(self) -> nn.Linear:
+        """The output layer without its activation."""
+        head = self.head[0] if isinstance(self.head, nn.Sequential) else self.head
+        assert isinstance(head, nn.Linear)
+        return head
 
     def forward(self, obs: Tensor) -> Tensor:
         """Output (B, out_size)."""
-        return self.from_features(self.body(obs))
+        return self.head(self.body(obs))
+
+    def from_features(self, features: Tensor) -> Tensor:
+        """The output layer alone."""
+        return self.head(features)
 
     def init_carry(self, num_envs: int) -> Carry:
         """The hidden state at the start of episodes; None without one."""
-        return self.head.weight.new_zeros(num_envs, self.state_size) if self.state_size else None
+        return next(self.parameters()).new_zeros(num_envs, self.state_size) if self.state_size else None
 
     def step(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """Output (B, out_size) and the hidden state to go on with."""
@@ -95,8 +117,11 @@ class PolicyNet(OutputNet):
         )
         self.log_std = None if start is None else nn.Parameter(torch.full((param_size // 2,), start))
 
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.from_features(self.body(obs))
+
     def from_features(self, features: Tensor) -> Tensor:
-        mean = super().from_features(features)
+        mean = self.head(features)
         return mean if self.log_std is None else torch.cat([mean, self.log_std.expand_as(mean)], -1)
 
 
@@ -124,7 +149,7 @@ class ActorCriticNet(nn.Module):
 
     def init_carry(self, num_envs: int) -> Carry:
         """The hidden state of both nets at the start of episodes; None without one."""
-        return self.actor.head.weight.new_zeros(num_envs, self.state_size) if self.state_size else None
+        return next(self.parameters()).new_zeros(num_envs, self.state_size) if self.state_size else None
 
     def _split(self, carry: Carry, num_envs: int) -> tuple[Tensor, Tensor]:
         """The actor's and the critic's part of the hidden state."""
@@ -169,3 +194,63 @@ class ActorCriticNet(nn.Module):
             return self.critic(obs).squeeze(-1)
         value, _ = self.critic.step(obs, self._split(carry, len(obs))[1])
         return value.squeeze(-1)
+
+
+class QNet(OutputNet):
+    """Values (B, A) of every action."""
+
+    def __init__(self, spec: NetSpec, obs_shape: tuple[int, ...], num_action: int, parts: Parts = ()) -> None:
+        is_dueling = isinstance(spec, (DuelingMLPNetSpec, DuelingConvNetSpec))
+        super().__init__(spec, obs_shape, num_action + is_dueling, parts=parts, is_dueling=is_dueling)
+
+
+class ActionValueNet(nn.Module):
+    """Value (B,) of an observation and a continuous action.
+
+    Vectors are joined with the action before the first layer, images after the last one of their body. A DictNet sees
+    the action as one more part without an encoder.
+    """
+
+    def __init__(self, spec: NetSpec, obs_shape: tuple[int, ...], action_size: int, parts: Parts = ()) -> None:
+        super().__init__()
+        view = build_view(spec, obs_shape, parts)
+        self.select = view.select
+        self.is_vector = len(view.shape) == 1
+        # what it sees is chosen here, before the action joins
+        spec = spec.model_copy(update={"obs_keys": None})
+        if self.is_vector:
+            size = view.shape[0]
+            # no part of an env is without a name
+            action = ObsPart("", size, size + action_size, (action_size,))
+            net = OutputNet(spec, (size + action_size,), 1, parts=(*view.parts, action))
+            self.body, self.head = net.body, net.head
+            return
+        self.body = build_body(spec, view.shape, view.parts)
+        self.head = nn.Sequential(
+            nn.Linear(int(self.body.out_size) + action_size, JOINT_SIZE),  # type: ignore[arg-type]
+            nn.ReLU(),
+            nn.Linear(JOINT_SIZE, 1),
+        )
+        init_weights(self, spec.init_fn, "relu")
+
+    def forward(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Values (B,)."""
+        seen = obs if self.select is None else self.select(obs)
+        if self.is_vector:
+            return self.head(self.body(torch.cat([seen, action], -1))).squeeze(-1)
+        return self.head(torch.cat([self.body(seen), action], -1)).squeeze(-1)
+
+
+class TwinQNet(nn.Module):
+    """Two critics with weights of their own; the smaller of their values is the one to trust."""
+
+    def __init__(
+        self, spec: NetSpec, obs_shape: tuple[int, ...], action_size: int, is_discrete: bool, parts: Parts = ()
+    ) -> None:
+        super().__init__()
+        kind = QNet if is_discrete else ActionValueNet
+        self.critics = nn.ModuleList(kind(spec, obs_shape, action_size, parts) for _ in range(2))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Values (2, B) of continuous actions given with the observations, or (2, B, A) of every discrete one."""
+        return torch.stack([critic(*inputs) for critic in self.critics])

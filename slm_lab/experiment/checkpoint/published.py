@@ -15,9 +15,8 @@ from loguru import logger
 from torch import Tensor, nn
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.net.model import ActorCriticNet, OutputNet, PolicyNet
+from slm_lab.agent.net.model import ActionValueNet, ActorCriticNet, DuelingHead, OutputNet, PolicyNet, TwinQNet
 from slm_lab.agent.net.recurrent import RecurrentBody
-from slm_lab.agent.net.value import ActionValueNet, QNet, TwinQNet
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.checkpoint.state import load_weights
 from slm_lab.lib.errors import CheckpointError
@@ -75,7 +74,7 @@ class PublishedAgent:
                 logger.warning(f"{path.name} is left out, which playing does not need: {error}")
             if isinstance(net.body, RecurrentBody):
                 net.body = _RepeatedBody(net.body)
-        if agent.obs_normalizer is not None:
+        if agent.encode.stats is not None:
             logger.warning(
                 "The published SLM-Lab did not save the statistics of env.normalize_obs; they are gathered over "
                 f"{NUM_WARMUP:,} steps before playing, and scores may be lower than in training"
@@ -125,7 +124,7 @@ class _RepeatedBody(RecurrentBody):
         return torch.stack([self.step(row, carry)[0] for row in obs]), carry
 
 
-def _find_nets(modules: Mapping[str, nn.Module]) -> dict[str, OutputNet]:
+def _find_nets(modules: Mapping[str, nn.Module]) -> dict[str, OutputNet | ActionValueNet]:
     """The nets of an algorithm by the names that the published lab saved them under."""
     nets: dict[str, nn.Module | None] = {_POLICY: modules.get("net", modules.get("actor"))}
     nets["target_net"] = modules.get("target_net")
@@ -134,16 +133,16 @@ def _find_nets(modules: Mapping[str, nn.Module]) -> dict[str, OutputNet]:
     for role, lead in (("critic", ""), ("target_critic", "target_")):
         if isinstance(twin := modules.get(role), TwinQNet):
             for number, critic in enumerate(twin.critics, 1):
-                nets[f"{lead}q{number}_net"] = critic.net if isinstance(critic, ActionValueNet) else critic
-    return {name: net for name, net in nets.items() if isinstance(net, OutputNet)}
+                nets[f"{lead}q{number}_net"] = critic
+    return {name: net for name, net in nets.items() if isinstance(net, OutputNet | ActionValueNet)}
 
 
 def _find_shared_critic(modules: Mapping[str, nn.Module]) -> nn.Linear | None:
     both = modules.get("net")
-    return both.critic.head if isinstance(both, ActorCriticNet) and both.is_shared else None
+    return both.critic.linear if isinstance(both, ActorCriticNet) and both.is_shared else None
 
 
-def _load_net(net: OutputNet, weights: Weights, value_head: nn.Linear | None = None) -> None:
+def _load_net(net: OutputNet | ActionValueNet, weights: Weights, value_head: nn.Linear | None = None) -> None:
     """Fill a net, and the head of values on the same body; nothing is changed unless all of it fits."""
     parts = {name: name.partition(".")[0] for name in weights}
     if unknown := [name for name, part in parts.items() if part not in (*_BODIES, *_TAILS, "log_std")]:
@@ -154,10 +153,13 @@ def _load_net(net: OutputNet, weights: Weights, value_head: nn.Linear | None = N
     if value_head is not None:
         *tails, value = tails or [{}]
         states.append((value_head, _join([value], value_head)))
-    if isinstance(net, QNet) and net.is_dueling:
+    if isinstance(net.head, DuelingHead):
         # the value, then the advantages; some versions saved them under two names each
         tails = sorted({layer["bias"].numel(): layer for layer in tails}.values(), key=lambda layer: len(layer["bias"]))
-    states.append((net.head, _join(tails, net.head)))
+    head = net.linear if isinstance(net, OutputNet) else net.head
+    if not isinstance(head, nn.Linear):
+        raise MismatchError("its values of actions in images are computed in another way")
+    states.append((head, _join(tails, head)))
     if isinstance(net, PolicyNet) and net.log_std is not None:
         if (log_std := weights["log_std"]).numel() != net.log_std.numel():
             raise MismatchError(f"log_std has {log_std.numel()} numbers, {net.log_std.numel()} are needed")
@@ -223,11 +225,11 @@ def _shapes(layer: Weights) -> dict[str, tuple[int, ...]]:
 
 def _gather_statistics(agent: Agent, env: VecEnv) -> None:
     """Play on, and let the normaliser see what the policy sees."""
-    assert agent.obs_normalizer is not None
+    assert agent.encode.stats is not None
     obs = env.reset()
     carry = agent.init_carry(env.num_envs)
     for _ in range(0, NUM_WARMUP, env.num_envs):
-        agent.obs_normalizer.update(obs)
+        agent.encode.stats.update(obs)
         act = agent.act(obs, carry)
         obs = env.step(act.action.cpu().numpy()).obs
     env.pop_finished()

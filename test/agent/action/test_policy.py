@@ -22,8 +22,9 @@ from slm_lab.agent.action.distribution import (
     build_family,
     log_det_tanh,
 )
-from slm_lab.agent.action.policy import draw_action
+from slm_lab.agent.action.policy import build_policy
 from slm_lab.lib.errors import SpecError
+from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.net import LOG_STD_MAX, LOG_STD_MIN
 
 FAMILIES: dict[str, ActionFamily] = {
@@ -35,6 +36,14 @@ FAMILIES: dict[str, ActionFamily] = {
     "SquashedNormal": SquashedNormal(2),
 }
 NAMES = list(FAMILIES)
+
+
+def draw_action(
+    family: ActionFamily, param: Tensor, strategy: Any, explore_var: float, generator: torch.Generator
+) -> Tensor:
+    config = AlgorithmSpec(name="any", action_policy=strategy, explore_var_spec=explore_var)
+    policy = build_policy(family, config)
+    return policy.choose(param, policy.noise(len(param), generator, 0))
 
 
 def generator(seed: int = 0) -> torch.Generator:

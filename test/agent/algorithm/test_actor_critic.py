@@ -10,11 +10,10 @@ from torch import Tensor, distributions, nn
 from torch.nn.functional import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
-from slm_lab.agent.algorithm.base import gather_metrics
 from slm_lab.agent.algorithm.loss import standardize
 from slm_lab.agent.algorithm.returns import calc_explained_var
-from slm_lab.agent.memory.batch import Transition
 from slm_lab.lib.errors import DivergenceError
+from test.agent.conftest import build_step
 
 # CartPole cut after 14 steps: some episodes fall before, some are cut; returns spread by more than 1
 CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "max_t": 14, "reward_scale": 5.0}
@@ -72,17 +71,24 @@ def test_explained_var_by_hand() -> None:
     assert calc_explained_var(ret, torch.ones(3)) == 0.0
 
 
-def test_gather_metrics_takes_means_and_refuses_what_is_not_finite() -> None:
+def gather(algorithm: Any, names: tuple[str, ...], reports: list[dict[str, Tensor]]) -> dict[str, float]:
+    algorithm.metric_names = names
+    return algorithm.gather(reports)
+
+
+def test_gather_takes_means_and_refuses_what_is_not_finite(lab) -> None:
+    algorithm = lab.build(lab.spec("CartPole-v1", {"name": "Random"}))[0].algorithm
+    algorithm.frame = 7
     rows = [
         {"loss": torch.tensor(1.0), "q": torch.tensor([1.0, 3.0])},
         {"loss": torch.tensor(3.0), "q": torch.tensor([6.0])},
     ]
     # by name, over samples, then over rows: a reshape the wrong way round gives 1.5 and 4.5
-    assert gather_metrics(("loss", "kl", "q"), rows, 7) == {"loss": 2.0, "q": 4.0}
+    assert gather(algorithm, ("loss", "kl", "q"), rows) == {"loss": 2.0, "q": 4.0}
     rows[1]["q"] = torch.tensor([torch.inf])
     with pytest.raises(DivergenceError, match="q became inf in the training at frame 7"):
-        gather_metrics(("loss", "q"), rows, 7)
-    assert gather_metrics(("loss",), rows, 7) == {"loss": 2.0}
+        gather(algorithm, ("loss", "q"), rows)
+    assert gather(algorithm, ("loss",), rows) == {"loss": 2.0}
 
 
 # --- the golden vector, from the memory to the advantages
@@ -106,19 +112,10 @@ def test_golden_advantages(lab, monkeypatch: pytest.MonkeyPatch) -> None:
     for final, expected in ((0.0, [1.855, 1, 0, 0]), (5.0, [5.7025, 5.5, 0, 0])):
         agent, _ = lab.build(lab.spec("probe/TimeLimit-v0", algorithm, num_envs=1))
         monkeypatch.setattr(agent.algorithm, "net", Table())
-        rows = [(0.0, 0.0, False), (0.0, final, True), (10.0, 10.0, False), (10.0, 10.0, False)]
-        for value, successor, truncated in rows:
-            agent.algorithm.memory.add(
-                Transition(
-                    torch.tensor([[value]]),
-                    torch.zeros(1, dtype=torch.int64),
-                    np.ones(1),
-                    np.zeros(1, bool),
-                    np.array([truncated]),
-                    torch.tensor([[successor]]),
-                    {"value": torch.tensor([value])},
-                )
-            )
+        rows = [(0.0, 0.0, "."), (0.0, final, "C"), (10.0, 10.0, "."), (10.0, 10.0, ".")]
+        for value, successor, end in rows:
+            extra = {"value": torch.tensor([value])}
+            agent.algorithm.observe(build_step([[value]], end, reward=[1.0], next_obs=[[successor]], extra=extra))
         adv, ret = agent.algorithm._calc_adv_ret(agent.algorithm.memory.sample())
         np.testing.assert_allclose(adv[:, 0], expected, atol=1e-5)
         np.testing.assert_allclose(ret[:, 0], np.add(expected, [0, 0, 10, 10]), atol=1e-5)
@@ -335,12 +332,12 @@ def test_obs_normaliser_moves_with_training_alone(lab) -> None:
         obs = step.obs
     # all that was acted on, and what is acted on next
     everything = np.concatenate([*seen, obs])
-    np.testing.assert_allclose(agent.obs_normalizer.stats.mean, everything.mean(0), rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(agent.obs_normalizer.stats.var, everything.var(0), rtol=1e-4, atol=1e-7)
-    before = agent.obs_normalizer.stats.state_dict()
+    np.testing.assert_allclose(agent.encode.stats.mean, everything.mean(0), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(agent.encode.stats.var, everything.var(0), rtol=1e-4, atol=1e-7)
+    before = agent.encode.stats.state_dict()
     for _ in range(5):
         agent.act(obs)
-    after = agent.obs_normalizer.stats.state_dict()
+    after = agent.encode.stats.state_dict()
     assert before["count"] == after["count"] == 84
     np.testing.assert_array_equal(before["mean"], after["mean"])
 
@@ -396,7 +393,7 @@ def test_uint8_observations_can_be_normalised(lab) -> None:
     spec = lab.spec("probe/Image-v0", {**A2C, "lam": 0.9}, net=net, normalize_obs=True)
     agent, _ = lab.build(spec)
     dark, bright = np.zeros((1, 1, 12, 12), np.uint8), np.full((1, 1, 12, 12), 200, np.uint8)
-    agent.obs_normalizer.update(np.concatenate([dark, bright]))
+    agent.encode.stats.update(np.concatenate([dark, bright]))
     # mean 100, std 100
     np.testing.assert_allclose(agent.encode(dark), -1.0, rtol=1e-4)
     np.testing.assert_allclose(agent.encode(bright), 1.0, rtol=1e-4)

@@ -55,7 +55,7 @@ def crafted(agent: Any) -> Batch:
         next_obs=states(1, 1, 1),
         discount=torch.tensor([0.9, 0.0, 0.81]),
         weight=torch.ones(3),
-        slot=np.arange(3),
+        slot=torch.arange(3),
     )
 
 
@@ -130,7 +130,7 @@ def test_joint_actions_are_looked_up_by_their_combination(lab) -> None:
         agent.algorithm.net.head.weight.zero_()
     action = torch.tensor([[a, b] for a in range(2) for b in range(3)])
     zeros = torch.zeros(6, 1)
-    batch = Batch(zeros, action, torch.zeros(6), zeros, torch.zeros(6), torch.ones(6), np.arange(6))
+    batch = Batch(zeros, action, torch.zeros(6), zeros, torch.zeros(6), torch.ones(6), torch.arange(6))
     assert agent.algorithm.calc_loss(batch).report["q"].tolist() == [0, 1, 2, 3, 4, 5]
     assert agent.act(np.zeros((1, 1))).action.tolist() == [[1, 2]]
 
@@ -169,7 +169,7 @@ def test_update_equals_a_plain_one(lab, name: str, memory: dict[str, Any], monke
     if memory["name"] == "PrioritizedReplay":
         # unequal priorities, so that weights are unequal too
         algorithm.memory.sample(0)
-        algorithm.memory.update_priority(np.arange(0, 160, 3), torch.linspace(0.5, 4, 54))
+        algorithm.memory.update_priority(torch.arange(0, 160, 3), torch.linspace(0.5, 4, 54))
     net, target = copy.deepcopy(algorithm.net), copy.deepcopy(algorithm.modules.get("target_net"))
     drawn = spy_sample(agent, monkeypatch)
     start = copy.deepcopy(net)
@@ -274,10 +274,10 @@ def test_norm_layers_learn_from_what_is_trained_on_alone(lab) -> None:
     record = lab.collect(agent, env, 8)
     agent.act(record.obs[0].numpy())
     agent.update(32)
-    norm = agent.algorithm.net.body.layers[1]
+    norm = agent.algorithm.net.body[1]
     assert int(norm.num_batches_tracked) == 3
     assert not agent.algorithm.net.training
-    followed = agent.algorithm.modules["target_net"].body.layers[1]
+    followed = agent.algorithm.modules["target_net"].body[1]
     assert int(followed.num_batches_tracked) == 3
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, distributions
 
-from slm_lab.agent.algorithm.loss import symlog
+from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlog
 from slm_lab.agent.algorithm.ppo import (
     PPO,
     Minibatch,
@@ -115,18 +115,19 @@ def test_kl_of_tiny_steps_is_right() -> None:
     ("value", "old_value", "ret", "loss", "grad"),
     [
         # moved by 2 towards 5, only .5 counts: the clipped 1.5 is worse, (1.5 - 5)^2/2; no gradient any more
-        (3.0, 1.0, 5.0, 6.125, 0.0),
-        # moved by 2 away from 0: the plain one is worse, 9/2, and pulls back
-        (3.0, 1.0, 0.0, 4.5, 3.0),
-        # within the clip: the plain half square
-        (1.2, 1.0, 2.0, 0.32, -0.8),
+        (3.0, 1.0, 5.0, 12.25, 0),
+        # moved by 2 away from 0: the plain one is worse, 9, and pulls back
+        (3.0, 1.0, 0.0, 9, 6),
+        # within the clip: the plain square
+        (1.2, 1.0, 2.0, 0.64, -1.6),
         # downwards the same
-        (-2.0, 0.0, -4.0, 6.125, 0.0),
+        (-2.0, 0.0, -4.0, 12.25, 0),
     ],
 )
 def test_clipped_value_loss_by_hand(value: float, old_value: float, ret: float, loss: float, grad: float) -> None:
     prediction = torch.tensor([value], requires_grad=True)
-    got = calc_clipped_val_loss(prediction, torch.tensor([old_value]), torch.tensor([ret]), 0.5)
+    loss_fn = ELEMENT_LOSSES["MSELoss"]
+    got = calc_clipped_val_loss(loss_fn, prediction, torch.tensor([old_value]), torch.tensor([ret]), 0.5)
     got.backward()
     assert got.item() == pytest.approx(loss, rel=1e-5)
     assert prediction.grad is not None
@@ -306,7 +307,7 @@ def plain_val_loss(value: Tensor, old: Tensor, ret: Tensor, config: dict[str, An
         value, old, ret = (x.sign() * (x.abs() + 1).log() for x in (value, old, ret))
     if config.get("clip_vloss"):
         near = torch.max(torch.min(value, old + clip_eps), old - clip_eps)
-        return torch.max((value - ret) ** 2, (near - ret) ** 2).mean() / 2
+        return torch.max((value - ret) ** 2, (near - ret) ** 2).mean()
     return ((value - ret) ** 2).mean()
 
 

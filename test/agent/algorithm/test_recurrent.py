@@ -1,6 +1,5 @@
 """Algorithms with a recurrent net: what is remembered, when it is forgotten, and that it is learned from."""
 
-import io
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,9 @@ from torch import Tensor
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm import ppo, sequence
-from slm_lab.agent.algorithm.on_policy import calc_next_value
+from slm_lab.agent.algorithm.critic import calc_next_value
 from slm_lab.agent.algorithm.sequence import calc_reset, cut, cut_rollout, join, rows_of_sequences
-from slm_lab.agent.memory.batch import Rollout, Transition
-from slm_lab.agent.memory.rollout import OnPolicyBatchReplay, OnPolicyMemory, OnPolicyReplay
+from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.model import ActorCriticNet
 from slm_lab.lib.errors import SpecError
 
@@ -51,6 +49,7 @@ CRITICS = [name for name in ALL if "Reinforce" not in name]
 def build_spec(lab, which: str, env: str = "probe/Memory-v0", **changes: Any) -> Any:
     algorithm, memory, net = ALL[which]
     net = {**NET, **net, **changes.pop("net", {})}
+    algorithm = {**algorithm, **changes.pop("algorithm", {})}
     return lab.spec(env, algorithm, memory=memory, net=net, num_envs=8, **changes)
 
 
@@ -190,8 +189,9 @@ def test_ppo_starts_each_update_at_ratio_one(lab, name: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("which", CRITICS)
 def test_values_of_successors_are_seen_with_the_state_after_the_step(lab, which: str) -> None:
-    """Episodes of at most 20 steps, cut by the clock, by the pole or by the end of the batch."""
-    agent, env = lab.build(build_spec(lab, which, "probe/CartPoleHidden-v0", max_t=20))
+    """Episodes of at most 20 steps, ended by the time limit, by the pole or by the end of the batch."""
+    frequency = {"time_horizon" if "PPO" in which else "training_frequency": 64}
+    agent, env = lab.build(build_spec(lab, which, "probe/CartPoleHidden-v0", max_t=20, algorithm=frequency))
     algorithm = agent.algorithm
     record = lab.collect(agent, env, 64)
     assert record.truncated.any()
@@ -267,39 +267,6 @@ def test_minibatches_of_whole_stretches_by_hand() -> None:
     # three stretches, then the one that is left
     rows = rows_of_sequences(torch.tensor([3, 0, 1, 2]), num_envs=2, seq_len=2, minibatch_size=6)
     assert rows.tolist() == [5, 0, 1, 7, 2, 3, 4, 6]
-
-
-# --- memories
-
-
-@pytest.mark.parametrize("kind", [OnPolicyBatchReplay, OnPolicyReplay])
-def test_memories_keep_states_through_a_file(kind: type[OnPolicyMemory]) -> None:
-    def feed(memory: OnPolicyMemory, steps: range) -> None:
-        for t in steps:
-            state = torch.tensor([[t, 0.0], [t, 1.0]])
-            ended = np.array([t == 2, t == 5])
-            never = np.array([False, False])
-            extra = {"carry": state}
-            obs = torch.zeros(2, 1)
-            memory.add(Transition(obs, obs, np.zeros(2), never, ended, obs + t, extra, next_carry=state + 0.5))
-
-    cpu = torch.device("cpu")
-    whole, first, second = kind(2, cpu, 6), kind(2, cpu, 6), kind(2, cpu, 6)
-    feed(whole, range(6))
-    feed(first, range(4))
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-    second.load_state_dict(torch.load(file, weights_only=True))
-    feed(second, range(4, 6))
-    one, two = whole.sample(), second.sample()
-    assert one.cut_carry is not None
-    assert two.cut_carry is not None
-    # truncated at steps 2 (env 0) and 5 (env 1); a batch is cut at its edge too
-    expected = [[2.5, 0.5], [5.5, 1.5]] + ([[5.5, 0.5]] if kind is OnPolicyBatchReplay else [])
-    assert sorted(one.cut_carry.tolist()) == sorted(expected)
-    assert torch.equal(one.cut_carry, two.cut_carry)
-    assert torch.equal(one.extra["carry"], two.extra["carry"])
 
 
 # --- specs

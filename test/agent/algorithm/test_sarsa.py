@@ -11,10 +11,13 @@ from torch import Tensor
 from slm_lab.agent.algorithm.sarsa import SARSA
 from slm_lab.agent.memory.batch import Transition
 from slm_lab.lib.errors import DivergenceError
+from test.agent.conftest import build_step
 
 SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 0.1}}
 # values are a table: the net has no hidden layer and states are unit vectors
 TABLE: dict[str, Any] = {"type": "MLPNet", "hid_layers": [], **SGD}
+# of the two envs
+Pair = tuple[int, int]
 
 
 def build(lab, memory: str = "OnPolicyBatchReplay", net: dict[str, Any] | None = None, **keys: Any) -> Any:
@@ -33,26 +36,17 @@ def step(
     action: tuple[int, int],
     reward: tuple[float, float],
     then: tuple[int, int],
-    terminated: tuple[bool, bool] = (False, False),
-    truncated: tuple[bool, bool] = (False, False),
+    ends: str = "..",
 ) -> Transition:
     eye = torch.eye(4)
-    return Transition(
-        eye[list(state)],
-        torch.tensor(action),
-        np.array(reward),
-        np.array(terminated),
-        np.array(truncated),
-        eye[list(then)],
-        {},
-    )
+    return build_step(eye[list(state)], ends, action=action, reward=reward, next_obs=eye[list(then)])
 
 
 STEPS = [
     # the second env is cut by the clock in state 3 and starts anew in state 0
-    step((0, 0), (0, 1), (1, 1), (1, 3), truncated=(False, True)),
+    step((0, 0), (0, 1), (1, 1), (1, 3), ".C"),
     # then its task ends
-    step((1, 0), (0, 0), (2, 10), (2, 1), terminated=(False, True)),
+    step((1, 0), (0, 0), (2, 10), (2, 1), ".T"),
     step((2, 2), (1, 0), (0, 0), (3, 3)),
 ]
 
@@ -104,8 +98,8 @@ def test_episodes_give_the_same_targets(lab, monkeypatch: pytest.MonkeyPatch) ->
     for index, one in enumerate([*STEPS, step((3, 3), (0, 1), (0, 0), (0, 0))]):
         agent.algorithm.observe(one)
         trained.append(agent.update(2 * index + 2) is not None)
-    # both episodes that ended are the second env's; they are complete with the action after their last step
-    assert trained == [False, False, True, False]
+    # both episodes that ended are the second env's; no action counts after their last step
+    assert trained == [False, True, False, False]
     q, ret = seen[0]
     np.testing.assert_allclose(q, [2, 1])
     np.testing.assert_allclose(ret, [5, 10])
@@ -133,7 +127,7 @@ def test_a_cut_is_followed_by_the_policy_with_its_exploration(lab, monkeypatch: 
         agent.algorithm.net.head.bias.zero_()
     seen = spy_loss(agent, monkeypatch)
     for index in range(60):
-        agent.algorithm.observe(step((0, 0), (0, 1), (1, 1), (3, 3), truncated=(True, True)))
+        agent.algorithm.observe(step((0, 0), (0, 1), (1, 1), (3, 3), "CC"))
         agent.update(2 * index + 2)
     for _, ret in seen:
         seen_values |= {round(value, 3) for value in ret.tolist()}
@@ -157,20 +151,6 @@ def test_the_gradient_is_of_the_value_alone(lab) -> None:
     assert metrics["td_error"] == pytest.approx(np.abs(error).mean())
     assert metrics["explore_var"] == 0.0
     assert set(metrics) == set(SARSA.metric_names)
-
-
-def test_a_waiting_step_is_a_copy(lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An env may write its next step into the same arrays."""
-    agent = build(lab)
-    seen = spy_loss(agent, monkeypatch)
-    for one in STEPS:
-        mine = one._replace(obs=one.obs.clone(), reward=one.reward.copy(), terminated=one.terminated.copy())
-        agent.algorithm.observe(mine)
-        mine.obs.fill_(9)
-        mine.reward.fill(9)
-        mine.terminated.fill(True)
-    agent.update(6)
-    np.testing.assert_allclose(seen[0][1], [2.5, 5, 4.5, 10])
 
 
 def test_a_waiting_step_is_saved(lab, monkeypatch: pytest.MonkeyPatch) -> None:

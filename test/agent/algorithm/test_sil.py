@@ -12,6 +12,7 @@ from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.sil import PPOSIL, SIL, calc_gain, calc_sil_losses
 from slm_lab.agent.memory.batch import Transition
 from slm_lab.lib.errors import DivergenceError
+from test.agent.conftest import build_step
 
 STILL: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 1e-12}}
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -66,18 +67,12 @@ def test_nothing_is_learned_where_values_exceed_returns() -> None:
 # --- returns
 
 
-def step(
-    number: int,
-    reward: tuple[float, float],
-    terminated: tuple[bool, bool] = (False, False),
-    truncated: tuple[bool, bool] = (False, False),
-) -> Transition:
+def step(number: int, reward: tuple[float, float], ends: str = "..") -> Transition:
     """Observations tell step and env apart."""
     obs = torch.tensor([[number, env, 0.0, 0.0] for env in (0.0, 1.0)])
     extra = {"value": torch.zeros(2), "log_prob": torch.zeros(2)}
     action = torch.tensor([number % 2, (number + 1) % 2])
-    ended = np.array(terminated), np.array(truncated)
-    return Transition(obs, action, np.array(reward), *ended, obs + 100, extra)
+    return build_step(obs, ends, action=action, reward=reward, next_obs=obs + 100, extra=extra)
 
 
 def hold_value(agent: Any, value: float) -> None:
@@ -103,9 +98,9 @@ def test_returns_along_episodes_by_hand(lab, name: str) -> None:
     hold_value(agent, 8.0)
     steps = [
         step(0, (1, 1)),
-        step(1, (2, 1), truncated=(False, True)),
-        step(2, (4, 3), terminated=(True, False)),
-        step(3, (7, 5), terminated=(False, True)),
+        step(1, (2, 1), ".C"),
+        step(2, (4, 3), "T."),
+        step(3, (7, 5), ".T"),
     ]
     for index, one in enumerate(steps):
         agent.algorithm.observe(one)
@@ -122,13 +117,13 @@ def test_returns_along_episodes_by_hand(lab, name: str) -> None:
 def test_both_flags_mean_the_task_ended(lab) -> None:
     agent, _ = build(lab)
     hold_value(agent, 8.0)
-    agent.algorithm.observe(step(0, (1, 2), terminated=(True, False), truncated=(True, True)))
+    agent.algorithm.observe(step(0, (1, 2), "BC"))
     np.testing.assert_allclose(kept(agent)["return"], [1, 2 + 4])
 
 
 def test_returns_are_not_discounted_again_when_drawn(lab) -> None:
     agent, _ = build(lab)
-    agent.algorithm.observe(step(0, (1, 2), terminated=(True, True)))
+    agent.algorithm.observe(step(0, (1, 2), "TT"))
     batch = agent.algorithm.auxiliary.memory.sample(0)
     assert set(batch.reward.tolist()) == {1, 2}
     assert not batch.discount.any()
@@ -153,7 +148,7 @@ def test_before_an_episode_has_ended_there_is_nothing_to_imitate(lab, name: str)
 def test_number_of_gradient_steps(lab, name: str) -> None:
     agent, _ = build(lab, name, training_iter=3, training_batch_iter=2)
     for number in range(2):
-        agent.algorithm.observe(step(number, (1, 1), terminated=(True, True)))
+        agent.algorithm.observe(step(number, (1, 1), "TT"))
     metrics = agent.update(4)
     # one on the fresh batch, then three batches twice each
     assert agent.algorithm.opt_step == 1 + 6
@@ -187,7 +182,7 @@ def test_good_actions_become_likelier_and_bad_ones_stay(lab) -> None:
     net = {"optim_spec": {"name": "SGD", "lr": 0.1}}
     agent, _ = build(lab, net=net)
     hold_value(agent, 0.0)
-    agent.algorithm.observe(step(0, (5, -5), terminated=(True, True)))
+    agent.algorithm.observe(step(0, (5, -5), "TT"))
     algorithm = agent.algorithm
     obs, action = step(0, (0, 0)).obs, step(0, (0, 0)).action
 
@@ -209,7 +204,7 @@ def test_a_past_of_losses_teaches_nothing(lab) -> None:
     net = {"optim_spec": {"name": "SGD", "lr": 1.0}}
     agent, _ = build(lab, net=net)
     hold_value(agent, 0.0)
-    agent.algorithm.observe(step(0, (-5, -5), terminated=(True, True)))
+    agent.algorithm.observe(step(0, (-5, -5), "TT"))
     before = copy.deepcopy(agent.algorithm.net.state_dict())
     metrics = agent.algorithm.auxiliary.update(2)
     assert metrics["sil_policy_loss"] == metrics["sil_val_loss"] == 0
@@ -221,7 +216,7 @@ def test_priorities_become_the_gains(lab) -> None:
     memory = {"name": "PrioritizedReplay", "batch_size": 16, "alpha": 1.0, "epsilon": 0.01}
     agent, _ = build(lab, sil_memory=memory)
     hold_value(agent, 1.0)
-    agent.algorithm.observe(step(0, (4, -4), terminated=(True, True)))
+    agent.algorithm.observe(step(0, (4, -4), "TT"))
     imitation = agent.algorithm.auxiliary
     imitation.update(2)
     # gain 3 of the first, none of the second; the error itself would be 5

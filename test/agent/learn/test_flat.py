@@ -3,7 +3,6 @@
 import copy
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -60,7 +59,7 @@ def test_backward_accumulates_into_the_flat_gradient() -> None:
     expected = torch.cat([parameter.grad.flatten() for parameter in twin.parameters()])
     assert float(expected.norm()) > 0.1
     np.testing.assert_allclose(flat.grad, expected, rtol=1e-6)
-    flat.zero_grad()
+    flat.grad.zero_()
     assert not flat.grad.any()
     # the next backward fills the same tensor again, which `grad = None` would have ended
     net(obs).square().sum().backward()
@@ -78,38 +77,3 @@ def test_shared_parameter_appears_once() -> None:
     assert flat.data.shape == (4 + 2 + 2,)
     flat.data.fill_(3.0)
     assert second.weight.tolist() == first.weight.tolist() == [[3, 3], [3, 3]]
-
-
-@pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e6])
-def test_clip_equals_torch(max_norm: float) -> None:
-    net, twin = build_net(), build_net()
-    flat = FlatParams(net.parameters())
-    obs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)) * 10
-    for model in (net, twin):
-        model(obs).square().sum().backward()
-        model[0].weight.grad.mul_(7)
-    expected_norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), max_norm)
-    norm = flat.clip_grad(max_norm)
-    # the norm before clipping, over all parameters together
-    assert float(norm) == pytest.approx(float(expected_norm), rel=1e-5)
-    expected = torch.cat([parameter.grad.flatten() for parameter in twin.parameters()])
-    np.testing.assert_allclose(flat.grad, expected, rtol=1e-5, atol=1e-9)
-    assert float(flat.grad.norm()) <= max_norm * (1 + 1e-5)
-
-
-def test_clip_by_hand() -> None:
-    flat = FlatParams([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))])
-    flat.grad.copy_(torch.tensor([3.0, 0.0, 4.0]))
-    # norm 5 over both parameters; clipping each by itself would give [1, 0, 1]
-    assert float(flat.clip_grad(1.0)) == 5.0
-    assert flat.grad.tolist() == pytest.approx([0.6, 0.0, 0.8], rel=1e-5)
-
-
-def test_no_clip_leaves_the_gradient() -> None:
-    flat = FlatParams([nn.Parameter(torch.zeros(2))])
-    flat.grad.copy_(torch.tensor([30.0, 40.0]))
-    assert float(flat.clip_grad(None)) == 50.0
-    assert flat.grad.tolist() == [30.0, 40.0]
-    # a gradient below the limit is not enlarged
-    assert float(flat.clip_grad(500.0)) == 50.0
-    assert flat.grad.tolist() == [30.0, 40.0]

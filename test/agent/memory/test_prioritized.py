@@ -3,7 +3,6 @@
 Observations of env `e` at row `t` are 10 t + e and their successor 10 t + e + 0.5.
 """
 
-import io
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.memory.prioritized import PrioritizedReplay, SumTree
 from slm_lab.agent.memory.replay import Setting
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.memory import PrioritizedReplaySpec
+from test.agent.conftest import number_step, through_file
 
 CPU = torch.device("cpu")
 GAMMA = 0.5
@@ -33,14 +32,13 @@ def build(num_envs: int, frame_stack: int = 1, **kwargs) -> PrioritizedReplay:
 
 def feed(memory: PrioritizedReplay, num_row: int) -> None:
     """Episodes that never end; frames count up from 0, so a stack says which row it is of."""
-    no = np.zeros(memory.num_envs, bool)
     for _ in range(num_row):
-        obs = 10.0 * memory.head + np.arange(memory.num_envs)
-        pair = [torch.tensor(obs + shift, dtype=torch.float32)[:, None] for shift in (0.0, 0.5)]
-        if memory.store.num_lost:
+        step = number_step(memory.head, "." * memory.num_envs)
+        if memory.frames is not None:
             stack = memory.head + torch.arange(STACK, dtype=torch.uint8).reshape(1, STACK, 1, 1)
-            pair = [(stack + shift).repeat(memory.num_envs, 1, 1, 1) for shift in (0, 1)]
-        memory.add(Transition(pair[0], torch.tensor(obs, dtype=torch.int64), obs, no, no, pair[1], {}))
+            stack = stack.repeat(memory.num_envs, 1, 1, 1)
+            step = step._replace(obs=stack, next_obs=stack + 1)
+        memory.add(step)
 
 
 def leaves(memory: PrioritizedReplay) -> list[float]:
@@ -50,7 +48,7 @@ def leaves(memory: PrioritizedReplay) -> list[float]:
 
 
 def set_priority(memory: PrioritizedReplay, priority: list[float]) -> None:
-    memory.update_priority(np.arange(len(priority)), torch.tensor(priority, dtype=torch.float64))
+    memory.update_priority(torch.arange(len(priority)), torch.tensor(priority, dtype=torch.float64))
 
 
 # --- the tree
@@ -195,7 +193,7 @@ def test_rows_keep_the_priority_of_when_they_came() -> None:
     memory = build(1, alpha=1.0)
     feed(memory, 2)
     # row 1 came before this error was known
-    memory.update_priority(np.array([0]), torch.tensor([9.0]))
+    memory.update_priority(torch.tensor([0]), torch.tensor([9.0]))
     assert leaves(memory) == pytest.approx([9, 1, 0, 0])
 
 
@@ -276,10 +274,7 @@ def test_continues_exactly(num_row: int, frame_stack: int) -> None:
         train(memory)
     # rows that are not yet in the tree
     feed(memory, 2)
-    buffer = io.BytesIO()
-    torch.save([memory.state_dict(), memory.rows(memory.held_first, memory.head)], buffer)
-    buffer.seek(0)
-    state, rows = torch.load(buffer, weights_only=True)
+    state, rows = through_file([memory.state_dict(), memory.rows(memory.held_first, memory.head)])
     assert len(state["leaf"]) == memory.size
     feed(other, 9)
     other.load_state_dict(state)

@@ -4,7 +4,6 @@ Vector observations of env `e` at row `t` are 10 t + e and their successor 10 t 
 so that a successor cannot be mistaken for one. Images are random bytes, held against a list of whole stacks.
 """
 
-import io
 import re
 from typing import Any
 
@@ -15,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slm_lab.agent.memory.batch import Transition
-from slm_lab.agent.memory.frames import FrameStore
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.memory import ReplaySpec
+from test.agent.conftest import build_step, number_step, through_file
 
 CPU = torch.device("cpu")
 GAMMA = 0.5
 STACK = 3
-# rows of letters, one per env: `.` goes on, `T` terminated, `C` cut by the clock, `B` both
+# how each row ends, one letter per env
 Letters = list[str]
 
 
@@ -34,23 +33,9 @@ def build(num_envs: int, obs_shape: tuple[int, ...] = (1,), frame_stack: int = 1
     return Replay(spec, Setting(num_envs, obs_shape, dtype, (), torch.int64, GAMMA, *rest))
 
 
-def build_step(t: int, letters: str) -> Transition:
-    obs = 10.0 * t + np.arange(len(letters))
-    signs = np.array(list(letters))
-    return Transition(
-        torch.tensor(obs, dtype=torch.float32)[:, None],
-        torch.tensor(obs, dtype=torch.int64),
-        obs,
-        np.isin(signs, ["T", "B"]),
-        np.isin(signs, ["C", "B"]),
-        torch.tensor(obs + 0.5, dtype=torch.float32)[:, None],
-        {"carry": torch.tensor(np.stack([obs, -obs], 1), dtype=torch.float32)},
-    )
-
-
 def feed(memory: Replay, rows: Letters) -> None:
     for letters in rows:
-        memory.add(build_step(memory.head, letters))
+        memory.add(number_step(memory.head, letters))
 
 
 @st.composite
@@ -83,19 +68,10 @@ class Film:
         # a new episode starts with any frames, neither zeros nor repeats; an env may also jump in mid-episode
         is_new = ended | (rng.random(self.num_envs) < self.skip / 2)
         self.obs = np.where(is_new[:, None, None, None], self._frames(self.num_envs, STACK), next_obs)
-        reward, action = rng.normal(size=self.num_envs), torch.zeros(self.num_envs, dtype=torch.int64)
-        step = Transition(
-            torch.tensor(obs), action, reward, ended & ~by_clock, ended & by_clock, torch.tensor(next_obs), {}
-        )
+        ends = "".join(np.where(ended, np.where(by_clock, "C", "T"), "."))
+        step = build_step(obs, ends, reward=rng.normal(size=self.num_envs), next_obs=next_obs)
         self.kept.append(step)
         return step
-
-
-def through_file(state: dict[str, Any]) -> Any:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 # --- one step
@@ -150,8 +126,8 @@ def test_dtypes_are_kept_and_stored_values_are_copies() -> None:
     for dtype, value in ((torch.float64, 1 / 3), (torch.uint8, 200), (torch.int64, 2**40)):
         memory = Replay(spec, Setting(1, (2, 3), dtype, (2,), torch.float32, 0.9, CPU, torch.Generator()))
         obs = torch.full((1, 2, 3), value, dtype=dtype)
-        action, no = torch.tensor([[0.1, 0.2]]), np.zeros(1, bool)
-        memory.add(Transition(obs, action, np.array([1.25]), no, no, obs, {}))
+        action = torch.tensor([[0.1, 0.2]])
+        memory.add(build_step(obs, ".", action=action))
         obs.zero_()
         action.zero_()
         batch = memory.sample(0)
@@ -269,8 +245,8 @@ def test_what_is_aside_goes_with_its_row() -> None:
     # each of 5 rows of 2 envs starts an episode: 2 older frames and the final one of the episode before
     assert rows["aside_key"][:, 2].tolist() == [3] * 10
     assert len(rows["aside_frame"]) == 30
-    assert isinstance(memory.store, FrameStore)
-    assert len(memory.store._aside) == 5
+    assert memory.frames is not None
+    assert len(memory.frames._aside) == 5
 
 
 # --- sequences

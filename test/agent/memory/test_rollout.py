@@ -1,51 +1,39 @@
-"""On-policy memories, filled with numbers that say where they come from.
+"""On-policy memories, filled with steps whose numbers say where they come from (`number_step`)."""
 
-In every test the observation of env `e` at step `t` is 10 t + e, and its successor 10 t + e + 0.5: never equal to the
-next row, so that a cut observation cannot be mistaken for one.
-"""
-
-import io
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.memory.batch import Rollout, Transition
+from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.memory.build import build_on_policy
-from slm_lab.agent.memory.rollout import OnPolicyBatchReplay, OnPolicyMemory, OnPolicyReplay
+from slm_lab.agent.memory.rollout import RolloutMemory, RolloutSetting
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.memory import MemorySpec
+from test.agent.conftest import build_step, number_step, through_file
 
 CPU = torch.device("cpu")
-Array = np.ndarray[Any, Any]
 
 
-class Feeder:
-    """Feeds steps; one letter per env: `.` goes on, `T` terminated, `C` cut by the clock, `B` both."""
+def build(name: str, num_envs: int, frequency: int, **keys: Any) -> RolloutMemory:
+    setting = RolloutSetting(num_envs, CPU, frequency, keys.pop("encode", lambda raw: raw), **keys)
+    return build_on_policy(MemorySpec(name=name), setting)
 
-    def __init__(self, num_envs: int) -> None:
-        self.t = 0
-        self.num_envs = num_envs
 
-    def feed(self, memory: OnPolicyMemory, *steps: str) -> bool:
-        """Returns whether training is due afterwards."""
-        for step in steps:
-            letters = np.array(list(step))
-            obs = 10.0 * self.t + np.arange(self.num_envs)
-            memory.add(
-                Transition(
-                    torch.tensor(obs, dtype=torch.float32)[:, None],
-                    torch.tensor(obs, dtype=torch.int64),
-                    obs,
-                    np.isin(letters, ["T", "B"]),
-                    np.isin(letters, ["C", "B"]),
-                    torch.tensor(obs + 0.5, dtype=torch.float32)[:, None],
-                    {"value": torch.tensor(-obs, dtype=torch.float32)},
-                )
-            )
-            self.t += 1
-        return memory.is_ready
+def build_batch(num_envs: int, frequency: int, **keys: Any) -> RolloutMemory:
+    return build("OnPolicyBatchReplay", num_envs, frequency, **keys)
+
+
+def build_episodes(num_envs: int, frequency: int) -> RolloutMemory:
+    return build("OnPolicyReplay", num_envs, frequency)
+
+
+def feed(memory: RolloutMemory, *steps: str, start: int = 0) -> bool:
+    """Returns whether training is due afterwards."""
+    for t, ends in enumerate(steps, start):
+        memory.add(number_step(t, ends))
+    return memory.is_ready
 
 
 def rows(rollout: Rollout) -> list[list[float]]:
@@ -54,48 +42,31 @@ def rows(rollout: Rollout) -> list[list[float]]:
     assert torch.equal(rollout.reward, obs)
     assert torch.equal(rollout.action, obs.long())
     assert torch.equal(rollout.extra["value"], -obs)
+    assert torch.equal(rollout.extra["carry"], torch.stack([obs, -obs], -1))
     return obs.tolist()
 
 
 def cuts(rollout: Rollout) -> dict[int, float]:
-    """Flat row index -> successor."""
+    """Flat row index -> successor, after checking that each is beside its own hidden state."""
     index = rollout.cut_index.tolist()
+    assert bool(index) == (rollout.cut_carry is not None)
     assert len(set(index)) == len(index)
     assert rollout.cut_obs.shape == (len(index), *rollout.obs.shape[2:])
+    if rollout.cut_carry is not None:
+        assert torch.equal(rollout.cut_carry, torch.cat([rollout.cut_obs, -rollout.cut_obs], 1))
     return dict(zip(index, rollout.cut_obs.flatten().tolist(), strict=True))
-
-
-def through_file(state: dict[str, Any]) -> Any:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 # --- a fixed number of steps
 
 
-def test_batch_keeps_the_order_of_steps_and_envs() -> None:
-    memory, feeder = OnPolicyBatchReplay(3, CPU, 2), Feeder(3)
-    assert not feeder.feed(memory, "...")
-    assert feeder.feed(memory, "...")
+def test_batch_is_cut_at_its_edge_and_at_truncations_but_not_at_terminations() -> None:
+    memory = build_batch(2, 4)
+    assert not feed(memory, "C.", ".T", "B.")
+    assert feed(memory, ".C", start=3)
     rollout = memory.sample()
     # (T, N): time first; flattening gives t*N + n
-    assert rows(rollout) == [[0, 1, 2], [10, 11, 12]]
-    assert rollout.obs.flatten(0, 1).flatten().tolist() == [0, 1, 2, 10, 11, 12]
-
-
-def test_batch_is_cut_at_its_edge() -> None:
-    memory, feeder = OnPolicyBatchReplay(2, CPU, 3), Feeder(2)
-    feeder.feed(memory, "..", "..", "..")
-    # rows 4 and 5 are (t=2, env 0) and (t=2, env 1)
-    assert cuts(memory.sample()) == {4: 20.5, 5: 21.5}
-
-
-def test_batch_is_cut_at_truncations_but_not_at_terminations() -> None:
-    memory, feeder = OnPolicyBatchReplay(2, CPU, 4), Feeder(2)
-    feeder.feed(memory, "C.", ".T", "B.", ".C")
-    rollout = memory.sample()
+    assert rows(rollout) == [[0, 1], [10, 11], [20, 21], [30, 31]]
     # (0, 0) truncated: row 0; (1, 1) terminated: none; (2, 0) both, so terminated: none;
     # (3, 0) is the edge: row 6; (3, 1) truncated in the last row: row 7, once
     assert cuts(rollout) == {0: 0.5, 6: 30.5, 7: 31.5}
@@ -105,36 +76,19 @@ def test_batch_is_cut_at_truncations_but_not_at_terminations() -> None:
 
 
 def test_batch_whose_last_row_terminated_has_no_cuts() -> None:
-    memory, feeder = OnPolicyBatchReplay(2, CPU, 2), Feeder(2)
-    feeder.feed(memory, "..", "TB")
+    memory = build_batch(2, 2)
+    feed(memory, "..", "TB")
     rollout = memory.sample()
     assert cuts(rollout) == {}
     assert rollout.cut_obs.shape == (0, 1)
 
 
-def test_batches_follow_one_another() -> None:
-    memory, feeder = OnPolicyBatchReplay(2, CPU, 2), Feeder(2)
-    for batch in range(5):
-        is_cut = batch % 2 == 0
-        assert feeder.feed(memory, "C." if is_cut else "..", "..")
-        rollout = memory.sample()
-        start = 20 * batch
-        assert rows(rollout) == [[start, start + 1], [start + 10, start + 11]]
-        # cuts of an earlier batch must not come back
-        edge = {2: start + 10.5, 3: start + 11.5}
-        assert cuts(rollout) == ({0: start + 0.5} | edge if is_cut else edge)
-        assert not memory.is_ready
-
-
 def test_fields_keep_their_dtype_and_shape() -> None:
     """Trap 10: the reference stored float16."""
-    memory = OnPolicyBatchReplay(2, CPU, 1)
-    image = torch.full((2, 1, 3, 3), 200, dtype=torch.uint8)
-    no = np.zeros(2, bool)
-    action = torch.tensor([[1, 2], [3, 4]])
-    memory.add(
-        Transition(image, action, np.array([1.25, -3e5]), no, no, image + 1, {"log_prob": torch.tensor([0.1, 0.2])})
-    )
+    memory = build_batch(2, 1)
+    image, action = torch.full((2, 1, 3, 3), 200, dtype=torch.uint8), torch.tensor([[1, 2], [3, 4]])
+    extra = {"log_prob": torch.tensor([0.1, 0.2])}
+    memory.add(build_step(image, "..", action=action, reward=[1.25, -3e5], next_obs=image + 1, extra=extra))
     rollout = memory.sample()
     assert rollout.obs.shape == (1, 2, 1, 3, 3)
     assert rollout.obs.dtype == rollout.cut_obs.dtype == torch.uint8
@@ -147,54 +101,40 @@ def test_fields_keep_their_dtype_and_shape() -> None:
     assert list(rollout.extra) == ["log_prob"]
 
 
-def test_what_is_stored_does_not_change_with_the_caller() -> None:
-    """Cut observations are kept beyond the step; a view of the env's array would be overwritten."""
-    memory = OnPolicyBatchReplay(1, CPU, 2)
-    obs, next_obs = torch.zeros(1, 1), torch.full((1, 1), 5.0)
-    no, yes = np.zeros(1, bool), np.ones(1, bool)
-    memory.add(Transition(obs, torch.zeros(1), np.zeros(1), no, yes, next_obs, {}))
-    obs.fill_(99)
-    next_obs.fill_(99)
-    memory.add(Transition(torch.ones(1, 1), torch.zeros(1), np.zeros(1), yes, no, torch.ones(1, 1), {}))
-    rollout = memory.sample()
-    assert rollout.obs.flatten().tolist() == [0, 1]
-    assert cuts(rollout) == {0: 5.0}
+def test_only_successors_that_are_cut_are_encoded() -> None:
+    encoded: list[float] = []
+
+    def encode(raw: torch.Tensor) -> torch.Tensor:
+        encoded.extend(raw.flatten().tolist())
+        return raw + 1000
+
+    memory = build_batch(2, 3, encode=encode)
+    feed(memory, "..", ".C", "T.")
+    assert memory.sample().cut_obs.flatten().tolist() == [1011.5, 1021.5]
+    # the last row of all envs as one batch
+    assert encoded == [11.5, 20.5, 21.5]
 
 
-@pytest.mark.parametrize("filled", [0, 1, 2, 3])
-def test_batch_continues_from_a_half_filled_state(filled: int) -> None:
-    steps = ["C.", ".T", "C.", "..", ".C", "..", "T.", ".."]
-    memory, feeder = OnPolicyBatchReplay(2, CPU, 4), Feeder(2)
-    feeder.feed(memory, *steps[:4])
-    memory.sample()
-    feeder.feed(memory, *steps[4 : 4 + filled])
-    state = through_file(memory.state_dict())
-
-    fresh, fresh_feeder = OnPolicyBatchReplay(2, CPU, 4), Feeder(2)
-    fresh.load_state_dict(state)
-    fresh_feeder.t = feeder.t
-    for one, feed in ((memory, feeder), (fresh, fresh_feeder)):
-        assert not one.is_ready
-        feed.feed(one, *steps[4 + filled :])
-    expected, rollout = memory.sample(), fresh.sample()
-    assert rows(rollout) == rows(expected) == [[40, 41], [50, 51], [60, 61], [70, 71]]
-    assert cuts(rollout) == cuts(expected) == {1: 41.5, 6: 70.5, 7: 71.5}
+def test_a_batch_waits_for_the_action_after_it() -> None:
+    memory = build_batch(2, 2, waits=True)
+    assert not feed(memory, "..", ".C")
+    for end in (2, 4):
+        assert feed(memory, "..", start=end)
+        rollout = memory.sample()
+        # no row is lost or comes twice
+        assert rows(rollout) == [[10 * t, 10 * t + 1] for t in (end - 2, end - 1)]
+        assert rollout.next_action is not None
+        assert rollout.next_action.tolist() == [10 * end, 10 * end + 1]
+        # what follows is what the policy saw then, but for the episode that was cut
+        successor = rollout.cut_obs.flatten()[rollout.cut_index.argsort()].tolist()
+        assert successor == [10 * end, 11.5 if end == 2 else 10 * end + 1]
+        memory = reload(memory, build_batch(2, 2, waits=True))
+        assert not feed(memory, "..", start=end + 1)
 
 
-def test_a_saved_state_does_not_move_with_the_memory() -> None:
-    memory, feeder = OnPolicyBatchReplay(1, CPU, 2), Feeder(1)
-    feeder.feed(memory, "C")
-    state = memory.state_dict()
-    feeder.feed(memory, ".")
-    memory.sample()
-    feeder.feed(memory, ".", ".")
-    fresh = OnPolicyBatchReplay(1, CPU, 2)
-    fresh.load_state_dict(state)
-    feeder.t = 1
-    feeder.feed(fresh, "T")
-    rollout = fresh.sample()
-    assert rows(rollout) == [[0], [10]]
-    assert cuts(rollout) == {0: 0.5}
+def reload(memory: RolloutMemory, fresh: RolloutMemory) -> RolloutMemory:
+    fresh.load_state_dict(through_file(memory.state_dict()))
+    return fresh
 
 
 # --- whole episodes
@@ -202,9 +142,9 @@ def test_a_saved_state_does_not_move_with_the_memory() -> None:
 
 def test_episodes_come_whole_and_partial_ones_stay() -> None:
     """W5: with several envs the reference never trained."""
-    memory, feeder = OnPolicyReplay(2, CPU, 2), Feeder(2)
-    assert not feeder.feed(memory, "..", "T.", "..")
-    assert feeder.feed(memory, "C.")
+    memory = build_episodes(2, 2)
+    assert not feed(memory, "..", "T.", "..")
+    assert feed(memory, "C.", start=3)
     rollout = memory.sample()
     # both episodes are env 0's: steps 0-1 and 2-3; env 1 has not ended
     assert rows(rollout) == [[0], [10], [20], [30]]
@@ -212,8 +152,8 @@ def test_episodes_come_whole_and_partial_ones_stay() -> None:
     assert rollout.done.flatten().int().tolist() == [0, 1, 0, 1]
     assert cuts(rollout) == {3: 30.5}
 
-    assert not feeder.feed(memory, ".T")
-    assert feeder.feed(memory, "C.")
+    assert not feed(memory, ".T", start=4)
+    assert feed(memory, "C.", start=5)
     rollout = memory.sample()
     # env 1's episode began at step 0, before the first batch; env 0's at step 4
     assert rows(rollout) == [[1], [11], [21], [31], [41], [40], [50]]
@@ -222,8 +162,8 @@ def test_episodes_come_whole_and_partial_ones_stay() -> None:
 
 
 def test_episodes_that_end_together_all_come() -> None:
-    memory, feeder = OnPolicyReplay(3, CPU, 2), Feeder(3)
-    feeder.feed(memory, "...", "TCB")
+    memory = build_episodes(3, 2)
+    feed(memory, "...", "TCB")
     rollout = memory.sample()
     # three although two were asked for: none is left over for a later, older policy
     assert rows(rollout) == [[0], [10], [1], [11], [2], [12]]
@@ -231,104 +171,95 @@ def test_episodes_that_end_together_all_come() -> None:
     assert rollout.obs.shape == (6, 1, 1)
 
 
-def test_single_env() -> None:
-    memory, feeder = OnPolicyReplay(1, CPU, 1), Feeder(1)
-    for first in range(0, 30, 3):
-        feeder.feed(memory, ".", ".", "T")
-        assert rows(memory.sample()) == [[10 * first], [10 * first + 10], [10 * first + 20]]
-        # nothing is kept of what has been used
-        assert memory.buffer.size == 0
+# --- many batches in a row, against the obvious way
+
+
+class BatchOracle:
+    """A list of steps, handed over when it is long enough."""
+
+    def __init__(self, num_envs: int, frequency: int) -> None:
+        self.frequency = frequency
+        self.steps: list[tuple[int, str]] = []
+
+    @property
+    def is_ready(self) -> bool:
+        return len(self.steps) >= self.frequency
+
+    @property
+    def num_open(self) -> int:
+        return len(self.steps)
+
+    def add(self, t: int, ends: str) -> None:
+        self.steps.append((t, ends))
+
+    def sample(self) -> tuple[list[list[float]], dict[int, float]]:
+        obs = [[10.0 * t + env for env in range(len(ends))] for t, ends in self.steps]
+        cut = {}
+        for row, (_, ends) in enumerate(self.steps):
+            for env, end in enumerate(ends):
+                if end == "C" or (end == "." and row == self.frequency - 1):
+                    cut[row * len(ends) + env] = obs[row][env] + 0.5
+        self.steps = []
+        return obs, cut
 
 
 class EpisodeOracle:
-    """The obvious way: a list of steps for each env, moved to the finished ones when it ends."""
+    """A list of steps for each env, moved to the finished ones when it ends."""
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, frequency: int) -> None:
+        self.frequency = frequency
         self.open: list[list[float]] = [[] for _ in range(num_envs)]
         self.closed: list[tuple[list[float], str]] = []
 
-    def add(self, t: int, step: str) -> None:
-        for env, letter in enumerate(step):
+    @property
+    def is_ready(self) -> bool:
+        return len(self.closed) >= self.frequency
+
+    @property
+    def num_open(self) -> int:
+        return max(map(len, self.open))
+
+    def add(self, t: int, ends: str) -> None:
+        for env, end in enumerate(ends):
             self.open[env].append(10.0 * t + env)
-            if letter != ".":
-                self.closed.append((self.open[env], letter))
+            if end != ".":
+                self.closed.append((self.open[env], end))
                 self.open[env] = []
 
     def sample(self) -> tuple[list[list[float]], dict[int, float]]:
         obs: list[list[float]] = []
         cut: dict[int, float] = {}
-        for episode, letter in self.closed:
+        for episode, end in self.closed:
             obs += [[value] for value in episode]
-            if letter == "C":
+            if end == "C":
                 cut[len(obs) - 1] = episode[-1] + 0.5
         self.closed = []
         return obs, cut
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_many_updates_in_a_row(seed: int) -> None:
-    """Also through a file every so often, always with episodes under way."""
-    rng = np.random.default_rng(seed)
-    num_envs, frequency = 3, 4
-    memory, feeder, oracle = OnPolicyReplay(num_envs, CPU, frequency), Feeder(num_envs), EpisodeOracle(num_envs)
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize(("name", "kind"), [("OnPolicyBatchReplay", BatchOracle), ("OnPolicyReplay", EpisodeOracle)])
+def test_many_updates_in_a_row(name: str, kind: type[BatchOracle | EpisodeOracle], num_envs: int) -> None:
+    """Also through a file every so often: empty, half filled, with episodes under way."""
+    rng = np.random.default_rng(0)
+    memory, oracle = build(name, num_envs, 4), kind(num_envs, 4)
     num_sample = 0
     for t in range(300):
-        step = "".join(rng.choice(list("." * 14 + "TTCB"), num_envs))
-        feeder.feed(memory, step)
-        oracle.add(t, step)
-        assert memory.is_ready == (len(oracle.closed) >= frequency)
-        if t % 13 == 0:
-            state = through_file(memory.state_dict())
-            memory = OnPolicyReplay(num_envs, CPU, frequency)
-            memory.load_state_dict(state)
+        if t % 7 == 0:
+            memory = reload(memory, build(name, num_envs, 4))
+        ends = "".join(rng.choice(list("." * 14 + "TTCB"), num_envs))
+        feed(memory, ends, start=t)
+        oracle.add(t, ends)
+        assert memory.is_ready == oracle.is_ready
         if memory.is_ready:
             rollout = memory.sample()
-            obs, cut = oracle.sample()
-            assert rows(rollout) == obs
-            assert cuts(rollout) == cut
+            assert (rows(rollout), cuts(rollout)) == oracle.sample()
+            # nothing is kept of what has been used
+            assert len(memory.rows) == oracle.num_open
             num_sample += 1
-    assert num_sample > 20
+    assert num_sample > 10
 
 
-def test_buffer_grows_under_a_long_episode() -> None:
-    """Env 0 plays on for 1500 steps, more than the first capacity, while env 1 ends every ten."""
-    memory, feeder = OnPolicyReplay(2, CPU, 50), Feeder(2)
-    num_sample = 0
-    for t in range(1500):
-        feeder.feed(memory, ".T" if t % 10 == 9 else "..")
-        if memory.is_ready:
-            rollout = memory.sample()
-            first = 500 * num_sample
-            assert rows(rollout) == [[10.0 * row + 1] for row in range(first, first + 500)]
-            num_sample += 1
-    assert num_sample == 3
-    state = through_file(memory.state_dict())
-    memory = OnPolicyReplay(2, CPU, 1)
-    memory.load_state_dict(state)
-    feeder.feed(memory, "C.")
-    rollout = memory.sample()
-    assert rows(rollout) == [[10.0 * row] for row in range(1501)]
-    assert cuts(rollout) == {1500: 15000.5}
-    # env 1's one open step is all that is left
-    assert memory.buffer.size == 1
-
-
-def test_empty_memories_continue() -> None:
-    for kind in (OnPolicyReplay, OnPolicyBatchReplay):
-        fresh = kind(1, CPU, 1)
-        fresh.load_state_dict(through_file(kind(1, CPU, 1).state_dict()))
-        feeder = Feeder(1)
-        feeder.feed(fresh, "T")
-        assert rows(fresh.sample()) == [[0]]
-
-
-# --- choosing
-
-
-def test_build_by_name() -> None:
-    assert isinstance(build_on_policy(MemorySpec(name="OnPolicyReplay"), 2, CPU, 3), OnPolicyReplay)
-    memory = build_on_policy(MemorySpec(name="OnPolicyBatchReplay"), 2, CPU, 3)
-    assert isinstance(memory, OnPolicyBatchReplay)
-    assert memory.frequency == 3
+def test_a_memory_that_is_not_on_policy_is_refused() -> None:
     with pytest.raises(SpecError, match="Replay is not on-policy"):
-        build_on_policy(MemorySpec(name="Replay"), 2, CPU, 3)
+        build("Replay", 2, 3)

@@ -117,16 +117,16 @@ def test_null_init_fn_keeps_torch_own() -> None:
 def test_head_gains_are_applied(shared: bool, init_fn: str | None) -> None:
     """W13: the reference stripped the prefix and then never found the key."""
     net = build(mlp(shared=shared, init_fn=init_fn, actor_init_std=0.01, critic_init_std=2.0))
-    np.testing.assert_allclose(gains(net.actor.head.weight), 0.01, rtol=1e-4)
-    np.testing.assert_allclose(gains(net.critic.head.weight), 2.0, rtol=1e-4)
-    assert not net.actor.head.bias.any()
-    assert not net.critic.head.bias.any()
+    np.testing.assert_allclose(gains(net.actor.linear.weight), 0.01, rtol=1e-4)
+    np.testing.assert_allclose(gains(net.critic.linear.weight), 2.0, rtol=1e-4)
+    assert not net.actor.linear.bias.any()
+    assert not net.critic.linear.bias.any()
 
 
 def test_head_gain_for_both_without_prefix() -> None:
     net = build(mlp(init_std=0.3))
-    np.testing.assert_allclose(gains(net.actor.head.weight), 0.3, rtol=1e-4)
-    np.testing.assert_allclose(gains(net.critic.head.weight), 0.3, rtol=1e-4)
+    np.testing.assert_allclose(gains(net.actor.linear.weight), 0.3, rtol=1e-4)
+    np.testing.assert_allclose(gains(net.critic.linear.weight), 0.3, rtol=1e-4)
 
 
 def test_head_gain_leaves_the_body_alone() -> None:

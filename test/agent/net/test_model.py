@@ -24,8 +24,8 @@ def build(spec: MLPNetSpec | ConvNetSpec, obs_shape: tuple[int, ...] = (4,), par
 def test_mlp_by_hand() -> None:
     net = MLPNet(mlp(hid_layers=[2], hid_layers_activation="relu"), (2,))
     with torch.no_grad():
-        net.layers[0].weight.copy_(torch.tensor([[1.0, 2.0], [-1.0, 0.0]]))
-        net.layers[0].bias.copy_(torch.tensor([0.5, 0.0]))
+        net[0].weight.copy_(torch.tensor([[1.0, 2.0], [-1.0, 0.0]]))
+        net[0].bias.copy_(torch.tensor([0.5, 0.0]))
     # relu(1*3 + 2*4 + .5) = 11.5, relu(-3) = 0
     assert net(torch.tensor([[3.0, 4.0]])).tolist() == [[11.5, 0.0]]
     assert net.out_size == 2
@@ -35,7 +35,7 @@ def test_mlp_layers_in_order() -> None:
     net = MLPNet(mlp(hid_layers=[8, 6], hid_layers_activation="tanh", batch_norm=True, layer_norm=True), (4,))
     kinds = [nn.Linear, nn.BatchNorm1d, nn.LayerNorm, nn.Tanh]
     # norms before the activation, and no activation lost after the last hidden layer
-    assert [type(layer) for layer in net.layers] == kinds * 2
+    assert [type(layer) for layer in net] == kinds * 2
     assert net.out_size == 6
 
 
@@ -52,9 +52,9 @@ def test_mlp_flattens() -> None:
 
 
 def test_mlp_reads_uint8() -> None:
-    """The agent stores uint8 observations as uint8 (Atari RAM, small pictures)."""
-    net = MLPNet(mlp(), (4,))
-    obs = torch.tensor([[0, 1, 2, 255]], dtype=torch.uint8)
+    """The agent stores images as uint8."""
+    net = MLPNet(mlp(), (2, 2))
+    obs = torch.tensor([[[0, 1], [2, 255]]], dtype=torch.uint8)
     np.testing.assert_allclose(net(obs).detach(), net(obs.float()).detach())
 
 
@@ -89,18 +89,18 @@ def test_shared_body_is_one_and_gets_both_gradients() -> None:
     for which in (0, 1):
         net.zero_grad()
         net(obs)[which].sum().backward()
-        grads.append(net.actor.body.layers[0].weight.grad.clone())
+        grads.append(net.actor.body[0].weight.grad.clone())
     assert all(float(grad.norm()) > 0 for grad in grads)
     net.zero_grad()
     param, value = net(obs)
     (param.sum() + value.sum()).backward()
-    np.testing.assert_allclose(net.actor.body.layers[0].weight.grad, grads[0] + grads[1], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(net.actor.body[0].weight.grad, grads[0] + grads[1], rtol=1e-4, atol=1e-6)
 
 
 def test_roles_have_their_own_keys() -> None:
     net = build(mlp(actor_hid_layers=[5], critic_hid_layers=[7, 9], critic_hid_layers_activation="tanh"))
-    assert [layer.out_features for layer in net.actor.body.layers if isinstance(layer, nn.Linear)] == [5]
-    assert [layer.out_features for layer in net.critic.body.layers if isinstance(layer, nn.Linear)] == [7, 9]
+    assert [layer.out_features for layer in net.actor.body.children() if isinstance(layer, nn.Linear)] == [5]
+    assert [layer.out_features for layer in net.critic.body.children() if isinstance(layer, nn.Linear)] == [7, 9]
     assert any(isinstance(layer, nn.Tanh) for layer in net.critic.modules())
     assert not any(isinstance(layer, nn.Tanh) for layer in net.actor.modules())
 

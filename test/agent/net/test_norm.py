@@ -202,7 +202,7 @@ def test_flat_parameters_and_saved_states() -> None:
             for parameter, grad in zip(plain.parameters(), grads, strict=True):
                 parameter.sub_(grad, alpha=0.01)
             params.data -= 0.01 * params.grad
-        params.zero_grad()
+        params.grad.zero_()
         plain.zero_grad()
     # the state is all there is: a copy goes on to the bit
     copy = build()

@@ -10,15 +10,14 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from slm_lab.agent.learn.flat import FlatParams
-from slm_lab.agent.learn.target import Target
+from slm_lab.agent.learn.learner import Target
 from slm_lab.agent.net.build import build_body
 from slm_lab.agent.net.conv import ConvNet
 from slm_lab.agent.net.dict_net import DictNet
 from slm_lab.agent.net.mlp import MLPNet
-from slm_lab.agent.net.model import ActorCriticNet, OutputNet, PolicyNet
+from slm_lab.agent.net.model import ActionValueNet, ActorCriticNet, OutputNet, PolicyNet, QNet, TwinQNet
 from slm_lab.agent.net.parts import Select, SelectingNet, SelectingRecurrentNet, build_view
 from slm_lab.agent.net.recurrent import RecurrentNet
-from slm_lab.agent.net.value import ActionValueNet, QNet, TwinQNet
 from slm_lab.env.layout import calc_parts
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.net import ConvNetSpec, DictNetSpec, MLPNetSpec, RecurrentNetSpec, TorchArcNetSpec
@@ -186,8 +185,8 @@ def test_initial_weights_have_the_gain_of_their_own_activation() -> None:
     spec = DictNetSpec(encoders={"state": encoder}, hid_layers=[4], init_fn="orthogonal_", hid_layers_activation="relu")
     net = OutputNet(spec, (SIZE,), 1, parts=PARTS)
     assert isinstance(net.body, DictNet)
-    layer = net.body.encoders[1].body.layers[0]
-    weight, trunk = layer.weight.detach(), net.body.trunk.layers[0]
+    layer = net.body.encoders[1].body[0]
+    weight, trunk = layer.weight.detach(), net.body.trunk[0]
     assert isinstance(trunk, nn.Linear)
     np.testing.assert_allclose(weight @ weight.T, np.eye(3) * (5 / 3) ** 2, atol=1e-5)
     np.testing.assert_allclose((trunk.weight @ trunk.weight.T).detach(), np.eye(4) * 2, atol=1e-5)
@@ -248,9 +247,8 @@ def test_critics_join_the_action_with_the_features() -> None:
     parts = calc_parts(spaces.Dict({"action": spaces.Box(-1, 1, (2,)), "image": IMAGE}))
     spec = DictNetSpec(encoders={"image": CONV, "action": {"type": "MLPNet", "hid_layers": [3]}}, hid_layers=[7])
     net = ActionValueNet(spec, (18,), 2, parts)
-    assert isinstance(net.net, OutputNet)
-    assert isinstance(net.net.body, DictNet)
-    assert net.net.body.trunk.layers[0].in_features == 3 + 5 + 2
+    assert isinstance(net.body, DictNet)
+    assert net.body.trunk[0].in_features == 3 + 5 + 2
     action = torch.rand(4, 2, requires_grad=True)
     value = net(torch.rand(4, 18), action)
     assert value.shape == (4,)

@@ -3,16 +3,15 @@
 import itertools
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.experiment.checkpoint import replay_files
 from slm_lab.experiment.checkpoint.replay_files import ReplayFiles
 from slm_lab.lib.errors import CheckpointError
 from slm_lab.spec.memory import ReplaySpec
+from test.agent.conftest import build_step
 
 CPU = torch.device("cpu")
 NUM_ENVS = 2
@@ -29,9 +28,7 @@ def add(replay: Replay, count: int) -> None:
     """Rows whose observation and reward are the number of the row."""
     for row in range(replay.head, replay.head + count):
         obs = torch.full((NUM_ENVS, 1), float(row))
-        never = np.zeros(NUM_ENVS, bool)
-        action = torch.full((NUM_ENVS,), row)
-        replay.add(Transition(obs, action, np.full(NUM_ENVS, row), never, never, obs + 1, {}))
+        replay.add(build_step(obs, "." * NUM_ENVS, action=[row] * NUM_ENVS, reward=[row] * NUM_ENVS, next_obs=obs + 1))
 
 
 @pytest.fixture

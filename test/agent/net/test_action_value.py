@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from slm_lab.agent.net.value import ActionValueNet, QNet, TwinQNet
+from slm_lab.agent.net.model import ActionValueNet, QNet, TwinQNet
 from slm_lab.spec.net import ConvNetSpec, DuelingConvNetSpec, DuelingMLPNetSpec, MLPNetSpec
 
 CONV: dict[str, Any] = {"conv_hid_layers": [[4, 4, 4]], "fc_hid_layers": [8], "normalize": True}
@@ -57,10 +56,9 @@ def test_dueling_images_and_plain_nets() -> None:
 
 def test_vectors_join_the_action_before_the_first_layer() -> None:
     net = ActionValueNet(MLPNetSpec(hid_layers=()), (2,), 1)
-    assert isinstance(net.net, nn.Module)
     with torch.no_grad():
-        net.net.head.weight.copy_(torch.tensor([[1.0, 10.0, 100.0]]))
-        net.net.head.bias.fill_(0.5)
+        net.head.weight.copy_(torch.tensor([[1.0, 10.0, 100.0]]))
+        net.head.bias.fill_(0.5)
     value = net(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.1], [0.2]]))
     # 1 + 20 + 10 + .5, 3 + 40 + 20 + .5
     np.testing.assert_allclose(value.detach(), [31.5, 63.5], rtol=1e-6)
@@ -71,7 +69,7 @@ def test_images_join_the_action_after_their_body() -> None:
     obs, action = images(3), torch.rand(3, 2, requires_grad=True)
     value = net(obs, action)
     assert value.shape == (3,)
-    expected = net.net(torch.cat([net.body(obs), action], -1)).squeeze(-1)
+    expected = net.head(torch.cat([net.body(obs), action], -1)).squeeze(-1)
     np.testing.assert_allclose(value.detach(), expected.detach(), rtol=1e-6)
     value.sum().backward()
     # what the policy learns from
