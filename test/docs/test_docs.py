@@ -283,6 +283,8 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
     assert {name for name, _ in named} == {
         "my_specs.yaml",
         "my_algorithm.py",
+        "my_td3.py",
+        "my_qr_dqn.py",
         "my_net.py",
         "my_env.py",
         "my_dict_env.py",
@@ -298,7 +300,7 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
         (tmp_path / f"{index}.py").write_text(short.replace("max_session=2", "max_session=1"))
     small = ["-s", "env.max_frame=800", "-s", "meta.log_frequency=200", "--device", "cpu", "--log-level", "WARNING"]
     commands = [[*words, *small] for words in command_lines(page)]
-    assert len(commands) == 4
+    assert len(commands) == 6
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(commands), *(f"{index}.py" for index in range(len(scripts)))],
         cwd=tmp_path,
@@ -308,11 +310,11 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Score ") == 4
+    assert done.stdout.count("Score ") == 6
     # the command to replay it has what the run needed
     assert re.search(r"^Replay .*/my_algorithm_cartpole_\S+ --import my_algorithm$", done.stdout, re.M)
     tables = sorted((tmp_path / "data").glob("*/info/*_session_df_train.csv"))
-    assert len(tables) == 4 + len(scripts)
+    assert len(tables) == 6 + len(scripts)
     # the columns of the algorithm of one's own are in its table, and it has trained
     header, *rows = next(table for table in tables if "my_algorithm" in table.name).read_text().splitlines()
     assert "elite_return" in header.split(",")
