@@ -3,8 +3,6 @@
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -143,8 +141,8 @@ def intake(
             states, results = _states(rows, data_dir, docs), load_results(docs)
             has_new = any(state.standing is Standing.READY for state in states)
             has_unshared = any(row.key in results and results[row.key].url is None for row in rows)
-            with _open_share() if upload and (has_new or has_unshared) else nullcontext() as share:
-                done = take_in(states, docs, data_dir, share, _active(data_dir, docs))
+            share = _open_share() if upload and (has_new or has_unshared) else None
+            done = take_in(states, docs, data_dir, share, _active(data_dir, docs))
         is_committed = commit and commit_rows(docs)
     out = sys.stdout
     for name, reasons in done.refused.items():
@@ -184,23 +182,22 @@ def status(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DO
         out.write("Next     slm-lab bench plan\n")
 
 
-@contextmanager
-def _open_share() -> Iterator[Share]:
+def _open_share() -> Share:
     """What uploads a run; a folder on a disk has no address that a page could link to."""
     settings = read_settings()
-    with open_store(settings) as store:
-        store.check_write()
-        if not store.is_public():
-            logger.warning(
-                f"{store.root_url} is private, so that others cannot open the links of the page; once they may, "
-                "slm-lab graduate copies the runs to a public repo"
-            )
+    store = open_store(settings)
+    store.check_write()
+    if not store.is_public():
+        logger.warning(
+            f"{store.root_url} is private, so that others cannot open the links of the page; once they may, "
+            "slm-lab graduate copies the runs to a public repo"
+        )
 
-        def share(path: Path) -> str | None:
-            url = push_run(path, store)
-            return None if settings.is_folder else url
+    def share(path: Path) -> str | None:
+        url = push_run(path, store)
+        return None if settings.is_folder else url
 
-        yield share
+    return share
 
 
 def _run_remote(
@@ -208,11 +205,11 @@ def _run_remote(
 ) -> None:
     def fetch(name: str) -> None:
         try:
-            with open_store(read_settings()) as store:
-                # of this spec and no other whose name begins alike; the newest
-                names = find_names(store, f"{name}_[0-9][0-9][0-9][0-9]_*")
-                if names:
-                    pull_runs(max(names, key=find_start), store, data_dir)
+            store = open_store(read_settings())
+            # of this spec and no other whose name begins alike; the newest
+            names = find_names(store, f"{name}_[0-9][0-9][0-9][0-9]_*")
+            if names:
+                pull_runs(max(names, key=find_start), store, data_dir)
         except LabError as error:
             # it is safe where it is, and the other rows go on
             logger.warning(f"{name} could not be fetched: {error}; later: slm-lab pull {name}")

@@ -34,7 +34,8 @@ def graduate(
     """Entry of the command."""
     setup_console(log_level)
     out = sys.stdout
-    with user_errors(), open_store(read_settings(source)) as origin, open_store(read_settings(to)) as target:
+    with user_errors():
+        origin, target = open_store(read_settings(source)), open_store(read_settings(to))
         found = plan(pattern, origin, target)
         for name, reason in found.left_out.items():
             out.write(f"Left out {name}: {reason}\n")

@@ -88,22 +88,16 @@ def _try_hub(pattern: str, data_dir: Path) -> bool:
 
 def _list_hub(pattern: str, data_dir: Path, title: str = "", is_quick: bool = False) -> None:
     # loaded only here: the hub's client takes a moment
-    opening, pull, table, patience = (
-        import_module(name)
-        for name in (
-            "slm_lab.share.opening",
-            "slm_lab.share.pull",
-            "slm_lab.cli.hub_table",
-            "slm_lab.share.patience",
-        )
+    opening, pull, table = (
+        import_module(name) for name in ("slm_lab.share.opening", "slm_lab.share.pull", "slm_lab.cli.hub_table")
     )
     # without being asked for, it may not keep anyone waiting
-    tries = patience.Patience(attempts=1, timeout=QUICK_SECONDS) if is_quick else None
-    with opening.open_store(read_settings(), tries) as store:
-        runs = pull.list_runs(store, pattern)
-        if runs:
-            sys.stdout.write(title)
-        table.show_runs(runs, store, pattern, data_dir)
+    limits = {"attempts": 1, "timeout": QUICK_SECONDS} if is_quick else {}
+    store = opening.open_store(read_settings(), **limits)
+    runs = pull.list_runs(store, pattern)
+    if runs:
+        sys.stdout.write(title)
+    table.show_runs(runs, store, pattern, data_dir)
 
 
 def _row(run: Run) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ NUM_SHOWN = 5
 
 @app.command(
     help="Fetch runs from HF_REPO into the data folder, verified by their hashes.\n\n"
-    "Public repos need no token. Nothing that is here is overwritten; a pull that was cut is given again and goes on."
+    "Public repos need no token. Nothing that is here is overwritten; run a pull that was cut again to resume it."
 )
 def pull(
     pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A run's name, a part of it, or a glob.")],
@@ -37,11 +37,11 @@ def pull(
     setup_console(log_level)
     with user_errors():
         limit = _read_limit(max_size)
-        with open_store(read_settings(source)) as store:
-            if list_:
-                show_runs(list_runs(store, pattern), store, pattern, data_dir)
-                return
-            pulled, problems = pull_runs(pattern, store, data_dir, limit)
+        store = open_store(read_settings(source))
+        if list_:
+            show_runs(list_runs(store, pattern), store, pattern, data_dir)
+            return
+        pulled, problems = pull_runs(pattern, store, data_dir, limit)
     for run in pulled:
         _tell(run)
     for name, problem in problems.items():

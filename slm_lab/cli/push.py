@@ -19,8 +19,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(
     help="Send a run to HF_REPO: spec, tables, graphs, models, videos, report and a card.\n\n"
     "HF_REPO is USER/NAME of a dataset repo of the Hugging Face hub, which is made if it is missing, or a folder; "
-    "HF_TOKEN is a token that may write. Both are read from the environment or from .env. A push that was cut is "
-    "given again and goes on."
+    "HF_TOKEN is a token that may write. Both are read from the environment or from .env. Run a push that was "
+    "cut again to resume it."
 )
 def push(
     where: Annotated[
@@ -28,7 +28,7 @@ def push(
     ],
     to: Annotated[str | None, typer.Option("--to", metavar="REPO", help="Another place than HF_REPO.")] = None,
     with_checkpoints: Annotated[
-        bool, typer.Option("--with-checkpoints", help="Also what a run continues from, which may be large.")
+        bool, typer.Option("--with-checkpoints", help="Also what a run resumes from, which may be large.")
     ] = False,
     private: Annotated[bool, typer.Option("--private", help="If the repo is made, make it private.")] = False,
     data_dir: DataDirOption = DATA_DIR,
@@ -38,6 +38,6 @@ def push(
     setup_console(log_level)
     with user_errors():
         paths = [find_run_path(place, data_dir) for place in where]
-        with open_store(read_settings(to), is_private=private) as store:
-            for path in paths:
-                sys.stdout.write(f"Shared   {push_run(path, store, with_checkpoints)}\n")
+        store = open_store(read_settings(to), is_private=private)
+        for path in paths:
+            sys.stdout.write(f"Shared   {push_run(path, store, with_checkpoints)}\n")

@@ -11,6 +11,7 @@ from slm_lab.lib.io import dump_yaml
 from slm_lab.lib.secret import redact
 from slm_lab.results.run import Run, look_up
 from slm_lab.share.manifest import Summary
+from slm_lab.share.run_files import is_checkpoint, is_model
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|!~$&])")
 _CURVES = ("trial_graph_mean_returns_ma_vs_frames.png", "trial_graph_mean_returns_vs_frames.png")
@@ -92,11 +93,11 @@ def _commands(run: Run, folder: str, paths: Sequence[str], summary: Summary) -> 
     if spec is not None:
         words = ["slm-lab", "run", f"{place}/{spec}", run.name, "train", *extra]
         lines.append((shlex.join(words), "train it again"))
-    if any(path.endswith("_model.pt") for path in paths):
+    if any(map(is_model, paths)):
         lines.append((shlex.join(["slm-lab", "run", f"enjoy@{place}", *extra]), "play with the best agent"))
-    if any(path.endswith("_resume.pt") for path in paths):
+    if any(map(is_checkpoint, paths)):
         mode = "search" if summary.kind == "search" else "train"
-        lines.append((shlex.join(["slm-lab", "run", f"{mode}@{place}", *extra]), "continue it"))
+        lines.append((shlex.join(["slm-lab", "run", f"{mode}@{place}", *extra]), "resume it"))
     lines.append((shlex.join(["slm-lab", "report", place]), "all curves and metrics as a page"))
     body = "\n".join(f"{command}   # {remark}" for command, remark in lines)
     link = f"\n\nThe spec, with all its defaults: [{_plain(spec)}]({quote(spec)})." if spec is not None else ""
@@ -125,7 +126,7 @@ def _origin(run: Run) -> str:
 
 
 def _files(paths: Sequence[str]) -> str:
-    more = " Files to continue the run from are not part of it." if not any("_resume.pt" in p for p in paths) else ""
+    more = "" if any(map(is_checkpoint, paths)) else " Files to resume the run from are not part of it."
     return f"`manifest.json` has the SHA-256 of every file; `slm-lab pull` checks them.{more}"
 
 

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -10,10 +10,7 @@ from slm_lab.lib.errors import ShareError, UnreadableError
 from slm_lab.lib.io import move_into_place, open_file, read_bytes, temporary_name
 from slm_lab.share.run_files import read_file
 from slm_lab.share.safe_path import check_path, is_safe
-from slm_lab.share.store import MAX_LISTED, MissingStoreError, OnBytes, StoredFile, Upload
-
-_CHUNK = 1 << 20
-_MAX_DEPTH = 6
+from slm_lab.share.store import MAX_LISTED, MissingStoreError, StoredFile
 
 
 class FolderStore:
@@ -21,22 +18,7 @@ class FolderStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser()
-
-    def __enter__(self) -> "FolderStore":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    @property
-    def name(self) -> str:
-        """The folder."""
-        return str(self.root)
-
-    @property
-    def root_url(self) -> str:
-        """The folder."""
-        return str(self.root)
+        self.name = self.root_url = str(self.root)
 
     def url(self, folder: str) -> str:
         """The folder in it."""
@@ -54,37 +36,31 @@ class FolderStore:
             raise ShareError(f"HF_REPO: you may not write into the folder {self.root}; ask its owner")
 
     def is_public(self) -> bool:
-        """Whoever has the disk has its files."""
+        """Anyone who has the disk has its files."""
         return True
 
     def list_folders(self, folder: str) -> Iterator[str]:
         """Folders that are no links."""
-        self._check_there()
-        place = self._at(folder)
-        if place.is_dir() and not self._has_link(folder):
-            yield from sorted(item.name for item in self._scan(folder) if item.is_dir(follow_symlinks=False))
+        yield from sorted(item.name for item in self._scan(folder) if item.is_dir(follow_symlinks=False))
 
     def list_files(self, folder: str, with_hashes: bool = True) -> Iterator[StoredFile]:
         """Files that are no links, with their hashes."""
-        self._check_there()
-        if self._at(folder).is_dir() and not self._has_link(folder):
-            yield from self._walk(folder, 0, with_hashes)
-
-    def _walk(self, folder: str, depth: int, with_hashes: bool) -> Iterator[StoredFile]:
         for item in self._scan(folder):
             path = f"{folder}/{item.name}"
             if not is_safe(path):
                 continue
             if item.is_file(follow_symlinks=False):
-                if not with_hashes:
+                if with_hashes:
+                    yield read_file(self.root, path)
+                else:
                     yield StoredFile(path, item.stat(follow_symlinks=False).st_size)
-                    continue
-                file = read_file(self.root, path)
-                yield StoredFile(path, file.size, file.sha256, file.git_sha1)
-            elif item.is_dir(follow_symlinks=False) and depth < _MAX_DEPTH:
-                yield from self._walk(path, depth + 1, with_hashes)
+            elif item.is_dir(follow_symlinks=False):
+                yield from self.list_files(path, with_hashes)
 
     def _scan(self, folder: str) -> list["os.DirEntry[str]"]:
+        self._check_there()
+        if not self._at(folder).is_dir() or self._has_link(folder):
+            return []
         try:
             with os.scandir(self._at(folder)) as items:
                 return list(islice(items, MAX_LISTED))
@@ -101,53 +77,45 @@ class FolderStore:
         except FileNotFoundError:
             return None
 
-    def download(self, path: str, target: Path, size: int, on_bytes: OnBytes) -> None:
+    def download(self, path: str, folder: Path) -> None:
         """Copy a file out."""
         if self._has_link(path):
             raise ShareError(f"{self.url(path)} is a link, which is not followed")
-        done = target.stat().st_size if target.exists() else 0
+        target = folder / check_path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             # a link that is put there meanwhile is not followed either
-            with open_file(self._at(path), os.O_NOFOLLOW) as source, target.open("ab") as copy:
-                source.seek(done)
-                while done < size and (chunk := source.read(min(_CHUNK, size - done))):
-                    copy.write(chunk)
-                    done += len(chunk)
-                    on_bytes(len(chunk))
+            with open_file(self._at(path), os.O_NOFOLLOW) as source, target.open("wb") as copy:
+                shutil.copyfileobj(source, copy)
         except UnreadableError:
             raise
         except OSError as error:
-            raise ShareError(f"{self.url(path)} cannot be read ({error.strerror}); pull again to go on") from None
+            raise ShareError(f"{self.url(path)} cannot be copied ({error.strerror}); pull again to resume") from None
 
-    def upload(self, files: Sequence[Upload], message: str, on_bytes: OnBytes) -> None:
+    def upload(self, files: Mapping[str, Path], message: str) -> None:
         """Copy files in, each under a temporary name until it is whole."""
-        for file in files:
-            target = self._at(file.path)
-            if self._has_link(file.path):
+        for path, source in files.items():
+            target = self._at(path)
+            if self._has_link(path):
                 raise ShareError(f"{target} is or lies behind a link, which is not followed; nothing is written there")
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 temporary = temporary_name(target)
                 try:
-                    shutil.copyfile(file.source, temporary)
+                    shutil.copyfile(source, temporary)
                     move_into_place(temporary, target)
                 finally:
                     temporary.unlink(missing_ok=True)
             except OSError as error:
-                raise ShareError(f"{target} cannot be written ({error.strerror}); push again to go on") from None
-            on_bytes(file.size)
+                raise ShareError(f"{target} cannot be written ({error.strerror}); push again to resume") from None
 
     def _at(self, path: str) -> Path:
-        return self.root.joinpath(*check_path(path).split("/"))
+        return self.root / check_path(path)
 
     def _check_there(self) -> None:
         if not self.root.is_dir():
             raise MissingStoreError(f"HF_REPO is the folder {self.root}, which is not there; is its disk mounted?")
 
     def _has_link(self, path: str) -> bool:
-        place = self.root
-        for part in path.split("/"):
-            place /= part
-            if place.is_symlink():
-                return True
-        return False
+        places = [self.root / path, *(self.root / path).parents]
+        return any(place.is_symlink() for place in places[: path.count("/") + 1])

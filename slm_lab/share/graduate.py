@@ -4,20 +4,19 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from loguru import logger
 
 from slm_lab.lib.errors import ShareError, nearest
 from slm_lab.lib.io import read_text, write_text
-from slm_lab.share.manifest import Manifest, find_missing, has_run, is_same, local_file, read_manifest
-from slm_lab.share.pull import SharedRun, fetch_file, find_names, list_runs
+from slm_lab.share.manifest import Manifest, find_missing, has_run, read_manifest
+from slm_lab.share.pull import SharedRun, fetch_files, find_names, list_runs
 from slm_lab.share.push import send
 from slm_lab.share.run_files import read_file, refuse_secrets
 from slm_lab.share.safe_path import is_safe
-from slm_lab.share.store import DATA, MissingStoreError, Store, Upload
-from slm_lab.share.view import TransferView
+from slm_lab.share.store import DATA, MissingStoreError, Store
 
 BENCHMARKS = Path("docs/BENCHMARKS.md")
 RESULTS = "docs/benchmark/results.json"
@@ -76,13 +75,8 @@ def _is_there(manifest: Manifest, target: Store) -> bool:
 def copy_run(manifest: Manifest, source: Store, target: Store) -> str:
     """Copy a run as it is: what the target lacks is fetched, verified and sent."""
     with tempfile.TemporaryDirectory() as made:
-        missing = find_missing(target, manifest.name, manifest.files)
-        with TransferView(manifest.name, sum(file.size for file in missing)) as view:
-            for file in missing:
-                place = local_file(Path(made), file.path)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                fetch_file(file, manifest.name, source, place, view)
-        return send(manifest, partial(local_file, Path(made)), target)
+        fetch_files(find_missing(target, manifest.name, manifest.files), manifest.name, source, Path(made))
+        return send(manifest, lambda path: Path(made) / DATA / manifest.name / path, target)
 
 
 def rewrite_links(text: str, source: Store, target: Store, is_there: Callable[[str], bool]) -> str:
@@ -121,28 +115,26 @@ def graduate(graduation: Graduation, source: Store, target: Store, root: Path, m
     return urls
 
 
-def send_docs(root: Path, target: Store, change: Callable[[str], str]) -> int:
-    """Send README.md and docs/ where they differ from what is there; how many files that were."""
+def send_docs(root: Path, target: Store, change: Callable[[str], str]) -> None:
+    """Send README.md and docs/ where they differ from what is there."""
     held = {stored.path: stored for stored in target.list_files("docs")}
     with tempfile.TemporaryDirectory() as made:
-        uploads = []
+        changed: dict[str, Path] = {}
         for path in _find_docs(root):
             folder = root
             if path.endswith(".md") or path == RESULTS:
                 folder = Path(made)
-                write_text(local_file(folder, path), change(read_text(root / path)))
+                write_text(folder / path, change(read_text(root / path)))
             refuse_secrets(folder, path)
-            source, file = local_file(folder, path), read_file(folder, path)
             if path == README:
-                is_same_there = target.read(path, MAX_README) == source.read_bytes()
+                is_same_there = target.read(path, MAX_README) == (folder / path).read_bytes()
             else:
-                is_same_there = path in held and is_same(held[path], file)
+                is_same_there = path in held and held[path].has_content_of(read_file(folder, path))
             if not is_same_there:
-                uploads.append(Upload(source, path, file.size))
-        if uploads:
-            logger.info(f"Sending {len(uploads)} files of docs to {target.name}")
-            target.upload(uploads, "Update docs", lambda num: None)
-        return len(uploads)
+                changed[path] = folder / path
+        if changed:
+            logger.info(f"Sending {len(changed)} files of docs to {target.name}")
+            target.upload(changed, "Update docs")
 
 
 def _find_docs(root: Path) -> Iterator[str]:

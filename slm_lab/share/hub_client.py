@@ -1,18 +1,15 @@
-"""The HTTP client that huggingface_hub uses while runs are shared: it times out, counts, and leaves retries to us."""
+"""Requests to the hub: a time limit on each, and one place that tries again."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import httpx2
-from huggingface_hub import logging as hub_logging
-from huggingface_hub import set_client_factory
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
-from huggingface_hub.utils._http import default_client_factory, hf_request_event_hook
+from loguru import logger
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential_jitter
 
-from slm_lab.share.patience import Patience, TransientError
-from slm_lab.share.store import OnBytes
+from slm_lab.lib.errors import ShareError
 
+T = TypeVar("T")
 BUSY = {
     408: "it took too long (408)",
     425: "it is too early (425)",
@@ -22,80 +19,98 @@ BUSY = {
     503: "the server is busy (503)",
     504: "the server took too long (504)",
 }
+# a server that asks to wait longer is not waited for
+LONGEST_WAIT = 120.0
+_BACKOFF = wait_exponential_jitter(initial=1.0, max=30.0)
 
 
-class _Counted(httpx2.SyncByteStream):
-    """A body that tells how much of it has gone."""
+class TransientError(Exception):
+    """A failure that may pass by itself: the server is busy, or the connection was cut."""
 
-    def __init__(self, stream: httpx2.SyncByteStream, on_bytes: OnBytes) -> None:
-        self.stream = stream
-        self.on_bytes = on_bytes
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self.stream:
-            yield chunk
-            self.on_bytes(len(chunk))
-
-    def close(self) -> None:
-        self.stream.close()
+    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        # seconds that the server asks to wait
+        self.retry_after = retry_after
 
 
 class LabClient(httpx2.Client):
-    """Raises `TransientError` for what may pass, which huggingface_hub's own endless waits do not know."""
+    """What huggingface_hub sends requests with: it would wait without limit, and as long as a server asks."""
 
-    on_upload: OnBytes | None = None
-    longest: float = 30.0
+    def __init__(self, timeout: float) -> None:
+        super().__init__(follow_redirects=True)
+        self.longest = timeout
 
     def send(self, request: httpx2.Request, **kwargs: Any) -> httpx2.Response:
-        """Send a request."""
-        if request.method == "PUT" and self.on_upload is not None and isinstance(request.stream, httpx2.SyncByteStream):
-            request.stream = _Counted(request.stream, self.on_upload)
-        # some calls of huggingface_hub ask for no limit at all
-        limits = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
-        request.extensions["timeout"] = {what: limit or self.longest for what, limit in limits.items()}
+        """Send a request; what may pass is an error that huggingface_hub does not catch."""
+        limits = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {
+            kind: min(limits.get(kind) or self.longest, self.longest) for kind in ("connect", "read", "write", "pool")
+        }
         try:
             response = super().send(request, **kwargs)
         except httpx2.TransportError as error:
-            raise TransientError(describe(error)) from None
+            raise describe(error) from None
         if response.status_code in BUSY:
             response.close()
-            raise TransientError(BUSY[response.status_code], read_retry_after(response))
+            raise TransientError(BUSY[response.status_code], _read_retry_after(response))
         return response
 
 
-def describe(error: httpx2.TransportError) -> str:
+def describe(error: httpx2.TransportError) -> TransientError:
     """What happened to a connection, in a few words."""
     if isinstance(error, httpx2.TimeoutException):
-        return "no answer in time"
+        return TransientError("no answer in time")
     if isinstance(error, httpx2.ConnectError):
-        return "no connection; is the network up, and HF_ENDPOINT right if you set it?"
-    return "the connection was cut"
+        return TransientError("no connection; is the network up, and HF_ENDPOINT right if you set it?")
+    return TransientError("the connection was cut")
 
 
-def read_retry_after(response: httpx2.Response) -> float | None:
-    """Seconds that a server asks to wait; None where it gives none, or a date."""
+def _read_retry_after(response: httpx2.Response) -> float:
     try:
         return max(0.0, float(response.headers.get("Retry-After", "")))
     except ValueError:
-        return None
+        return 0.0  # none, or a date
 
 
-@contextmanager
-def lab_client(patience: Patience) -> Iterator[None]:
-    """Let huggingface_hub use the lab's client for a while; it has one for the whole process."""
+def find_transient(error: BaseException | None) -> TransientError | None:
+    """The passing failure behind an error; None where there is another cause."""
+    while error is not None:
+        if isinstance(error, TransientError):
+            return error
+        if isinstance(error, httpx2.TransportError):
+            return describe(error)  # while an answer was read
+        error = error.__cause__
+    return None
 
-    def build() -> httpx2.Client:
-        client = LabClient(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True)
-        client.longest = patience.timeout
-        return client
 
-    verbosity = hub_logging.get_verbosity()
-    set_client_factory(build)
-    hub_logging.set_verbosity_error()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        set_client_factory(default_client_factory)
-        hub_logging.set_verbosity(verbosity)
-        enable_progress_bars()
+def retry(function: Callable[[], T], what: str, where: str, attempts: int) -> T:
+    """The function's result, tried again while it fails for reasons that may pass."""
+
+    def cause(state: RetryCallState) -> TransientError:
+        found = find_transient(state.outcome.exception() if state.outcome else None)
+        assert found is not None, "only these are tried again"
+        return found
+
+    def warn(state: RetryCallState) -> None:
+        logger.warning(
+            f"Cannot {what}: {cause(state).reason}; trying again in {state.upcoming_sleep:.1f} s "
+            f"({state.attempt_number}/{attempts})"
+        )
+
+    def give_up(state: RetryCallState) -> T:
+        asked = cause(state).retry_after
+        later = f", which asks to wait {asked:,.0f} s" if asked else ""
+        raise ShareError(
+            f"{where}: cannot {what}: {cause(state).reason}{later} (tried {state.attempt_number} times); nothing is "
+            "lost, run the same command again later to resume"
+        ) from None
+
+    retrying = Retrying(
+        retry=retry_if_exception(lambda error: find_transient(error) is not None),
+        stop=lambda state: state.attempt_number >= attempts or cause(state).retry_after > LONGEST_WAIT,
+        wait=lambda state: cause(state).retry_after or _BACKOFF(state),
+        before_sleep=warn,
+        retry_error_callback=give_up,
+    )
+    return retrying(function)

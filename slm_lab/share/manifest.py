@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from slm_lab.lib.errors import ShareError, UnreadableError
@@ -13,7 +12,7 @@ from slm_lab.lib.io import to_finite
 from slm_lab.results.folder import is_search
 from slm_lab.results.metrics import calc_spread
 from slm_lab.results.run import Run
-from slm_lab.share.run_files import RunFile, belongs
+from slm_lab.share.run_files import belongs
 from slm_lab.share.safe_path import find_problem
 from slm_lab.share.store import DATA, MissingStoreError, Store, StoredFile, TooLargeError
 from slm_lab.spec.reader import printable
@@ -64,7 +63,7 @@ class Manifest:
     # equal for two copies of one run; empty where there is no manifest, as in repos of the published SLM-Lab
     identity: str
     summary: Summary
-    files: tuple[RunFile, ...]
+    files: tuple[StoredFile, ...]
 
     @property
     def size(self) -> int:
@@ -132,7 +131,7 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
     return manifest
 
 
-def check_files(name: str, files: Sequence[RunFile]) -> None:
+def check_files(name: str, files: Sequence[StoredFile]) -> None:
     """Refuse more files than a run has, and names that some systems take for one."""
     if len(files) > MAX_FILES:
         raise ManifestError(f"{name}: it lists more than {MAX_FILES:,} files, which no run has")
@@ -141,7 +140,7 @@ def check_files(name: str, files: Sequence[RunFile]) -> None:
         raise ManifestError(f"{name}: {MANIFEST} lists a file twice")
 
 
-def _parse_file(raw: Any) -> RunFile:
+def _parse_file(raw: Any) -> StoredFile:
     path, size, sha256, git_sha1 = (raw[key] for key in ("path", "size", "sha256", "git_sha1"))
     if not (isinstance(path, str) and isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_NUMBER):
         raise ValueError("no file")
@@ -151,7 +150,7 @@ def _parse_file(raw: Any) -> RunFile:
         raise ManifestError(f"the path '{printable(path)[:120]}' is refused: {problem}")
     if not belongs(path):
         raise ManifestError(f"the path '{printable(path)[:120]}' is refused: it is none of a run's files")
-    return RunFile(path, size, sha256, git_sha1)
+    return StoredFile(path, size, sha256, git_sha1)
 
 
 def _parse_summary(raw: Mapping[str, Any]) -> Summary:
@@ -163,20 +162,11 @@ def _parse_summary(raw: Mapping[str, Any]) -> Summary:
     return Summary(texts[0], texts[1], texts[2], texts[3], raw["is_complete"] is True, frame, values)
 
 
-def is_same(stored: StoredFile, file: RunFile) -> bool:
-    """Whether a store holds a file as it should be."""
-    if stored.size != file.size:
-        return False
-    if stored.sha256 is not None:
-        return stored.sha256 == file.sha256
-    return stored.git_sha1 == file.git_sha1
-
-
-def find_missing(store: Store, name: str, files: Sequence[RunFile]) -> list[RunFile]:
+def find_missing(store: Store, name: str, files: Sequence[StoredFile]) -> list[StoredFile]:
     """Files of a run that a store does not hold as they should be."""
-    held = {stored.path: stored for stored in store.list_files(f"{DATA}/{name}")}
     lead = f"{DATA}/{name}/"
-    return [file for file in files if (at := held.get(lead + file.path)) is None or not is_same(at, file)]
+    held = {stored.path.removeprefix(lead): stored for stored in store.list_files(f"{DATA}/{name}")}
+    return [file for file in files if file.path not in held or not held[file.path].has_content_of(file)]
 
 
 def has_run(store: Store, name: str) -> bool:
@@ -186,8 +176,3 @@ def has_run(store: Store, name: str) -> bool:
     except (MissingStoreError, ManifestError):
         return False
     return manifest is not None and not find_missing(store, name, manifest.files)
-
-
-def local_file(folder: Path, path: str) -> Path:
-    """Where a run's file is on this machine."""
-    return folder.joinpath(*path.split("/"))

@@ -4,14 +4,13 @@ from pathlib import Path
 
 from slm_lab.share.folder_store import FolderStore
 from slm_lab.share.hub_store import HubStore
-from slm_lab.share.patience import Patience
 from slm_lab.share.settings import ShareSettings
 
 
 def open_store(
-    settings: ShareSettings, patience: Patience | None = None, is_private: bool = False
+    settings: ShareSettings, is_private: bool = False, attempts: int = 5, timeout: float = 30.0
 ) -> HubStore | FolderStore:
-    """The store that the settings mean, to be used with `with`."""
+    """The store that the settings mean; how often and how long to try matters for the hub alone."""
     if settings.is_folder:
         return FolderStore(Path(settings.repo))
-    return HubStore(settings.repo, settings.token, settings.endpoint, patience, is_private)
+    return HubStore(settings.repo, settings.token, settings.endpoint, is_private, attempts, timeout)

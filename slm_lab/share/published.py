@@ -3,12 +3,13 @@
 import json
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 from slm_lab.lib.errors import UnreadableError
 from slm_lab.results.run import look_up, name_algorithm
 from slm_lab.share.manifest import MAX_FILES, MAX_NUMBER, Manifest, ManifestError, Summary, check_files
-from slm_lab.share.run_files import RunFile, belongs, is_page
+from slm_lab.share.run_files import belongs, is_page
 from slm_lab.share.store import DATA, Store, TooLargeError
 from slm_lab.spec.reader import printable
 
@@ -30,7 +31,7 @@ def describe_published(store: Store, name: str, to_fetch: bool) -> Manifest | No
         if belongs(path, with_checkpoints=False) and not is_page(path):
             if not 0 <= stored.size <= MAX_NUMBER:
                 raise ManifestError(f"{name}: the size of '{printable(path)}' is no size of a file")
-            files.append(RunFile(path, stored.size, stored.sha256 or "", stored.git_sha1 or ""))
+            files.append(replace(stored, path=path))
         if len(files) > MAX_FILES:
             break
     check_files(name, files)

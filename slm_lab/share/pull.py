@@ -17,11 +17,11 @@ from loguru import logger
 from slm_lab.lib.errors import ShareError, UnreadableError, nearest
 from slm_lab.lib.io import lock_file, storage_errors
 from slm_lab.lib.unit import format_size
-from slm_lab.share.manifest import BadRunError, Manifest, find_origin, local_file, read_manifest
+from slm_lab.share.manifest import BadRunError, Manifest, find_origin, read_manifest
 from slm_lab.share.published import describe_published
-from slm_lab.share.run_files import RunFile, is_page, read_file
+from slm_lab.share.run_files import is_page, read_file
 from slm_lab.share.safe_path import is_safe
-from slm_lab.share.store import DATA, Store
+from slm_lab.share.store import DATA, Store, StoredFile
 from slm_lab.share.view import TransferView
 
 MAX_SIZE = 5_000_000_000
@@ -125,64 +125,39 @@ def pull_run(manifest: Manifest, store: Store, data_dir: Path) -> Pulled:
     target = data_dir / manifest.name
     partial = data_dir / PARTIAL / manifest.name
     lock = partial.with_name(f"{manifest.name}.lock")
-    _refuse_links(data_dir, [target, partial.parent, partial, lock])
+    _refuse_links([target, partial.parent, partial, lock])
     wanted, kept = _compare(manifest, target)
     if not wanted and not partial.exists():
         # nothing to write, as in a folder that may only be read
         return Pulled(target, 0, 0, tuple(kept))
-    # two who fetch into the same files would take each other's for wrong
+    # two processes that fetch into the same files would take each other's for wrong
     with lock_file(lock, wait=0):
         wanted, kept = _compare(manifest, target)
-        fetched = _fetch(wanted, manifest.name, store, data_dir)
-        _move(wanted, partial, target, data_dir)
+        if wanted:
+            _clear(partial, partial / DATA / manifest.name, wanted)
+            fetch_files(wanted, manifest.name, store, partial)
+            _move(wanted, partial / DATA / manifest.name, target)
+        shutil.rmtree(partial, ignore_errors=True)
         lock.unlink(missing_ok=True)
         # others may still fetch into it, or remove it just now
         with suppress(OSError):
             partial.parent.rmdir()
-    return Pulled(target, len(wanted), fetched, tuple(kept))
+    return Pulled(target, len(wanted), sum(file.size for file in wanted), tuple(kept))
 
 
 def _without_pages(manifest: Manifest) -> Manifest:
     return replace(manifest, files=tuple(file for file in manifest.files if not is_page(file.path)))
 
 
-def _fetch(wanted: Sequence[RunFile], name: str, store: Store, data_dir: Path) -> int:
-    """Fetch files into the folder beside; returns how many bytes came now, and not in an earlier attempt."""
-    partial = data_dir / PARTIAL / name
-    needed = sum(file.size for file in wanted)
-    if needed > (free := shutil.disk_usage(data_dir).free):
-        raise ShareError(f"{name} needs {format_size(needed)}, and {data_dir} has {format_size(free)} left")
-    _clear(partial, wanted)
-    if wanted:
-        logger.info(f"Fetching {name}: {len(wanted)} files of {format_size(needed)}")
-    fetched = 0
-    with TransferView(name, needed) as view:
-        for file in wanted:
-            place = local_file(partial, file.path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            _refuse_links(data_dir, [place.parent, place, part_of(place)])
-            if place.exists() and _matches(partial, file):
-                view.advance(file.size)
-                continue
-            fetch_file(file, name, store, place, view)
-            fetched += file.size
-    return fetched
-
-
-def part_of(place: Path) -> Path:
-    """Where a file is while it is not whole."""
-    return place.with_name(f"{place.name}.part")
-
-
-def _compare(manifest: Manifest, target: Path) -> tuple[list[RunFile], list[str]]:
+def _compare(manifest: Manifest, target: Path) -> tuple[list[StoredFile], list[str]]:
     """The files that are not here, and those that are here with other content."""
-    wanted: list[RunFile] = []
+    wanted: list[StoredFile] = []
     kept: list[str] = []
     for file in manifest.files:
-        place = local_file(target, file.path)
+        place = target / file.path
         if not os.path.lexists(place):
             wanted.append(file)
-        elif not place.is_file() or place.is_symlink() or not _matches(target, file):
+        elif place.is_symlink() or not _matches(target, file.path, file):
             kept.append(file.path)
     if set(find_origin([file.path for file in manifest.files])) & set(kept):
         raise BadRunError(
@@ -192,68 +167,78 @@ def _compare(manifest: Manifest, target: Path) -> tuple[list[RunFile], list[str]
     return wanted, kept
 
 
-def _matches(folder: Path, file: RunFile) -> bool:
-    place = local_file(folder, file.path)
-    return place.stat().st_size == file.size and read_file(folder, file.path).has_content_of(file)
+def _matches(folder: Path, path: str, file: StoredFile) -> bool:
+    place = folder / path
+    # a file of another size need not be read
+    return place.is_file() and place.stat().st_size == file.size and read_file(folder, path).has_content_of(file)
 
 
-def fetch_file(file: RunFile, name: str, store: Store, place: Path, view: TransferView) -> None:
-    """Fetch and verify a file; what was fetched in an earlier attempt is used, unless it turns out to be wrong."""
-    part = part_of(place)
-    for _ in range(2):
-        begun = part.exists()
-        if begun:
-            if part.stat().st_size > file.size:
-                part.unlink()
-            else:
-                view.advance(part.stat().st_size)
-        if not part.exists():
-            part.touch()
-        store.download(f"{DATA}/{name}/{file.path}", part, file.size, view.advance)
-        got = read_file(part.parent, part.name)
-        if got.has_content_of(file):
-            os.replace(part, place)
-            return
-        view.advance(-got.size)
-        part.unlink()
-        if not begun:
-            break
-    raise BadRunError(
-        f"{name}: {file.path} at {store.name} is not what its manifest says (SHA-256 differs), so it is not used; "
-        "push the run again from where it is whole"
+def fetch_files(wanted: Sequence[StoredFile], name: str, store: Store, folder: Path) -> None:
+    """Fetch and verify files of a run; they have the store's paths below the folder."""
+    size = sum(file.size for file in wanted)
+    folder.mkdir(parents=True, exist_ok=True)
+    if size > (free := shutil.disk_usage(folder).free):
+        raise ShareError(f"{name} needs {format_size(size)}, and {folder} has {format_size(free)} left")
+    _refuse_other_sizes(wanted, name, store)
+    logger.info(f"Fetching {name}: {len(wanted)} files of {format_size(size)}")
+    with TransferView(name, size) as view:
+        for file in wanted:
+            path = f"{DATA}/{name}/{file.path}"
+            # of an earlier attempt
+            if not _matches(folder, path, file):
+                (folder / path).unlink(missing_ok=True)
+                store.download(path, folder)
+            if not _matches(folder, path, file):
+                (folder / path).unlink()
+                raise BadRunError(_describe_difference(file, name, store, "SHA-256 differs"))
+            view.advance(file.size)
+
+
+def _refuse_other_sizes(wanted: Sequence[StoredFile], name: str, store: Store) -> None:
+    """A file that is larger than its manifest says could fill the disk, so sizes are compared beforehand."""
+    sizes = {file.path: file.size for file in store.list_files(f"{DATA}/{name}", with_hashes=False)}
+    for file in wanted:
+        found = sizes.get(f"{DATA}/{name}/{file.path}")
+        if found != file.size:
+            difference = "it is missing or a link" if found is None else f"{found:,} bytes for {file.size:,}"
+            raise BadRunError(_describe_difference(file, name, store, difference))
+
+
+def _describe_difference(file: StoredFile, name: str, store: Store, difference: str) -> str:
+    return (
+        f"{name}: {file.path} at {store.name} is not what its manifest says ({difference}), so it is not used; push "
+        "the run again from where it is whole"
     )
 
 
-def _clear(partial: Path, wanted: Sequence[RunFile]) -> None:
-    """Remove what an earlier attempt fetched of another state of the run, and pipes, which would be waited for."""
-    whole = [local_file(partial, file.path) for file in wanted]
-    known = {*whole, *map(part_of, whole)}
+def _clear(partial: Path, run: Path, wanted: Sequence[StoredFile]) -> None:
+    """Remove what an earlier attempt fetched of another state of the run, and links and pipes."""
+    known = {run / file.path for file in wanted}
     for place in partial.rglob("*"):
-        is_plain = stat.S_ISREG(mode := place.lstat().st_mode)
-        if not stat.S_ISDIR(mode) and not (is_plain and place in known):
+        mode = place.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or (
+            stat.S_ISREG(mode) and place.is_relative_to(run) and place not in known
+        ):
             place.unlink()
 
 
-def _move(files: Sequence[RunFile], partial: Path, target: Path, data_dir: Path) -> None:
-    if not files:
-        return
+def _move(files: Sequence[StoredFile], run: Path, target: Path) -> None:
     try:
         # a folder that is not there yet appears whole
-        os.rename(partial, target)
+        os.rename(run, target)
     except OSError:
         for file in files:
-            place = local_file(target, file.path)
-            _refuse_links(data_dir, [*place.parents][: len(file.path.split("/"))])
+            place = target / file.path
+            _refuse_links([*place.parents][: file.path.count("/") + 1])
             place.parent.mkdir(parents=True, exist_ok=True)
             if os.path.lexists(place):
                 logger.warning(f"{place} has come meanwhile and is kept")
             else:
-                os.replace(local_file(partial, file.path), place)
-        shutil.rmtree(partial)
+                os.replace(run / file.path, place)
 
 
-def _refuse_links(data_dir: Path, places: Sequence[Path]) -> None:
+def _refuse_links(places: Sequence[Path]) -> None:
     """Nothing is written through a link, which may lead out of the data folder."""
     for place in places:
-        if place != data_dir and place.is_symlink():
+        if place.is_symlink():
             raise BadRunError(f"{place} is a link, and nothing is fetched through one; remove it, or use --data-dir")

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from loguru import logger
@@ -11,15 +12,15 @@ from slm_lab.lib.unit import format_size
 from slm_lab.results.folder import is_running
 from slm_lab.results.run import read_run
 from slm_lab.share.card import write_card
-from slm_lab.share.manifest import MANIFEST, Manifest, find_missing, find_origin, local_file, read_manifest, summarize
-from slm_lab.share.run_files import CARD, RunFile, find_files, read_file, refuse_secrets
+from slm_lab.share.manifest import MANIFEST, Manifest, find_missing, find_origin, read_manifest, summarize
+from slm_lab.share.run_files import CARD, find_files, read_file, refuse_secrets
 from slm_lab.share.safe_path import check_name
-from slm_lab.share.store import DATA, Store, Upload
+from slm_lab.share.store import DATA, Store, StoredFile
 from slm_lab.share.view import TransferView
 
-# of one commit, so that a cut costs little
+# of one commit, so that a cut costs little and the bar moves
 MAX_BATCH_FILES = 100
-MAX_BATCH_BYTES = 200_000_000
+MAX_BATCH_BYTES = 50_000_000
 
 
 def push_run(path: Path, store: Store, with_checkpoints: bool = False) -> str:
@@ -51,7 +52,7 @@ def describe_run(path: Path, with_checkpoints: bool, made: Path) -> tuple[Manife
     if not identity:
         raise ShareError(f"{path} has no spec file, so it cannot be told from other runs; was it renamed?")
     manifest = Manifest(name, identity, summary, (*files, read_file(made, CARD)))
-    return manifest, lambda file: made / CARD if file == CARD else local_file(path, file), left_out
+    return manifest, lambda file: made / CARD if file == CARD else path / file, left_out
 
 
 def send(manifest: Manifest, find: Callable[[str], Path], store: Store) -> str:
@@ -65,24 +66,21 @@ def send(manifest: Manifest, find: Callable[[str], Path], store: Store) -> str:
         # what an earlier push sent beside, such as checkpoints, stays part of the run
         kept = {file.path for file in manifest.files}
         rest = tuple(file for file in there.files if file.path not in kept)
-        manifest = Manifest(name, manifest.identity, manifest.summary, (*manifest.files, *rest))
+        manifest = replace(manifest, files=(*manifest.files, *rest))
     if not missing and there == manifest:
         logger.info(f"{name} is there already, nothing to send")
         return url
     total = sum(file.size for file in missing)
     skipped = len(manifest.files) - len(missing)
-    told = f", {skipped} are there already" if skipped else ""
+    already = f", {skipped} are there already" if skipped else ""
     place = f"{store.name}/{DATA}/{name}"
-    logger.info(f"Uploading {DATA}/{name} to {place}: {len(missing)} files of {format_size(total)}{told}")
+    logger.info(f"Uploading {DATA}/{name} to {place}: {len(missing)} files of {format_size(total)}{already}")
     with TransferView(name, total) as view, tempfile.TemporaryDirectory() as made:
         for batch in _split(missing):
-            uploads = [Upload(find(file.path), f"{DATA}/{name}/{file.path}", file.size) for file in batch]
-            store.upload(uploads, f"Add files of {name}", view.advance)
-        data = manifest.to_bytes()
-        (Path(made) / MANIFEST).write_bytes(data)
-        store.upload(
-            [Upload(Path(made) / MANIFEST, f"{DATA}/{name}/{MANIFEST}", len(data))], f"Add {name}", lambda num: None
-        )
+            store.upload({f"{DATA}/{name}/{file.path}": find(file.path) for file in batch}, f"Add files of {name}")
+            view.advance(sum(file.size for file in batch))
+        (Path(made) / MANIFEST).write_bytes(manifest.to_bytes())
+        store.upload({f"{DATA}/{name}/{MANIFEST}": Path(made) / MANIFEST}, f"Add {name}")
     if lost := find_missing(store, name, manifest.files):
         raise ShareError(
             f"{store.name}: {len(lost)} files did not arrive as they were sent, e.g. {lost[0].path}; push again"
@@ -111,9 +109,9 @@ def _refuse_other(manifest: Manifest, there: Manifest | None, store: Store) -> N
         )
 
 
-def _split(files: Sequence[RunFile]) -> Iterator[list[RunFile]]:
+def _split(files: Sequence[StoredFile]) -> Iterator[list[StoredFile]]:
     """Batches of a commit each."""
-    batch: list[RunFile] = []
+    batch: list[StoredFile] = []
     size = 0
     for file in files:
         if batch and (len(batch) == MAX_BATCH_FILES or size + file.size > MAX_BATCH_BYTES):

@@ -4,60 +4,56 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from slm_lab.lib.errors import ShareError
 from slm_lab.lib.io import open_file
 from slm_lab.lib.secret import redact, search_file
 from slm_lab.share.safe_path import is_safe
+from slm_lab.share.store import StoredFile
 
 CARD = "README.md"
+# how files of weights and states end, in this version and in others
+_STATE = r"\.(pt|safetensors|json)"
+_MODEL = re.compile(rf"model/[^/]+_model{_STATE}")
+# what a run resumes from
+_CHECKPOINT = re.compile(rf"model/[^/]+_(resume|replay-[^/]+){_STATE}")
+# What a browser runs. It is sent for people to look at, and never fetched: pages of others would run their scripts
+# here, and the lab's own pages would load the script beside them.
+_PAGE = re.compile(r"report\.html|graph/[^/]+\.(svg|html)|graph/plotly\.min\.js")
 _KINDS = (
+    _MODEL,
+    _PAGE,
     re.compile(r"[^/]+_spec\.(yaml|json)"),
     re.compile(r"[^/]+_(trial|experiment)_metrics(_scalar)?\.json"),
     # copies that the published SLM-Lab puts beside the spec
     re.compile(r"[^/]+_graph(_[^/]+)?\.png"),
     re.compile(r"[^/]+_experiment_df\.csv"),
-    re.compile(r"README\.md"),
+    re.compile(re.escape(CARD)),
     re.compile(r"info/[^/]+\.(csv|json)"),
     re.compile(r"info/[^/]+_study\.log"),
     re.compile(r"graph/[^/]+\.png"),
     re.compile(r"log/[^/]+\.log"),
-    re.compile(r"model/[^/]+_model\.pt"),
     re.compile(r"video/[^/]+\.(mp4|gif)"),
 )
-# What a browser runs. It is sent for people to look at, and never fetched: pages of others would run their scripts
-# here, and the lab's own pages would load the script beside them.
-_PAGE = re.compile(r"report\.html|graph/[^/]+\.(svg|html)|graph/plotly\.min\.js")
-# what a run continues from
-_CHECKPOINTS = (re.compile(r"model/[^/]+_resume\.pt"), re.compile(r"model/[^/]+_replay-[^/]+\.pt"))
 _TEXT = (".yaml", ".json", ".csv", ".html", ".md", ".log", ".svg")
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True)
-class RunFile:
-    """A file of a run by its content."""
-
-    # from the run's folder, with slashes
-    path: str
-    size: int
-    # empty where it is not known, as of files without a manifest
-    sha256: str
-    # as git names content: by it the hub knows small files
-    git_sha1: str
-
-    def has_content_of(self, wanted: "RunFile") -> bool:
-        """Whether this file, whose hashes are known, is what another says: by the hashes that are known of that."""
-        pairs = ((self.sha256, wanted.sha256), (self.git_sha1, wanted.git_sha1))
-        return self.size == wanted.size and all(known in ("", own) for own, known in pairs)
-
-
 def belongs(path: str, with_checkpoints: bool = True) -> bool:
     """Whether a path is that of a run's file."""
-    kinds = (*_KINDS, _PAGE, *_CHECKPOINTS) if with_checkpoints else (*_KINDS, _PAGE)
-    return is_safe(path) and any(kind.fullmatch(path) for kind in kinds)
+    is_known = any(kind.fullmatch(path) for kind in _KINDS) or (with_checkpoints and is_checkpoint(path))
+    return is_known and is_safe(path)
+
+
+def is_model(path: str) -> bool:
+    """Whether a file has the weights of an agent."""
+    return _MODEL.fullmatch(path) is not None
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a run resumes from a file."""
+    return _CHECKPOINT.fullmatch(path) is not None
 
 
 def is_page(path: str) -> bool:
@@ -67,26 +63,24 @@ def is_page(path: str) -> bool:
 
 def find_files(folder: Path, with_checkpoints: bool) -> tuple[list[str], int]:
     """The files of a run that are shared, and how many bytes of checkpoints are left out."""
-    chosen, left_out = [], 0
-    for path in _walk(folder):
-        if belongs(path, with_checkpoints):
-            chosen.append(path)
-        elif belongs(path):
-            left_out += (folder / path).stat().st_size
-    return sorted(chosen), left_out
+    found = sorted(path for path in _walk(folder) if belongs(path))
+    if with_checkpoints:
+        return found, 0
+    left_out = sum((folder / path).stat().st_size for path in found if is_checkpoint(path))
+    return [path for path in found if not is_checkpoint(path)], left_out
 
 
-def _walk(folder: Path, lead: str = "", depth: int = 0) -> Iterator[str]:
+def _walk(folder: Path, lead: str = "") -> Iterator[str]:
     """Regular files, not what links point to."""
     with os.scandir(folder) as items:
         for item in items:
             if item.is_file(follow_symlinks=False):
                 yield f"{lead}{item.name}"
-            elif item.is_dir(follow_symlinks=False) and depth < 1:
-                yield from _walk(Path(item.path), f"{lead}{item.name}/", depth + 1)
+            elif item.is_dir(follow_symlinks=False) and not lead:
+                yield from _walk(Path(item.path), f"{item.name}/")
 
 
-def read_file(folder: Path, path: str) -> RunFile:
+def read_file(folder: Path, path: str) -> StoredFile:
     """A file's size and hashes."""
     size = (folder / path).stat().st_size
     sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -98,7 +92,7 @@ def read_file(folder: Path, path: str) -> RunFile:
             sha1.update(chunk)
     if count != size:
         raise ShareError(f"{folder / path} changes while it is read; push the run once it has ended")
-    return RunFile(path, size, sha256.hexdigest(), sha1.hexdigest())
+    return StoredFile(path, size, sha256.hexdigest(), sha1.hexdigest())
 
 
 def refuse_secrets(folder: Path, path: str) -> None:

@@ -1,17 +1,15 @@
 """What a place to share runs can do: a repo of the Hugging Face hub, or a folder."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from slm_lab.lib.errors import ShareError
 
-# told how many bytes have gone, as they go
-OnBytes = Callable[[int], None]
 # runs are under this folder of a store
 DATA = "data"
-# a listing that goes on beyond this is refused, not held in memory
+# a longer listing is refused, not held in memory
 MAX_LISTED = 50_000
 
 
@@ -25,22 +23,20 @@ class TooLargeError(ShareError):
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file as a store lists it; of the hashes those that the store knows."""
+    """A file by its content; a hash that is not known is empty."""
 
-    # from the store's root, with slashes
+    # from the root of a store or of a run, with slashes
     path: str
     size: int
-    sha256: str | None = None
-    git_sha1: str | None = None
+    sha256: str = ""
+    # as git names content: the hub knows small files by it, and large ones by SHA-256
+    git_sha1: str = ""
 
-
-@dataclass(frozen=True)
-class Upload:
-    """A local file and its path in the store."""
-
-    source: Path
-    path: str
-    size: int
+    def has_content_of(self, other: "StoredFile") -> bool:
+        """Whether size and all hashes that are known of both agree, of which there is at least one."""
+        pairs = ((self.sha256, other.sha256), (self.git_sha1, other.git_sha1))
+        known = [own == others for own, others in pairs if own and others]
+        return self.size == other.size and bool(known) and all(known)
 
 
 class Store(Protocol):
@@ -48,20 +44,20 @@ class Store(Protocol):
 
     @property
     def name(self) -> str:
-        """How the store is called, as in HF_REPO."""
+        """The store as HF_REPO names it."""
 
     @property
     def root_url(self) -> str:
         """Its address, without a slash at the end."""
 
     def url(self, folder: str) -> str:
-        """Where a person can look at a folder of it."""
+        """Where a person can look at one of its folders."""
 
     def check_write(self) -> None:
         """Raise unless files can be put here; make the place if it is missing."""
 
     def is_public(self) -> bool:
-        """Whether whoever has its address can read it."""
+        """Whether anyone who has its address can read it."""
 
     def list_folders(self, folder: str) -> Iterator[str]:
         """Names of the folders in a folder; none where there is no such folder."""
@@ -72,8 +68,8 @@ class Store(Protocol):
     def read(self, path: str, max_size: int) -> bytes | None:
         """A small file; None where there is no such file."""
 
-    def download(self, path: str, target: Path, size: int, on_bytes: OnBytes) -> None:
-        """Fetch a file of a known size; what `target` already holds of it is not fetched again."""
+    def download(self, path: str, folder: Path) -> None:
+        """Fetch a file into a local folder, below which it has the same path."""
 
-    def upload(self, files: Sequence[Upload], message: str, on_bytes: OnBytes) -> None:
-        """Put files here in one step, in place of those that have their paths."""
+    def upload(self, files: Mapping[str, Path], message: str) -> None:
+        """Put local files at paths of the store in one step, in place of what is there."""

@@ -138,9 +138,6 @@ RAW_WRITES = {
     "slm_lab/experiment/ray_executor.py",  # temporary names, moved into place when whole
     # parts of downloads, moved into place when whole and verified; what is made to be sent, in temporary folders
     "slm_lab/share/folder_store.py",
-    "slm_lab/share/graduate.py",
-    "slm_lab/share/hub_store.py",
-    "slm_lab/share/pull.py",
     "slm_lab/share/push.py",
     "slm_lab/audit/chaos.py",  # output of its own processes, outside of any run
 }

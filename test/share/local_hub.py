@@ -16,18 +16,20 @@ from urllib.parse import parse_qs, unquote, urlsplit
 WRITER = "hf_" + "writerWRITER" * 3
 READER = "hf_" + "readerREADER" * 3
 PAGE = 7
-LFS_SUFFIXES = (".pt", ".png", ".mp4", ".js")
+LFS_SUFFIXES = (".pt", ".safetensors", ".png", ".mp4", ".js")
 COMMIT = "1" * 40
+REPO_NOT_FOUND = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
+BAD_TOKEN = {"X-Error-Message": "Invalid credentials in Authorization header"}
 
 
 @dataclass
 class Fault:
-    """At a step, so many times: a status, a line cut half-way, or no answer."""
+    """At a step, a number of times: a status, a connection cut half-way, or no answer."""
 
     step: str
     kind: int | str
     times: int = 1
-    # requests of the step that go well before
+    # requests of the step that succeed before
     after: int = 0
     retry_after: str | None = None
 
@@ -37,26 +39,26 @@ class LocalHub:
     """What the server knows; tests look into it and change it."""
 
     root: Path
+    url: str = ""
     faults: list[Fault] = field(default_factory=list)
     # (step, bytes of content received or sent)
     log: list[tuple[str, int]] = field(default_factory=list)
     private: set[str] = field(default_factory=set)
-    lfs_files: dict[str, dict[str, str]] = field(default_factory=dict)
     # replaces the listing of a repo
     listing: Callable[[str, int], list[dict[str, Any]]] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     stop: threading.Event = field(default_factory=threading.Event)
-    url: str = ""
+
+    def reset(self, root: Path) -> None:
+        """Forget all of another test."""
+        self.stop.set()
+        self.root, self.listing, self.stop = root, None, threading.Event()
+        for each in (self.faults, self.log, self.private):
+            each.clear()
 
     def repo(self, name: str) -> Path:
         """The folder with a repo's files."""
         return self.root / "repos" / name
-
-    def create(self, name: str) -> Path:
-        """Make a repo."""
-        self.repo(name).mkdir(parents=True, exist_ok=True)
-        self.lfs_files.setdefault(name, {})
-        return self.repo(name)
 
     def count(self, step: str) -> int:
         """How often a step was asked for."""
@@ -90,8 +92,8 @@ class LocalHub:
             data = path.read_bytes()
             oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
             item: dict[str, Any] = {"type": "file", "path": name, "oid": oid, "size": len(data)}
-            if name in self.lfs_files[repo]:
-                item["lfs"] = {"oid": self.lfs_files[repo][name], "size": len(data), "pointerSize": 130}
+            if path.suffix in LFS_SUFFIXES:
+                item["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
             items.append(item)
         return items
 
@@ -99,32 +101,25 @@ class LocalHub:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: LocalHub
+    step, size = "", 0
+    fault: Fault | None = None
 
     def log_message(self, *args: Any) -> None:
         """Quiet."""
 
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_HEAD(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def do_PUT(self) -> None:
-        self._serve()
-
     def _serve(self) -> None:
         url = urlsplit(self.path)
         path, query = unquote(url.path), parse_qs(url.query)
+        self.token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         for step, method, pattern, handler in ROUTES:
             if self.command in method and (match := re.fullmatch(pattern, path)):
+                self.step, self.size = step, 0
                 if not self._fails(step):
-                    self.step = step
                     handler(self, *match.groups(), query=query)
                 return
         self._answer(404, {"error": f"no such address {path}"})
+
+    do_GET = do_HEAD = do_POST = do_PUT = _serve  # noqa: N815
 
     # --- failures
 
@@ -132,21 +127,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.fault = fault = self.hub.take_fault(step)
         if fault is None:
             return False
-        self.hub.log.append((f"{step}:{fault.kind}", 0))
         if isinstance(fault.kind, int):
+            self.step = f"{step}:{fault.kind}"
             self._read_body()
             headers = {"Retry-After": fault.retry_after} if fault.retry_after is not None else {}
-            if fault.kind == 401:
-                headers["X-Error-Message"] = "Invalid credentials in Authorization header"
-            self._answer(fault.kind, {"error": "on demand"}, headers)
+            self._answer(fault.kind, {"error": "on demand"}, headers | (BAD_TOKEN if fault.kind == 401 else {}))
             return True
+        self.hub.log.append((f"{step}:{fault.kind}", 0))
         if fault.kind == "stall":
             self.hub.stop.wait(600)
-            self._hang_up()
-            return True
-        if step == "get":
+        elif step == "get":
             return False  # cut while the content goes out
-        self.rfile.read(int(self.headers.get("Content-Length", 0)) // 2)
+        else:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)) // 2)
         self._hang_up()
         return True
 
@@ -167,55 +160,50 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def _answer(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
-        data = json.dumps(content).encode()
+        self._write(status, json.dumps(content).encode(), {"Content-Type": "application/json", **(headers or {})})
+
+    def _write(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        self.hub.log.append((self.step, self.size))
         self.send_response(status)
-        for key, value in {"Content-Type": "application/json", **(headers or {})}.items():
+        for key, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command != "HEAD":
+            is_cut = self.fault is not None and self.fault.kind == "cut"
+            data = data[: len(data) // 2] if is_cut else data
             self.wfile.write(data)
+            if is_cut:
+                self.wfile.flush()
+                self._hang_up()
 
     def _may(self, repo: str, write: bool) -> bool:
         """Whether the caller may; the answer is sent where not."""
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if token and token not in (WRITER, READER):
+        status, headers = 0, {}
+        if self.token and self.token not in (WRITER, READER):
+            status, headers = 401, BAD_TOKEN
+        elif not self.hub.repo(repo).exists() or (repo in self.hub.private and not self.token):
+            status, headers = 404 if self.token else 401, REPO_NOT_FOUND
+        elif write and self.token != WRITER:
+            status, headers = 403 if self.token else 401, {"X-Error-Message": "no write access"}
+        if status:
             self._read_body()
-            self._answer(401, {"error": "x"}, {"X-Error-Message": "Invalid credentials in Authorization header"})
-        elif not self.hub.repo(repo).exists() or (repo in self.hub.private and not token):
-            self._read_body()
-            headers = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
-            self._answer(404 if token else 401, {"error": "x"}, headers)
-        elif write and token != WRITER:
-            self._read_body()
-            self._answer(403 if token else 401, {"error": "x"}, {"X-Error-Message": "no write access"})
-        else:
-            return True
-        return False
-
-    def _note(self, size: int = 0) -> None:
-        self.hub.log.append((self.step, size))
+            self._answer(status, {"error": "x"}, headers)
+        return not status
 
     # --- what the hub does
 
     def create(self, query: Any) -> None:
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         body = json.loads(self._read_body())
-        self._note()
-        if token != WRITER:
-            self._answer(403 if token == READER else 401, {"error": "x"})
+        if self.token != WRITER:
+            self._answer(403 if self.token == READER else 401, {"error": "x"})
             return
         name = f"{body['organization']}/{body['name']}"
-        if self.hub.repo(name).exists():
-            self._answer(409, {"error": "exists", "url": f"{self.hub.url}/datasets/{name}"})
-            return
-        self.hub.create(name)
+        self.hub.repo(name).mkdir(parents=True)
         if body.get("visibility") == "private":
             self.hub.private.add(name)
         self._answer(200, {"url": f"{self.hub.url}/datasets/{name}"})
 
     def auth(self, repo: str, write: str | None, query: Any) -> None:
-        self._note()
         if self._may(repo, write=bool(write)):
             self._answer(200, {})
 
@@ -224,7 +212,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"id": repo, "sha": COMMIT, "private": False, "tags": [], "siblings": []})
 
     def tree(self, repo: str, folder: str | None, query: Any) -> None:
-        self._note()
         if not self._may(repo, write=False):
             return
         start = int(query.get("cursor", ["0"])[0])
@@ -245,18 +232,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, page, headers)
 
     def preupload(self, repo: str, query: Any) -> None:
-        self._note()
         if not self._may(repo, write=True):
             return
         files = []
         for file in json.loads(self._read_body())["files"]:
-            is_large = file["path"].endswith(LFS_SUFFIXES) or file["size"] > 100_000
-            mode = "lfs" if is_large else "regular"
+            mode = "lfs" if file["path"].endswith(LFS_SUFFIXES) else "regular"
             files.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": None})
         self._answer(200, {"files": files})
 
     def batch(self, repo: str, query: Any) -> None:
-        self._note()
         if not self._may(repo, write=True):
             return
         objects = []
@@ -269,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def put(self, oid: str, query: Any) -> None:
         data = self._read_body()
-        self._note(len(data))
+        self.size = len(data)
         if hashlib.sha256(data).hexdigest() != oid:
             self._answer(400, {"error": "content differs from its hash"})
             return
@@ -281,16 +265,12 @@ class _Handler(BaseHTTPRequestHandler):
     def commit(self, repo: str, query: Any) -> None:
         if not self._may(repo, write=True):
             return
-        lines = [json.loads(line) for line in self._read_body().splitlines()]
-        for line in lines:
+        for line in map(json.loads, self._read_body().splitlines()):
             value = line["value"]
             if line["key"] == "file":
                 data = base64.b64decode(value["content"])
-                self._note(len(data))
-                self.hub.lfs_files[repo].pop(value["path"], None)
             elif line["key"] == "lfsFile":
                 data = (self.hub.root / "lfs" / value["oid"]).read_bytes()
-                self.hub.lfs_files[repo][value["path"]] = value["oid"]
             else:
                 continue
             place = self.hub.repo(repo) / value["path"]
@@ -308,36 +288,19 @@ class _Handler(BaseHTTPRequestHandler):
         file = self.hub.repo(repo) / path
         if not file.is_file():
             self._answer(404, {"error": "x"}, {"X-Error-Code": "EntryNotFound"})
-        elif path in self.hub.lfs_files[repo]:
-            # as the hub does: large files come from another address, for which the token is not meant
-            self.send_response(302)
-            self.send_header("Location", f"{self.hub.url}/cdn/{repo}/{path}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-        else:
-            self._send(file.read_bytes())
+            return
+        data, headers = file.read_bytes(), {"X-Repo-Commit": COMMIT}
+        if file.suffix not in LFS_SUFFIXES:
+            self._write(200, data, headers | {"ETag": f'"{hashlib.sha1(data).hexdigest()}"'})
+            return
+        # as the hub does: large files come from another host, for which the token is not meant
+        cdn = self.hub.url.replace("127.0.0.1", "localhost")
+        headers |= {"X-Linked-Etag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Linked-Size": str(len(data))}
+        self._write(302, b"", headers | {"Location": f"{cdn}/cdn/{repo}/{path}"})
 
     def cdn(self, path: str, query: Any) -> None:
-        self._send((self.hub.root / "repos" / path).read_bytes())
-
-    def _send(self, data: bytes) -> None:
-        begun = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(begun[1]) if begun else 0
-        self.send_response(206 if begun else 200)
-        if begun:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        data = data[start:]
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.fault is not None and self.fault.kind == "cut":
-            data = data[: len(data) // 2]
-            self.wfile.write(data)
-            self.wfile.flush()
-            self._note(len(data))
-            self._hang_up()
-            return
-        self._note(len(data))
-        self.wfile.write(data)
+        assert not self.token, "a token left the hub"
+        self._write(200, (self.hub.root / "repos" / path).read_bytes(), {})
 
 
 _R = r"([^/]+/[^/]+)"
@@ -352,7 +315,7 @@ ROUTES: list[tuple[str, tuple[str, ...], str, Callable[..., None]]] = [
     ("put", ("PUT",), "/lfs-upload/([0-9a-f]+)", _Handler.put),
     ("yaml", ("POST",), "/api/validate-yaml", _Handler.yaml),
     ("resolve", ("GET", "HEAD"), f"/datasets/{_R}/resolve/[^/]+/(.*)", _Handler.resolve),
-    ("get", ("GET", "HEAD"), "/cdn/(.*)", _Handler.cdn),
+    ("get", ("GET",), "/cdn/(.*)", _Handler.cdn),
 ]
 
 
@@ -360,8 +323,7 @@ ROUTES: list[tuple[str, tuple[str, ...], str, Callable[..., None]]] = [
 def serve_hub(root: Path) -> Iterator[LocalHub]:
     """A hub at 127.0.0.1 for a while, with its files in a folder."""
     hub = LocalHub(root)
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = True
     # a connection that is cut on demand is no news
     server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]

@@ -3,66 +3,58 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from slm_lab.cli.upload import upload_run
 from test.share.conftest import NAME, REPO, read_tree
-from test.share.local_hub import WRITER, LocalHub
+from test.share.local_hub import WRITER, Fault, LocalHub
 
-Lab = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Lab:
-    """Runs `slm-lab` in the folder of the test."""
-
-    def call(*words: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "slm_lab.cli", *words],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
-            cwd=tmp_path / "here",
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done
-
-    return call
+ROOT = Path(__file__).parents[2]
 
 
-def test_a_team_shares_a_folder(lab: Lab, make_run, tmp_path: Path) -> None:
+def train(*words: str, code: int, **variables: str) -> tuple[str, str]:
+    """`slm-lab run` as a program of its own; what it wrote."""
+    words = ("run", "reinforce_cartpole", *words, "-s", "meta.log_frequency=200", "--upload-hf")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, "-m", "slm_lab.cli", *words]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def test_a_team_shares_a_folder(lab, make_run, tmp_path: Path) -> None:
     folder = make_run()
-    (tmp_path / "here" / ".env").write_text(f"# ours\nexport HF_REPO='{tmp_path}/team disk'\n")
-    assert f"{tmp_path}/team disk/data/{NAME}" in lab("push", "latest").stdout
-    shown = lab("list", "--hub").stdout
+    Path(".env").write_text(f"# ours\nexport HF_REPO='{tmp_path}/team disk'\n")
+    assert f"{tmp_path}/team disk/data/{NAME}" in lab("push", "latest")[0]
+    shown, _ = lab("list", "--hub")
     assert NAME in shown
     assert "40.50" in shown
     assert shown.splitlines()[1].endswith("yes")
     lab("pull", "demo*", "-l", "--data-dir", "b")
-    assert not (tmp_path / "here" / "b").exists()
-    assert "Fetched" in lab("pull", "demo*", "--data-dir", "b").stdout
-    here = read_tree(tmp_path / "here" / "b" / NAME)
-    assert here["log/demo.log"] == (folder / "log/demo.log").read_bytes()
+    assert not Path("b").exists()
+    assert "Fetched" in lab("pull", "demo*", "--data-dir", "b")[0]
+    assert Path("b", NAME, "log/demo.log").read_bytes() == (folder / "log/demo.log").read_bytes()
     # nothing is here, but there
-    assert NAME in lab("list", "--data-dir", "empty").stdout
+    assert NAME in lab("list", "--data-dir", "empty")[0]
+    assert f"Would copy {NAME}: 12 files" in lab("graduate", "--to", f"{tmp_path}/public", "--dry-run")[0]
+    assert f"Copied   {tmp_path}/public/data/{NAME}" in lab("graduate", "--to", f"{tmp_path}/public")[0]
 
 
-def test_push_list_pull_at_a_hub(lab: Lab, hub: LocalHub, make_run) -> None:
+def test_push_list_pull_at_a_hub(lab, hub: LocalHub, make_run) -> None:
     make_run()
     place = {"HF_REPO": REPO, "HF_ENDPOINT": hub.url}
-    done = lab("push", f"data/{NAME}", HF_TOKEN=WRITER, **place)
-    assert f"{hub.url}/datasets/{REPO}/tree/main/data/{NAME}" in done.stdout
-    assert WRITER not in done.stdout + done.stderr
-    assert f"Uploading data/{NAME} to {REPO}/data/{NAME}: " in done.stderr
-    assert NAME in lab("list", "--remote", "demo", **place).stdout
+    out, err = lab("push", f"data/{NAME}", HF_TOKEN=WRITER, **place)
+    assert f"{hub.url}/datasets/{REPO}/tree/main/data/{NAME}" in out
+    assert WRITER not in out + err
+    assert f"Uploading data/{NAME} to {REPO}/data/{NAME}: " in err
+    assert NAME in lab("list", "--remote", "demo", **place)[0]
     lab("pull", NAME, "--data-dir", "b", **place)
 
 
 @pytest.mark.parametrize(
-    ("words", "variables", "told"),
+    ("words", "variables", "message"),
     [
         (("push", "latest"), {}, "HF_REPO is not set"),
         (("pull", "x"), {"HF_REPO": "one/two/three"}, "neither USER/NAME nor a path"),
@@ -74,56 +66,48 @@ def test_push_list_pull_at_a_hub(lab: Lab, hub: LocalHub, make_run) -> None:
         (("graduate", "--to", "./b"), {"HF_REPO": "./b"}, "source and target are the same"),
     ],
 )
-def test_a_mistake_is_one_line(lab: Lab, make_run, words, variables, told: str) -> None:
+def test_a_mistake_is_one_line(lab, make_run, words, variables, message: str) -> None:
     make_run()
-    done = lab(*words, code=2, **variables)
-    assert told in done.stderr
-    assert done.stderr.startswith("Error: ")
-    assert len(done.stderr.splitlines()) == 1
+    _, err = lab(*words, code=2, **variables)
+    assert message in err
+    assert err.startswith("Error: ")
+    assert len(err.splitlines()) == 1
 
 
-def test_a_training_is_uploaded_at_its_end(lab: Lab, hub: LocalHub, tmp_path: Path) -> None:
-    run = ["run", "reinforce_cartpole", "dev", "-s", "env.max_frame=600", "-s", "meta.log_frequency=200"]
+def test_a_training_is_uploaded_at_its_end(lab, hub: LocalHub, monkeypatch, capsys) -> None:
     place = {"HF_REPO": REPO, "HF_ENDPOINT": hub.url}
-    refused = lab(*run, "--upload-hf", code=2, **place)
-    assert "set HF_TOKEN" in refused.stderr
-    assert not (tmp_path / "here" / "data").exists()
-    done = lab(*run, UPLOAD_HF="true", HF_TOKEN=WRITER, **place)
-    (folder,) = (tmp_path / "here" / "data").iterdir()
-    assert f"Uploading data/{folder.name}" in done.stderr
-    assert f"Shared   {hub.url}/datasets/{REPO}/tree/main/data/{folder.name}" in done.stdout
+    words = ("dev", "-s", "env.max_frame=600")
+    assert "set HF_TOKEN" in lab("run", "reinforce_cartpole", *words, "--upload-hf", code=2, **place)[1]
+    assert not Path("data").exists()
+    # an upload that fails leaves the run as it is, and says what to type
+    hub.faults += [Fault("commit", 403)]
+    _, err = train(*words, code=2, HF_TOKEN=WRITER, **place)
+    (folder,) = Path("data").iterdir()
+    assert f"Uploading data/{folder.name}" in err
+    assert f"the run is whole, but not shared: {REPO}: the token in HF_TOKEN may not write here (403)" in err
+    assert f"slm-lab push data/{folder.name}" in err
+    for name, value in {**place, "HF_TOKEN": WRITER}.items():
+        monkeypatch.setenv(name, value)
+    assert upload_run(folder) == 0
+    assert f"Shared   {hub.url}/datasets/{REPO}/tree/main/data/{folder.name}" in capsys.readouterr().out
     there = read_tree(hub.repo(REPO) / "data" / folder.name)
     assert "report.html" in there
     for path, content in there.items():
         assert WRITER.encode() not in content, path
-        if path not in ("README.md", "manifest.json"):
-            assert content == (folder / path).read_bytes()
+        assert path in ("README.md", "manifest.json") or content == (folder / path).read_bytes()
     # what is pulled can be played, and its report written here
-    assert f"slm-lab report b/{folder.name}" in lab("pull", folder.name, "--data-dir", "b", **place).stdout
-    assert not (tmp_path / "here" / "b" / folder.name / "report.html").exists()
+    assert f"slm-lab report b/{folder.name}" in lab("pull", folder.name, "--data-dir", "b", **place)[0]
+    assert not Path("b", folder.name, "report.html").exists()
     lab("report", f"b/{folder.name}")
-    assert "mean total_reward" in lab("run", f"enjoy@b/{folder.name}", "--episodes", "1").stdout
+    assert "mean total_reward" in lab("run", f"enjoy@b/{folder.name}", "--episodes", "1")[0]
 
 
-def test_an_upload_that_fails_leaves_the_run_and_says_what_to_type(lab: Lab, tmp_path: Path) -> None:
-    team = tmp_path / "team"
-    (team / "data").mkdir(parents=True)
-    # a file where a folder should be
-    run = ["run", "reinforce_cartpole", "dev", "-s", "env.max_frame=400", "-s", "meta.log_frequency=200"]
-    (team / "data").rmdir()
-    (team / "data").write_text("")
-    done = lab(*run, "--upload-hf", code=2, HF_REPO=str(team))
-    (folder,) = (tmp_path / "here" / "data").iterdir()
-    assert f"slm-lab push data/{folder.name}" in done.stderr
-    (team / "data").unlink()
-    assert str(team) in lab("push", f"data/{folder.name}", HF_REPO=str(team)).stdout
-
-
-def test_a_crash_leaves_no_secret_in_any_file(lab: Lab, hub: LocalHub, tmp_path: Path) -> None:
+def test_a_crash_leaves_no_secret_in_any_file(lab, hub: LocalHub) -> None:
     """Tokens in the environment, in `.env` and in the text of an exception; two sessions, so workers too."""
     secrets = {"A_TOKEN": "gh" + "p_" + "aB3" * 12, "B_PASSWORD": "correct horse battery", "HF_TOKEN": WRITER}
-    (tmp_path / "here" / ".env").write_text('C_SECRET="staple of the horse"\n')
-    (tmp_path / "here" / "bad_env.py").write_text(
+    place = {"HF_REPO": REPO, "HF_ENDPOINT": hub.url}
+    Path(".env").write_text('C_SECRET="staple of the horse"\n')
+    Path("bad_env.py").write_text(
         "import os\nimport gymnasium\nfrom gymnasium.envs.classic_control import CartPoleEnv\n\n"
         "class Bad(CartPoleEnv):\n    num = 0\n\n    def step(self, action):\n        Bad.num += 1\n"
         "        if Bad.num > 300:\n"
@@ -131,16 +115,14 @@ def test_a_crash_leaves_no_secret_in_any_file(lab: Lab, hub: LocalHub, tmp_path:
         " + os.environ['HF_TOKEN'])\n        return super().step(action)\n\n"
         "gymnasium.register('Bad-v0', entry_point=Bad, max_episode_steps=100)\n"
     )
-    words = ["run", "reinforce_cartpole", "train", "-s", "env.name=bad_env:Bad-v0", "-s", "meta.max_session=2"]
-    words += ["-s", "env.max_frame=2000", "-s", "meta.log_frequency=100", "--upload-hf"]
-    done = lab(*words, code=1, HF_REPO=REPO, HF_ENDPOINT=hub.url, **secrets)
-    assert "ValueError: [secret]" in done.stderr
+    words = ("train", "-s", "env.name=bad_env:Bad-v0", "-s", "meta.max_session=2", "-s", "env.max_frame=2000")
+    out, err = train(*words, code=1, **place, **secrets)
+    assert "ValueError: [secret]" in err
     # no session has a result, so it is not sent by itself; by hand it is
-    lab("push", "latest", HF_REPO=REPO, HF_ENDPOINT=hub.url, **secrets)
+    lab("push", "latest", **place, **secrets)
     assert any("[secret]" in path.read_text() for path in (hub.repo(REPO) / "data").rglob("*.log"))
-    values = [*secrets.values(), "staple of the horse"]
-    files = {**read_tree(tmp_path / "here" / "data"), **read_tree(hub.root)}
-    assert len(files) > 4
-    for path, content in {**files, "console": (done.stdout + done.stderr).encode()}.items():
-        for value in values:
+    files = {**read_tree(Path("data")), **read_tree(hub.root), "console": (out + err).encode()}
+    assert len(files) > 5
+    for path, content in files.items():
+        for value in (*secrets.values(), "staple of the horse"):
             assert value.encode() not in content, path

@@ -11,7 +11,7 @@ from slm_lab.share.hub_store import HubStore
 from slm_lab.share.manifest import has_run
 from slm_lab.share.push import push_run
 from slm_lab.share.store import Store
-from test.share.conftest import NAME, QUICK, REPO, read_tree
+from test.share.conftest import NAME, REPO, read_tree
 from test.share.local_hub import WRITER, Fault, LocalHub
 
 PUBLIC = "me/public"
@@ -19,9 +19,9 @@ OTHER = "demo_2026_02_02_120000"
 
 
 @pytest.fixture
-def public(hub: LocalHub, store: HubStore) -> HubStore:
-    """The public repo, which is not made yet; it uses the client of the other."""
-    return HubStore(PUBLIC, WRITER, hub.url, QUICK)
+def public(hub: LocalHub) -> HubStore:
+    """The public repo, which is not made yet."""
+    return HubStore(PUBLIC, WRITER, hub.url)
 
 
 @pytest.fixture
@@ -47,8 +47,7 @@ def go(source: Store, target: Store, root: Path, may_rewrite: bool = True) -> Gr
     return found
 
 
-def test_finished_runs_are_copied_byte_for_byte(hub: LocalHub, store, public, docs: Path, make_run) -> None:
-    push_run(make_run(), store)
+def test_finished_runs_are_copied_byte_for_byte_and_once(hub: LocalHub, store, public, docs, pushed, make_run) -> None:
     unfinished = make_run(OTHER, seed=1)
     (unfinished / "demo_t0_trial_metrics.json").write_text('{"is_complete": false}')
     push_run(unfinished, store)
@@ -69,16 +68,9 @@ def test_finished_runs_are_copied_byte_for_byte(hub: LocalHub, store, public, do
     assert f"{PUBLIC}/resolve/main/data/{NAME}/graph/a.png" in page
     assert f"{REPO}/tree/main/data/{OTHER})" in page
     assert f"[repo]({hub.url}/datasets/{REPO})" in page
-    assert {path for path in there if not path.startswith("data/")} == {
-        "README.md",
-        "docs/BENCHMARKS.md",
-        "docs/plots/a.png",
-    }
-
-
-def test_twice_sends_nothing_and_deletes_nothing(hub: LocalHub, store, public, docs: Path, make_run) -> None:
-    push_run(make_run(), store)
-    go(store, public, docs)
+    of_docs = {path for path in there if not path.startswith("data/")}
+    assert of_docs == {"README.md", "docs/BENCHMARKS.md", "docs/plots/a.png"}
+    # the second time nothing is sent, and nothing deleted
     (hub.repo(PUBLIC) / "docs/old.md").write_text("of an earlier time")
     before = read_tree(hub.root)
     hub.log.clear()
@@ -88,28 +80,20 @@ def test_twice_sends_nothing_and_deletes_nothing(hub: LocalHub, store, public, d
     assert read_tree(hub.root) == before
 
 
-def test_a_copy_that_was_cut_goes_on(hub: LocalHub, store, public, docs: Path, make_run) -> None:
-    push_run(make_run(), store)
-    hub.faults = [Fault("commit", 503, times=100)]
+def test_a_copy_that_was_cut_is_resumed(hub: LocalHub, store, public, docs: Path, pushed) -> None:
+    hub.faults += [Fault("commit", 503, times=100)]
     with pytest.raises(ShareError, match="same command again"):
         go(store, public, docs)
-    hub.faults = []
-    before = hub.count("put")
-    go(store, public, docs)
+    hub.faults.clear()
+    before, text = hub.count("put"), (docs / "docs/BENCHMARKS.md").read_text()
+    go(store, public, docs, may_rewrite=False)
     assert has_run(public, NAME)
     # large files of the run had arrived; the one more is a picture of the docs
     assert hub.count("put") == before + 1
+    assert (docs / "docs/BENCHMARKS.md").read_text() == text
 
 
-def test_links_stay_if_told_so(store, public, docs: Path, make_run) -> None:
-    push_run(make_run(), store)
-    before = (docs / "docs/BENCHMARKS.md").read_text()
-    go(store, public, docs, may_rewrite=False)
-    assert (docs / "docs/BENCHMARKS.md").read_text() == before
-
-
-def test_another_run_of_the_name_in_public_is_not_overwritten(store, public, docs: Path, make_run, tmp_path) -> None:
-    push_run(make_run(), store)
+def test_another_run_of_the_name_in_public_is_not_overwritten(store, public, docs, pushed, make_run, tmp_path) -> None:
     push_run(make_run(data_dir=tmp_path / "b", seed=5), public)
     with pytest.raises(ShareError, match="name is taken"):
         go(store, public, docs)

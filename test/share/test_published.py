@@ -1,6 +1,5 @@
 """A repo without manifests, as the published SLM-Lab uploads runs: listed and fetched like any other."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -15,17 +14,12 @@ from slm_lab.share.hub_store import HubStore
 from slm_lab.share.pull import list_runs, pull_runs
 from slm_lab.share.store import DATA
 from test.share.conftest import NAME, REPO, read_tree
-from test.share.local_hub import LFS_SUFFIXES, LocalHub
-from test.share.test_commands import Lab, lab  # noqa: F401 (a fixture)
+from test.share.local_hub import LocalHub
 
 PPO, SAC = "ppo_cartpole_2026_02_01_120000", "sac_pendulum_2026_02_01_130000"
 STRANGE = (
-    "report.html",
-    "graph/plotly.min.js",
-    "graph/x.svg",
-    "run.sh",
-    "info/notes.txt",
-    "model/.hidden_net_model.pt",
+    *("report.html", "graph/plotly.min.js", "graph/x.svg"),
+    *("run.sh", "info/notes.txt", "model/.hidden_net_model.pt"),
 )
 
 
@@ -35,12 +29,8 @@ def upload(root: Path, name: str, algorithm: str = "PPO", env: str = "CartPole-v
     folder = root / DATA / name
     for sub in ("info", "graph", "log", "model"):
         (folder / sub).mkdir(parents=True)
-    flat = {
-        "agent": {"name": algorithm, "algorithm": {"name": algorithm}},
-        "env": {"name": env},
-        "meta": {},
-        "name": spec,
-    }
+    agent = {"name": algorithm, "algorithm": {"name": algorithm}}
+    flat = {"agent": agent, "env": {"name": env}, "meta": {}, "name": spec}
     for stem in (spec, f"{spec}_t0"):
         (folder / f"{stem}_spec.json").write_text(json.dumps(flat))
     metrics = {"frame": 400.0, "total_reward_ma": 123.456, "strength": 100.0}
@@ -65,21 +55,14 @@ def expected(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def there(hub: LocalHub) -> Path:
-    """The files of a repo with two runs, large ones as the hub keeps them."""
+    """The files of a repo with two runs."""
     root = hub.repo(REPO)
     upload(root, PPO)
     upload(root, SAC, "SoftActorCritic", "Pendulum-v1")
-    note_large(hub)
     return root
 
 
-def note_large(hub: LocalHub) -> None:
-    for path, data in read_tree(hub.repo(REPO)).items():
-        if path.endswith(LFS_SUFFIXES):
-            hub.lfs_files[REPO][path] = hashlib.sha256(data).hexdigest()
-
-
-def test_runs_without_manifests_are_listed_with_their_scores(store: HubStore, there: Path) -> None:
+def test_runs_without_manifests_are_listed_fetched_and_verified(store: HubStore, there: Path, tmp_path: Path) -> None:
     found = {run.name: run for run in list_runs(store)}
     assert list(found) == [PPO, SAC]
     manifest = found[SAC].manifest
@@ -88,9 +71,6 @@ def test_runs_without_manifests_are_listed_with_their_scores(store: HubStore, th
     assert (summary.algorithm, summary.env, summary.frame, summary.score) == ("SAC", "Pendulum-v1", 400, 123.456)
     assert len(summary.values) == 2
     assert manifest.size == sum(map(len, expected(there / DATA / SAC).values()))
-
-
-def test_a_run_without_a_manifest_is_fetched_and_verified(store: HubStore, there: Path, tmp_path: Path) -> None:
     (pulled,), problems = pull_runs("sac", store, tmp_path / "b")
     assert not problems
     assert read_tree(tmp_path / "b" / SAC) == expected(there / DATA / SAC)
@@ -99,6 +79,10 @@ def test_a_run_without_a_manifest_is_fetched_and_verified(store: HubStore, there
     (tmp_path / "b" / SAC / "log" / "sac_pendulum.log").write_text("mine")
     (again,), _ = pull_runs("sac", store, tmp_path / "b")
     assert (again.num_fetched, again.kept) == (0, ("log/sac_pendulum.log",))
+    # they are not as they were made, so they do not graduate
+    graduation = plan("", store, FolderStore(tmp_path / "public"))
+    assert not graduation.runs
+    assert set(graduation.left_out.values()) == {"it has no manifest; pull it, and push it to the public repo"}
 
 
 @pytest.mark.parametrize("path", ["model/sac_pendulum_t0_s0_ckpt-best_net_model.pt", "log/sac_pendulum.log"])
@@ -157,9 +141,9 @@ def test_a_folder_without_manifests(there: Path, tmp_path: Path, monkeypatch: py
     team = FolderStore(there)
     whole = os.scandir
 
-    def scan(path: str | Path) -> Any:
+    def scan(path: str | Path | int) -> Any:
         # as a folder of somebody else's answers; the tests may be root, whom nothing is refused
-        if Path(path).name == PPO:
+        if str(path).endswith(PPO):
             raise PermissionError(13, "Permission denied", str(path))
         return whole(path)
 
@@ -174,27 +158,21 @@ def test_a_folder_without_manifests(there: Path, tmp_path: Path, monkeypatch: py
     assert read_tree(tmp_path / "b" / SAC) == expected(there / DATA / SAC)
 
 
-def test_runs_without_manifests_do_not_graduate(store: HubStore, there: Path, tmp_path: Path) -> None:
-    graduation = plan("", store, FolderStore(tmp_path / "public"))
-    assert not graduation.runs
-    assert set(graduation.left_out.values()) == {"it has no manifest; pull it, and push it to the public repo"}
-
-
-def test_list_shows_what_is_here_and_then_the_hub(lab: Lab, hub: LocalHub, there: Path, make_run) -> None:  # noqa: F811
+def test_list_shows_what_is_here_and_then_the_hub(lab, hub: LocalHub, there: Path, make_run) -> None:
     make_run()
     place = {"HF_REPO": REPO, "HF_ENDPOINT": hub.url}
-    shown = lab("list", **place).stdout
+    shown, _ = lab("list", **place)
     assert shown.index(NAME) < shown.index(f"\nAt {REPO}:\n") < shown.index(PPO) < shown.index(SAC)
-    only = lab("list", "--local", **place).stdout
+    only, _ = lab("list", "--local", **place)
     assert NAME in only
     assert PPO not in only
-    assert NAME not in lab("list", "--hub", **place).stdout
+    assert NAME not in lab("list", "--hub", **place)[0]
     # nothing here is no mistake where the hub has runs
-    assert SAC in lab("list", "--data-dir", "empty", **place).stdout
-    fetched = lab("pull", "ppo", "--data-dir", "b", **place)
-    assert f"Fetched  b/{PPO}" in fetched.stdout
-    away = lab("list", HF_REPO=REPO, HF_ENDPOINT="http://127.0.0.1:9")
-    assert NAME in away.stdout
-    assert away.stderr.startswith("Warning: the runs at HF_REPO are not shown: ")
-    assert len(away.stderr.splitlines()) == 1
-    lab("list", "--data-dir", "empty", code=2, HF_REPO=REPO, HF_ENDPOINT="http://127.0.0.1:9")
+    assert SAC in lab("list", "--data-dir", "empty", **place)[0]
+    assert f"Fetched  b/{PPO}" in lab("pull", "ppo", "--data-dir", "b", **place)[0]
+    away = {"HF_REPO": REPO, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    shown, warned = lab("list", **away)
+    assert NAME in shown
+    assert warned.startswith("Warning: the runs at HF_REPO are not shown: ")
+    assert len(warned.splitlines()) == 1
+    lab("list", "--data-dir", "empty", code=2, **away)

@@ -8,29 +8,17 @@ from slm_lab.lib.errors import ShareError
 from slm_lab.share.settings import read_settings
 
 
-@pytest.fixture(autouse=True)
-def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("HF_TOKEN", "HF_REPO", "HF_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def test_settings_of_one_place_belong_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_goes_only_to_a_server_that_is_named_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text("HF_REPO=me/runs\nHF_TOKEN='a token of mine'\nHF_ENDPOINT=https://hub.example\n")
     settings = read_settings()
     assert (settings.token, settings.endpoint) == ("a token of mine", "https://hub.example")
     monkeypatch.setenv("HF_TOKEN", "another")
+    # a `.env` may come with somebody else's folder
+    with pytest.raises(ShareError, match="two places"):
+        read_settings()
     monkeypatch.setenv("HF_ENDPOINT", "https://other.example")
     settings = read_settings()
     assert (settings.token, settings.endpoint) == ("another", "https://other.example")
-
-
-def test_a_token_is_not_sent_to_the_server_of_somebody_elses_env_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(".env").write_text("HF_REPO=me/runs\nHF_ENDPOINT=https://collects.example\n")
-    assert read_settings().token is None
-    monkeypatch.setenv("HF_TOKEN", "mine")
-    with pytest.raises(ShareError, match="two places"):
-        read_settings()
 
 
 @pytest.mark.parametrize(
@@ -38,12 +26,9 @@ def test_a_token_is_not_sent_to_the_server_of_somebody_elses_env_file(monkeypatc
 )
 def test_a_token_goes_through_no_open_line(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_REPO", "me/runs")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:8080")
+    # a server of this machine needs no encryption
+    assert read_settings().endpoint == "http://127.0.0.1:8080"
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     with pytest.raises(ShareError, match="https"):
         read_settings()
-
-
-def test_a_server_of_this_machine_needs_no_encryption(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_REPO", "me/runs")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:8080")
-    assert read_settings().endpoint == "http://127.0.0.1:8080"
