@@ -3,11 +3,13 @@
 import codecs
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from dotenv.parser import parse_stream
 
 from slm_lab.lib.errors import LabError
 
@@ -39,7 +41,6 @@ _PLACES = frozenset({"BINDING", "BINDINGS", "DIR", "ENDPOINT", "FILE", "NAME", "
 _SEPARATOR = re.compile(r"[\W_]+")
 # where a word begins in a part such as secretKey or APIKeyId
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
-_VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", re.S)
 
 
 def _token(start: str, rest: str) -> str:
@@ -110,31 +111,14 @@ def _read(path: Path, changed: int, size: int) -> Mapping[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise LabError(f"{path.name}: cannot be read ({error.__class__.__name__})") from None
     values = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        match = _VARIABLE.fullmatch(stripped)
-        if match is None:
+    for binding in parse_stream(StringIO(text)):
+        if binding.key is None and not binding.error:
+            continue  # a comment
+        if binding.key is None or binding.value is None or not binding.key.isidentifier():
             # the line itself may be the secret
-            raise LabError(f"{path.name}: line {number} is not NAME=VALUE")
-        values[match[1]] = _parse_value(match[2], f"{path.name}: line {number}")
+            raise LabError(f"{path.name}: line {binding.original.line} is not NAME=VALUE, or has a quote left open")
+        values[binding.key] = binding.value
     return values
-
-
-def _parse_value(text: str, where: str) -> str:
-    if not text.startswith(("'", '"')):
-        # a comment needs a space before it, so that a # may be part of a value
-        return re.split(r"\s+#", f" {text}", maxsplit=1)[0].strip()
-    lexer = shlex.shlex(text, posix=True)
-    lexer.whitespace_split = True
-    try:
-        words = list(lexer)
-    except ValueError:
-        raise LabError(f"{where} has a quote that is not closed") from None
-    if len(words) != 1:
-        raise LabError(f"{where} goes on after its closing quote")
-    return words[0]
 
 
 def known_secrets() -> dict[str, str]:
