@@ -3,9 +3,11 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from slm_lab.lib.errors import ShareError, UnreadableError
 from slm_lab.lib.io import to_finite
@@ -25,6 +27,9 @@ MAX_BYTES = 10_000_000
 MAX_NUMBER = 10**15
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA1 = re.compile(r"[0-9a-f]{40}")
+_Text = Annotated[str, AfterValidator(lambda text: printable(text, 200))]
+# JSON has no number for it
+_Score = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
 class BadRunError(ShareError):
@@ -39,15 +44,15 @@ class ManifestError(BadRunError):
 class Summary:
     """What a run is and came to, in short."""
 
-    spec: str
-    algorithm: str
-    env: str
+    spec: _Text
+    algorithm: _Text
+    env: _Text
     # train or search
-    kind: str
+    kind: _Text
     is_complete: bool
-    frame: int
+    frame: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
     # the score of each session that counts
-    values: tuple[float, ...]
+    values: Annotated[tuple[_Score, ...], Field(max_length=1000)]
 
     @property
     def score(self) -> float:
@@ -64,6 +69,7 @@ class Manifest:
     identity: str
     summary: Summary
     files: tuple[StoredFile, ...]
+    format: int = FORMAT
 
     @property
     def size(self) -> int:
@@ -72,14 +78,10 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file; the same for the same run."""
-        data = {
-            "format": FORMAT,
-            "name": self.name,
-            "identity": self.identity,
-            "summary": asdict(self.summary),
-            "files": [asdict(file) for file in self.files],
-        }
-        return (json.dumps(to_finite(data), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+        return (json.dumps(to_finite(asdict(self)), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+_READER = TypeAdapter(Manifest)
 
 
 def summarize(run: Run) -> Summary:
@@ -118,48 +120,31 @@ def read_manifest(store: Store, name: str) -> Manifest | None:
 def parse_manifest(data: bytes, name: str) -> Manifest:
     """A manifest from elsewhere, whose every word is checked."""
     try:
-        content = json.loads(data)
-        if content["format"] != FORMAT:
-            raise ManifestError(f"{name}: {MANIFEST} is of another format; update the lab")
-        files = tuple(_parse_file(file) for file in content["files"][: MAX_FILES + 1])
-        manifest = Manifest(str(content["name"]), str(content["identity"]), _parse_summary(content["summary"]), files)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        manifest = _READER.validate_json(data, strict=True)
+    except ValidationError:
         raise ManifestError(f"{name}: {MANIFEST} there is damaged, so nothing of the run is used") from None
-    check_files(name, files)
+    if manifest.format != FORMAT:
+        raise ManifestError(f"{name}: {MANIFEST} is of another format; update the lab")
     if manifest.name != name:
-        raise ManifestError(f"{name}: {MANIFEST} there is that of '{printable(manifest.name)[:80]}'; was it moved?")
+        raise ManifestError(f"{name}: {MANIFEST} there is that of '{printable(manifest.name)}'; was it moved?")
+    check_files(name, manifest.files)
+    for file in manifest.files:
+        problem = find_problem(file.path) or (None if belongs(file.path) else "it is none of a run's files")
+        if problem is not None:
+            raise ManifestError(f"{name}: the path '{printable(file.path, 120)}' is refused: {problem}")
+        if not (_SHA256.fullmatch(file.sha256) and _SHA1.fullmatch(file.git_sha1)):
+            raise ManifestError(f"{name}: {MANIFEST} there is damaged: '{file.path}' has no hash")
     return manifest
 
 
 def check_files(name: str, files: Sequence[StoredFile]) -> None:
-    """Refuse more files than a run has, and names that some systems take for one."""
+    """Refuse more files than a run has, sizes that no file has, and names that some systems take for one."""
     if len(files) > MAX_FILES:
         raise ManifestError(f"{name}: it lists more than {MAX_FILES:,} files, which no run has")
-    paths = [file.path.casefold() for file in files]
-    if len(set(paths)) < len(paths):
+    if not all(0 <= file.size <= MAX_NUMBER for file in files):
+        raise ManifestError(f"{name}: {MANIFEST} there is damaged: it has a size that no file has")
+    if len({file.path.casefold() for file in files}) < len(files):
         raise ManifestError(f"{name}: {MANIFEST} lists a file twice")
-
-
-def _parse_file(raw: Any) -> StoredFile:
-    path, size, sha256, git_sha1 = (raw[key] for key in ("path", "size", "sha256", "git_sha1"))
-    if not (isinstance(path, str) and isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_NUMBER):
-        raise ValueError("no file")
-    if not (_SHA256.fullmatch(sha256) and _SHA1.fullmatch(git_sha1)):
-        raise ValueError("no hash")
-    if (problem := find_problem(path)) is not None:
-        raise ManifestError(f"the path '{printable(path)[:120]}' is refused: {problem}")
-    if not belongs(path):
-        raise ManifestError(f"the path '{printable(path)[:120]}' is refused: it is none of a run's files")
-    return StoredFile(path, size, sha256, git_sha1)
-
-
-def _parse_summary(raw: Mapping[str, Any]) -> Summary:
-    texts = [printable(str(raw[key]))[:200] for key in ("spec", "algorithm", "env", "kind")]
-    values = tuple(float("nan") if value is None else float(value) for value in raw["values"][:1000])
-    frame = int(raw["frame"])
-    if not 0 <= frame <= MAX_NUMBER:
-        raise ValueError("no frame")
-    return Summary(texts[0], texts[1], texts[2], texts[3], raw["is_complete"] is True, frame, values)
 
 
 def find_missing(store: Store, name: str, files: Sequence[StoredFile]) -> list[StoredFile]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from slm_lab.lib.errors import UnreadableError
 from slm_lab.results.run import look_up, name_algorithm
-from slm_lab.share.manifest import MAX_FILES, MAX_NUMBER, Manifest, ManifestError, Summary, check_files
+from slm_lab.share.manifest import MAX_FILES, MAX_NUMBER, Manifest, Summary, check_files
 from slm_lab.share.run_files import belongs, is_page
 from slm_lab.share.store import DATA, Store, TooLargeError
 from slm_lab.spec.reader import printable
@@ -29,8 +29,6 @@ def describe_published(store: Store, name: str, to_fetch: bool) -> Manifest | No
     for stored in store.list_files(f"{DATA}/{name}", with_hashes=to_fetch):
         path = stored.path.removeprefix(lead)
         if belongs(path, with_checkpoints=False) and not is_page(path):
-            if not 0 <= stored.size <= MAX_NUMBER:
-                raise ManifestError(f"{name}: the size of '{printable(path)}' is no size of a file")
             files.append(replace(stored, path=path))
         if len(files) > MAX_FILES:
             break

@@ -48,7 +48,10 @@ HOSTILE = [
 FOREIGN = ["conftest.py", "info/run.sh", "model/evil.pkl", "log/x.py", ".env", "graph/evil.js", "data.zip"]
 Change = Callable[[dict[str, Any]], Any]
 LIES: list[tuple[str, Change]] = [
-    *(("is refused", lambda data, path=path: data["files"][0].update(path=path)) for path in (*HOSTILE, *FOREIGN)),
+    *(
+        ("is refused|damaged", lambda data, path=path: data["files"][0].update(path=path))
+        for path in (*HOSTILE, *FOREIGN)
+    ),
     ("damaged", lambda data: data["files"][0].update(size=-1)),
     ("damaged", lambda data: data["files"][0].update(size="1")),
     ("damaged", lambda data: data["files"][0].update(size=10**400)),
