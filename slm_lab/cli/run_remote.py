@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +34,7 @@ def split_arguments(arguments: list[str]) -> tuple[str, str | None, Mode]:
     name="run-remote",
     help="Run a spec on a machine in the cloud, through dstack: docs/REMOTE.md.\n\n"
     "The checkout you are in is sent as it is. SPEC_FILE is a file in it or the bare name of a shipped spec. The run "
-    "goes on from its checkpoint when its machine is taken away and --volume outlives it.",
+    "resumes from its checkpoint when its machine is taken away and --volume outlives it.",
 )
 def run_remote(
     arguments: Annotated[list[str], typer.Argument(metavar="SPEC_FILE [SPEC_NAME] [train|search]")],
@@ -79,7 +78,12 @@ def run_remote(
         if dry_run:
             task = render_task(request, environ, root)
             sys.stdout.write(f"# {shlex.join(['dstack', *APPLY])} < this\n{task.text}")
-            _note_missing(request, environ)
+            try:
+                if request.upload:
+                    check_upload(environ)
+            except LabError as error:
+                # it would be refused when the run is submitted
+                sys.stderr.write(f"Note: {error}\n")
             return
         try:
             task = submit_task(request, environ, root)
@@ -87,18 +91,9 @@ def run_remote(
             sys.stderr.write(redact(f"Error: {error}\n"))
             sys.exit(error.exit_code)
     if volume is None:
-        sys.stdout.write("Note     no --volume: on a new machine the run would start anew (docs/REMOTE.md)\n")
+        sys.stdout.write("Note     no --volume: a new machine would start the run from scratch (docs/REMOTE.md)\n")
     sys.stdout.write(
         f"Watch    dstack ps\nLog      dstack logs {task.run_name}\nStop     dstack stop {task.run_name}\n"
     )
     if upload_hf:
         sys.stdout.write(f"Results  slm-lab pull {task.spec_name}\n")
-
-
-def _note_missing(request: TaskRequest, environ: Mapping[str, str]) -> None:
-    """What would be refused when the run is submitted, though not when it is only shown."""
-    try:
-        if request.upload:
-            check_upload(environ)
-    except LabError as error:
-        sys.stderr.write(f"Note: {error}\n")

@@ -1,7 +1,6 @@
 """Hand tasks to dstack, which is another program: it is found, asked and called without a shell."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slm_lab.lib.errors import LabError
-from slm_lab.remote.task import RenderedTask, TaskRequest, check_upload, find_root, render_task
+from slm_lab.remote.task import RenderedTask, TaskRequest, check_upload, render_task
 
 INSTALL = "uv sync --no-default-groups --group remote"
 # the task comes through stdin, so that no file is written
@@ -27,12 +26,8 @@ class SubmitError(LabError):
         self.exit_code = exit_code
 
 
-def submit_task(
-    request: TaskRequest, environ: Mapping[str, str] | None = None, root: Path | None = None
-) -> RenderedTask:
+def submit_task(request: TaskRequest, environ: Mapping[str, str], root: Path) -> RenderedTask:
     """Check, render and submit a run. Raises LabError before, SubmitError when dstack refuses."""
-    environ = os.environ if environ is None else environ
-    root = find_root(Path.cwd()) if root is None else root
     task = render_task(request, environ, root)
     if request.upload:
         check_upload(environ)
@@ -54,17 +49,15 @@ def submit_task(
 
 def find_dstack(environ: Mapping[str, str]) -> str:
     """The dstack on the path, or the one beside this Python."""
-    found = shutil.which("dstack", path=environ.get("PATH", "")) or shutil.which(
-        "dstack", path=Path(sys.executable).parent
-    )
+    places = (environ.get("PATH", ""), str(Path(sys.executable).parent))
+    found = next((program for place in places if (program := shutil.which("dstack", path=place))), None)
     if found is None:
         raise LabError(f"dstack is not installed; run `{INSTALL}`, or `uv tool install dstack` (docs/REMOTE.md)")
     return found
 
 
-def find_status(run_name: str, environ: Mapping[str, str] | None = None, root: Path | None = None) -> str | None:
+def find_status(run_name: str, environ: Mapping[str, str], root: Path) -> str | None:
     """dstack's word for how a run is; None if it knows no such run."""
-    environ = os.environ if environ is None else environ
     asked = [find_dstack(environ), "run", "get", run_name, "--json"]
     try:
         answer = subprocess.run(

@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -71,20 +71,14 @@ class RenderedTask:
     # as the run's folder begins
     spec_name: str
     document: Mapping[str, Any]
-    # the last of its commands, as words
-    command: tuple[str, ...]
 
     @property
     def text(self) -> str:
         return yaml.safe_dump(dict(self.document), sort_keys=False, allow_unicode=True, width=100_000)
 
 
-def render_task(request: TaskRequest, environ: Mapping[str, str], root: Path | None = None) -> RenderedTask:
-    """The task of a request, once its spec, names and numbers have been checked.
-
-    Of variables only the names come into a task, never a value.
-    """
-    root = find_root(Path.cwd()) if root is None else root
+def render_task(request: TaskRequest, environ: Mapping[str, str], root: Path) -> RenderedTask:
+    """The task of a request, once its spec, names and numbers have been checked."""
     import_modules(request.imports)
     path, spec_name = locate(request.spec_file, request.spec_name)
     spec = load_spec(path, spec_name, dict(parse_override(text) for text in request.changes)).spec
@@ -96,21 +90,14 @@ def render_task(request: TaskRequest, environ: Mapping[str, str], root: Path | N
         check_name(request.volume, "--volume")
     spec_file = _find_in_project(path, root)
     command = build_command(request, spec_file, spec_name, run_name, find_groups(spec, request.gpu))
-    names = {name for name, value in environ.items() if value}
-    document = build_task(request, read_template(root, request), run_name, spec_file, command, names, git_sha(root))
-    return RenderedTask(run_name, spec.name, document, command)
+    return RenderedTask(run_name, spec.name, build_task(request, root, run_name, spec_file, command, environ))
 
 
 def build_task(
-    request: TaskRequest,
-    template: Mapping[str, Any],
-    run_name: str,
-    spec_file: str,
-    command: Sequence[str],
-    names: Collection[str],
-    commit: str | None,
+    request: TaskRequest, root: Path, run_name: str, spec_file: str, command: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A template, filled in."""
+    """The template of a request, filled in. Of variables only the names come into a task, never a value."""
+    template = read_template(root, request)
     document: dict[str, Any] = {"type": template["type"], "name": run_name, **template}
     # the template's paths start at its own folder, dstack's at the folder it is called in
     document["files"] = [{"local_path": ".", "path": CODE_DIR}]
@@ -118,9 +105,9 @@ def build_task(
         # also where it is in a folder that is not sent, such as data/
         document["files"] += [{"local_path": spec_file, "path": f"{CODE_DIR}/{spec_file}"}]
     document["env"] = [
-        name for name in template.get("env", []) if (request.upload if name in UPLOAD_VARIABLES else name in names)
+        name for name in template.get("env", []) if (request.upload if name in UPLOAD_VARIABLES else environ.get(name))
     ]
-    if commit is not None:
+    if (commit := git_sha(root)) is not None:
         document["env"] += [f"{COMMIT_VARIABLE}={commit}"]
     if request.volume is not None:
         document["volumes"] = [{"name": request.volume, "path": CHECKPOINT_DIR}]
@@ -221,14 +208,9 @@ def _find_in_project(path: Path, root: Path) -> str:
 
 def check_upload(environ: Mapping[str, str]) -> None:
     """Refuse a run that could not upload its results once it has cost its money."""
-    remedy = "set it in the environment or in .env, or give --no-upload-hf"
-    for name, what in zip(
-        UPLOAD_VARIABLES, ("a token with write access", "the repo for results, USER/REPO"), strict=True
-    ):
+    remedy = "in the environment or in .env, or give --no-upload-hf"
+    for name, what in zip(UPLOAD_VARIABLES, ("a token with write access", "the repo for results"), strict=True):
         if not environ.get(name):
-            raise LabError(f"{name} is not set ({what}), so the results could not be uploaded; {remedy}")
-    repo = environ["HF_REPO"]
-    if not is_repo(repo):
-        raise LabError(
-            f"HF_REPO is '{repo}', which a remote machine cannot reach; {remedy.replace('it', 'USER/REPO', 1)}"
-        )
+            raise LabError(f"{name} is not set ({what}), so the results could not be uploaded; set it {remedy}")
+    if not is_repo(repo := environ["HF_REPO"]):
+        raise LabError(f"HF_REPO is '{repo}', which a remote machine cannot reach; set USER/REPO {remedy}")

@@ -1,7 +1,6 @@
 """The command on a stand-in for dstack: what it is asked, and what becomes of its answers."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ import yaml
 from slm_lab.cli.run_remote import split_arguments
 from slm_lab.lib.errors import LabError
 from slm_lab.remote import submit
-from slm_lab.remote.submit import submit_task
-from slm_lab.remote.task import TaskRequest
 from test.cli.command import call
 
 ROOT = Path(__file__).parents[2]
@@ -62,10 +59,6 @@ def test_a_dry_run_shows_what_would_be_sent_and_calls_nothing(dstack, monkeypatc
     assert first == "# dstack apply -f - -y --detach < this"
     assert yaml.safe_load(text)["spot_policy"] == "spot"
     assert TOKEN not in text
-    # it also needs no token, but says that one will be needed
-    monkeypatch.delenv("HF_TOKEN")
-    assert call(monkeypatch, "run-remote", "ppo_cartpole", "--dry-run") == 0
-    assert "Note: HF_TOKEN is not set" in capsys.readouterr().err
     assert dstack.calls == []
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
@@ -93,6 +86,9 @@ def test_without_a_token_nothing_is_sent(dstack, monkeypatch, capsys) -> None:
     monkeypatch.delenv("HF_TOKEN")
     assert call(monkeypatch, "run-remote", "ppo_cartpole") == 2
     assert "HF_TOKEN is not set" in capsys.readouterr().err
+    # a dry run needs none, but says that one will be needed
+    assert call(monkeypatch, "run-remote", "ppo_cartpole", "--dry-run") == 0
+    assert "Note: HF_TOKEN is not set" in capsys.readouterr().err
     assert dstack.calls == []
     assert call(monkeypatch, "run-remote", "ppo_cartpole", "--no-upload-hf") == 0
     assert "HF_TOKEN" not in dstack.calls[-1][1]
@@ -110,27 +106,20 @@ def test_a_run_under_way_is_not_replaced(dstack, monkeypatch, capsys) -> None:
     assert dstack.calls[-1][0][0] == "apply"
 
 
-def test_what_dstack_says_is_passed_on_with_its_exit_code(dstack, monkeypatch, capfd) -> None:
-    dstack.answer("apply", err="no such volume\n", code=7)
-    assert call(monkeypatch, "run-remote", "ppo_cartpole") == 7
-    err = capfd.readouterr().err
-    assert "no such volume\nError: dstack did not take the run 'ppo-cartpole'; its message is above\n" in err
-
-
 @pytest.mark.parametrize(
-    ("answer", "code", "message"),
+    ("command", "answer", "code", "message"),
     [
-        (("No default project, specify project name\n", "", 1), 2, "dstack is not configured: No default project"),
-        (("", "connection refused\n", 3), 3, "dstack cannot be asked about runs: connection refused"),
-        (("nothing of use", "", 0), 2, "gave no status but: nothing of use"),
+        ("run", ("No default project, specify one\n", "", 1), 2, "dstack is not configured: No default project"),
+        ("run", ("", "connection refused\n", 3), 3, "dstack cannot be asked about runs: connection refused"),
+        ("run", ("nothing of use", "", 0), 2, "gave no status but: nothing of use"),
+        ("apply", ("", "no such volume\n", 7), 7, "no such volume\nError: dstack did not take the run 'ppo-cartpole'"),
     ],
 )
-def test_a_dstack_that_cannot_be_asked_is_told(answer, code, message, dstack, monkeypatch, capsys) -> None:
-    out, err, status = answer
-    dstack.answer("run", out, err, status)
+def test_what_dstack_says_is_passed_on(command, answer, code, message, dstack, monkeypatch, capfd) -> None:
+    dstack.answer(command, *answer)
     assert call(monkeypatch, "run-remote", "ppo_cartpole") == code
-    assert message in capsys.readouterr().err
-    assert [words[0] for words, *_ in dstack.calls] == ["run"]
+    assert message in capfd.readouterr().err
+    assert [words[0] for words, *_ in dstack.calls] == ["run", "apply"][: 2 if command == "apply" else 1]
 
 
 def test_a_missing_dstack_is_told_with_how_to_install_it(monkeypatch, capsys, tmp_path) -> None:
@@ -139,13 +128,3 @@ def test_a_missing_dstack_is_told_with_how_to_install_it(monkeypatch, capsys, tm
     assert call(monkeypatch, "run-remote", "ppo_cartpole") == 2
     err = capsys.readouterr().err
     assert err.startswith("Error: dstack is not installed; run `uv sync --no-default-groups --group remote`")
-
-
-def test_from_python_the_same(dstack) -> None:
-    task = submit_task(TaskRequest("ppo_cartpole", run_name="bench-1", gpu=True), os.environ, ROOT)
-    assert (task.run_name, task.spec_name) == ("bench-1", "ppo_cartpole")
-    assert yaml.safe_load(dstack.calls[-1][1])["resources"]["gpu"]["count"] == 1
-    dstack.answer("apply", code=1)
-    with pytest.raises(submit.SubmitError) as caught:
-        submit_task(TaskRequest("ppo_cartpole"), os.environ, ROOT)
-    assert caught.value.exit_code == 1

@@ -1,6 +1,5 @@
 """Rendered tasks: dstack's own parser takes them, and a shell hands every value over as it was meant."""
 
-import dataclasses
 import io
 import itertools
 import os
@@ -20,6 +19,7 @@ from dstack._internal.utils.files import create_file_archive
 from dstack._internal.utils.interpolator import VariablesInterpolator
 
 from slm_lab.lib.errors import LabError
+from slm_lab.remote import task as task_module
 from slm_lab.remote.task import (
     MODES,
     TEMPLATES,
@@ -30,7 +30,6 @@ from slm_lab.remote.task import (
     check_upload,
     find_root,
     make_run_name,
-    read_template,
     render_task,
     template_name,
 )
@@ -38,37 +37,23 @@ from slm_lab.remote.task import (
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_planted_token"
 # what a shell, YAML or dstack could take for something else
-ODD = [
-    "x=1; touch pwned",
-    "x=$(touch pwned)",
-    "x=`touch pwned`",
-    "x=a b  c",
-    "x='single' \"double\"",
-    "x=back\\slash\\",
-    "x=two\nlines\n",
-    "x=\ttab",
-    "x=Ünïcödé ☃ 名",
-    "x=$HOME ${HOME} !history ~ *",
-    "x=# no comment",
-    "x={a: [1, 2]}, - &anchor *alias",
-    "x=true && touch pwned || touch pwned &",
-    "x=a > pwned",
-    "x=",
-    "--help",
-    "x=$",
-]
-KINDS = list(itertools.product(MODES, (False, True)))
+ODD = (
+    *("x=1; touch pwned", "x=$(touch pwned)", "x=`touch pwned`", "x=a > pwned"),
+    *("x=true && touch pwned || touch pwned &", "x=$HOME ${HOME} !history ~ *", "x=$", "x=", "--help"),
+    *("x=a b  c", "x='single' \"double\"", "x=back\\slash\\", "x=two\nlines\n", "x=\ttab"),
+    *("x=Ünïcödé ☃ 名", "x=# no comment", "x={a: [1, 2]}, - &anchor *alias"),
+)
 
 
-def render(request: TaskRequest) -> dict[str, Any]:
+def render(**options: Any) -> dict[str, Any]:
     """A task of a request whose spec is not looked at; as dstack reads it."""
-    command = build_command(request, "specs/odd name.yaml", "odd 'spec'", "odd-run", ["ml"])
-    template = read_template(ROOT, request)
-    document = build_task(request, template, "odd-run", "specs/odd name.yaml", command, {"WANDB_API_KEY"}, "abc123")
-    text = yaml.safe_dump(document)
-    document = yaml.safe_load(text)
-    assert isinstance(document, dict)
-    return document
+    request = TaskRequest("", **options)
+    spec_file = "specs/odd name.yaml"
+    command = build_command(request, spec_file, "odd 'spec'", "odd-run", ["ml"])
+    document = build_task(request, ROOT, "odd-run", spec_file, command, {"WANDB_API_KEY": "key"})
+    read = yaml.safe_load(yaml.safe_dump(document))
+    assert isinstance(read, dict)
+    return read
 
 
 def install(folder: Path, name: str, text: str) -> None:
@@ -78,10 +63,22 @@ def install(folder: Path, name: str, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-@pytest.mark.parametrize(("mode", "gpu"), KINDS)
-def test_a_shell_hands_every_odd_value_over_as_it_is(mode, gpu, tmp_path) -> None:
-    request = TaskRequest("", mode=mode, gpu=gpu, changes=tuple(ODD), imports=("my module; touch pwned",))
-    task = parse_apply_configuration(render(request))
+@pytest.mark.parametrize(("mode", "gpu"), list(itertools.product(MODES, (False, True))))
+def test_a_task_is_as_promised_and_a_shell_hands_every_odd_value_over(mode, gpu, tmp_path) -> None:
+    task = parse_apply_configuration(render(mode=mode, gpu=gpu, changes=ODD, imports=("my module; touch pwned",)))
+    assert (task.type, task.name, task.max_duration, task.spot_policy.value) == ("task", "odd-run", 6 * 3600, "auto")
+    assert task.max_price == {("train", False): 0.15, ("search", False): 0.30}.get((mode, gpu), 0.50)
+    # an error would only come again
+    assert [event.value for event in task.retry.on_events] == ["no-capacity", "interruption"]
+    assert task.resources.gpu.count.min == task.resources.gpu.count.max == int(gpu)
+    assert not gpu or task.resources.gpu.memory.min == 20
+    assert task.resources.memory.min == {("train", False): 4, ("search", False): 16}.get((mode, gpu), 32)
+    # works where there is no volume
+    assert [(volume.path, volume.optional) for volume in task.volumes] == [("/checkpoint", True)]
+    assert [(each.local_path, each.path) for each in task.files] == [
+        (".", "/slm-lab"),
+        ("specs/odd name.yaml", "/slm-lab/specs/odd name.yaml"),
+    ]
     # what dstack's client, then its server, do to commands
     client = VariablesInterpolator({"run": {"args": ""}}, skip=["secrets"])
     server = VariablesInterpolator({"secrets": {}})
@@ -109,88 +106,48 @@ def test_a_shell_hands_every_odd_value_over_as_it_is(mode, gpu, tmp_path) -> Non
     assert list(work.rglob("pwned")) == []
 
 
-@pytest.mark.parametrize("value", ["x=${{ secrets.token }}", "x=a$$b", "x=${{run.args}}"])
-def test_what_dstack_would_replace_is_refused(value) -> None:
-    with pytest.raises(LabError, match="dstack would replace it"):
-        render(TaskRequest("", changes=(value,)))
-
-
-@pytest.mark.parametrize(("mode", "gpu"), KINDS)
-def test_resources_price_time_and_retry_are_as_promised(mode, gpu) -> None:
-    task = parse_apply_configuration(render(TaskRequest("", mode=mode, gpu=gpu)))
-    assert task.type == "task"
-    assert task.name == "odd-run"
-    assert task.max_duration == 6 * 3600
-    assert task.max_price == {("train", False): 0.15, ("search", False): 0.30}.get((mode, gpu), 0.50)
-    # an error would only come again
-    assert [event.value for event in task.retry.on_events] == ["no-capacity", "interruption"]
-    assert task.resources.gpu.count.min == task.resources.gpu.count.max == int(gpu)
-    if gpu:
-        assert task.resources.gpu.memory.min == 20
-    assert task.resources.memory.min == {("train", False): 4, ("search", False): 16}.get((mode, gpu), 32)
-    assert task.spot_policy.value == "auto"
-    (volume,) = task.volumes
-    assert volume.path == "/checkpoint"
-    # works where there is no volume
-    assert volume.optional
-    assert [(each.local_path, each.path) for each in task.files] == [
-        (".", "/slm-lab"),
-        ("specs/odd name.yaml", "/slm-lab/specs/odd name.yaml"),
-    ]
-
-
-def test_options_replace_what_the_template_has() -> None:
-    request = TaskRequest("", volume="disk", spot="on-demand", max_price=1.5, max_duration="2d", upload=False)
-    document = render(request)
+def test_options_replace_what_the_template_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_module, "git_sha", lambda root: "abc123")
+    document = render(volume="disk", spot="on-demand", max_price=1.5, max_duration="2d", upload=False)
     task = parse_apply_configuration(document)
     assert (task.max_price, task.max_duration, task.spot_policy.value) == (1.5, 2 * 86400, "on-demand")
-    (volume,) = task.volumes
-    assert (volume.name, volume.path) == ("disk", "/checkpoint")
+    assert [(volume.name, volume.path) for volume in task.volumes] == [("disk", "/checkpoint")]
     assert "--upload-hf" not in task.commands[-1]
     # tokens go only where they are needed, by name alone
     assert document["env"] == ["WANDB_API_KEY", "SLM_LAB_COMMIT=abc123"]
-    assert render(TaskRequest(""))["env"] == ["HF_TOKEN", "HF_REPO", "WANDB_API_KEY", "SLM_LAB_COMMIT=abc123"]
+    assert render()["env"] == ["HF_TOKEN", "HF_REPO", "WANDB_API_KEY", "SLM_LAB_COMMIT=abc123"]
     for wrong in ({"max_price": 0.0}, {"max_price": -1.0}, {"max_duration": "long"}, {"max_duration": "6h; x"}):
         with pytest.raises(LabError, match="expected, got"):
-            render(dataclasses.replace(request, **wrong))
+            render(**wrong)
+    for value in ("x=${{ secrets.token }}", "x=a$$b", "x=${{run.args}}"):
+        with pytest.raises(LabError, match="dstack would replace it"):
+            render(changes=(value,))
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / TEMPLATES).iterdir()))
-def test_every_file_of_the_folder_is_taken_by_dstack(name) -> None:
-    text = (ROOT / TEMPLATES / name).read_text()
-    configuration = parse_apply_configuration(yaml.safe_load(text))
-    assert configuration.type == {"run": "task", "dev": "dev-environment"}.get(
-        Path(name).stem.partition("-")[0], Path(name).stem.partition("-")[0]
-    )
-    if configuration.type != "task":
-        assert is_valid_dstack_resource_name(configuration.name)
-
-
-def test_there_is_a_template_for_every_kind() -> None:
-    names = {path.name for path in (ROOT / TEMPLATES).iterdir()}
-    assert {template_name(mode, gpu) for mode, gpu in KINDS} <= names
-    assert {"dev.yml", "fleet-cpu.yml", "fleet-gpu.yml", "volume-aws.yml"} <= names
+def test_every_file_of_the_folder_is_taken_by_dstack() -> None:
+    paths = {path.name: path for path in (ROOT / TEMPLATES).iterdir()}
+    assert {template_name(mode, gpu) for mode in MODES for gpu in (False, True)} <= set(paths)
+    assert {"dev.yml", "fleet-cpu.yml", "fleet-gpu.yml", "volume-aws.yml"} <= set(paths)
+    for name, path in paths.items():
+        configuration = parse_apply_configuration(yaml.safe_load(path.read_text()))
+        kind = path.stem.partition("-")[0]
+        assert configuration.type == {"run": "task", "dev": "dev-environment"}.get(kind, kind), name
+        assert configuration.type == "task" or is_valid_dstack_resource_name(configuration.name), name
 
 
 # --- a request with a real spec
 
 
-def test_a_shipped_spec_is_named_as_on_any_machine(environ) -> None:
-    task = render_task(TaskRequest("ppo_cartpole", changes=("meta.wandb=true",)), environ, ROOT)
-    path = "slm_lab/spec/benchmark/ppo/ppo_cartpole.json"
-    assert task.command[:8] == ("uv", "run", "--no-default-groups", "--group", "ml", "--group", "wandb", "slm-lab")
-    assert task.command[8:] == (
-        *("run", path, "ppo_cartpole", "train", "-s", "meta.wandb=true"),
-        *("--continue", "--data-dir", "/checkpoint/ppo-cartpole", "--upload-hf"),
-    )
-    assert task.document["files"] == [{"local_path": ".", "path": "/slm-lab"}]
-    assert shlex.split(task.document["commands"][-1]) == list(task.command)
-    assert parse_apply_configuration(yaml.safe_load(task.text)).name == "ppo-cartpole"
-
-
-def test_a_token_comes_into_no_task(environ) -> None:
+def test_a_shipped_spec_is_named_as_on_any_machine_and_no_token(environ) -> None:
     planted = {**environ, "HF_TOKEN": TOKEN, "HF_REPO": "me/runs", "WANDB_API_KEY": f"w{TOKEN}"}
-    task = render_task(TaskRequest("ppo_cartpole"), planted, ROOT)
+    task = render_task(TaskRequest("ppo_cartpole", changes=("meta.wandb=true",)), planted, ROOT)
+    assert shlex.split(task.document["commands"][-1]) == [
+        *("uv", "run", "--no-default-groups", "--group", "ml", "--group", "wandb", "slm-lab", "run"),
+        *("slm_lab/spec/benchmark/ppo/ppo_cartpole.json", "ppo_cartpole", "train", "-s", "meta.wandb=true"),
+        *("--continue", "--data-dir", "/checkpoint/ppo-cartpole", "--upload-hf"),
+    ]
+    assert task.document["files"] == [{"local_path": ".", "path": "/slm-lab"}]
+    assert parse_apply_configuration(yaml.safe_load(task.text)).name == "ppo-cartpole"
     check_upload(planted)
     assert "WANDB_API_KEY" in task.text
     assert TOKEN not in task.text + repr(task)
@@ -216,16 +173,6 @@ def test_mistakes_are_told_before_anything_is_sent(request_, message, environ) -
     assert message in str(caught.value)
 
 
-def make_project(folder: Path) -> Path:
-    """A copy without git: the templates, and a spec in a folder that is not sent."""
-    shutil.copytree(ROOT / TEMPLATES, folder / TEMPLATES)
-    for name in (".gitignore", ".dstackignore"):
-        shutil.copy(ROOT / name, folder / name)
-    (folder / "data" / "best").mkdir(parents=True)
-    shutil.copy(ROOT / "docs/examples/search_cartpole.yaml", folder / "data/best/spec.yaml")
-    return folder
-
-
 def list_archive(path: Path) -> list[str]:
     """What dstack would send of a path."""
     file = io.BytesIO()
@@ -235,16 +182,19 @@ def list_archive(path: Path) -> list[str]:
         return archive.getnames()
 
 
-def test_a_spec_of_a_copy_without_git_is_sent_and_one_elsewhere_refused(tmp_path, environ, monkeypatch) -> None:
-    project = make_project(tmp_path / "project")
-    (project / "deep").mkdir()
+def test_a_spec_of_a_copy_without_git_is_sent_and_one_elsewhere_refused(tmp_path, environ) -> None:
+    # no git, and a spec in a folder that is not sent
+    project = tmp_path / "project"
+    shutil.copytree(ROOT / TEMPLATES, project / TEMPLATES)
+    for folder in ("data/best", "deep"):
+        (project / folder).mkdir(parents=True)
+    for name in (".gitignore", ".dstackignore"):
+        shutil.copy(ROOT / name, project / name)
+    shutil.copy(ROOT / "docs/examples/search_cartpole.yaml", project / "data/best/spec.yaml")
     assert find_root(project / "deep") == project
     task = render_task(TaskRequest(str(project / "data/best/spec.yaml"), mode="search"), environ, project)
-    assert task.document["files"][1] == {
-        "local_path": "data/best/spec.yaml",
-        "path": "/slm-lab/data/best/spec.yaml",
-    }
-    assert "data/best/spec.yaml" in task.command
+    assert task.document["files"][1] == {"local_path": "data/best/spec.yaml", "path": "/slm-lab/data/best/spec.yaml"}
+    assert " data/best/spec.yaml " in task.document["commands"][-1]
     # an ignored file is sent where it is named itself
     assert list_archive(project / "data/best/spec.yaml") == ["spec.yaml"]
     assert not [name for name in list_archive(project) if "/data" in name]
