@@ -9,10 +9,10 @@ from pathlib import Path
 
 from loguru import logger
 
-from slm_lab.lib.errors import ShareError, nearest
+from slm_lab.lib.errors import ShareError
 from slm_lab.lib.io import read_text, write_text
 from slm_lab.share.manifest import Manifest, find_missing, has_run, read_manifest
-from slm_lab.share.pull import SharedRun, fetch_files, find_names, list_runs
+from slm_lab.share.pull import fetch_files, list_runs, require_names
 from slm_lab.share.push import send
 from slm_lab.share.run_files import read_file, refuse_secrets
 from slm_lab.share.safe_path import is_safe
@@ -39,14 +39,12 @@ def plan(pattern: str, source: Store, target: Store) -> Graduation:
     """Which runs are to be copied: finished trainings that the target does not have as they are."""
     if source.root_url == target.root_url:
         raise ShareError(f"{target.name}: source and target are the same; name the public repo with --to")
+    if pattern:
+        require_names(source, pattern)
     runs, done, left_out = [], [], {}
-    found = list_runs(source, pattern)
-    if not found and pattern:
-        hint = nearest(pattern, find_names(source))
-        raise ShareError(f"{source.name} has no run named like '{pattern}'{hint} (`slm-lab list --hub` shows its runs)")
-    for run in found:
-        if (reason := _find_obstacle(run)) is not None or run.manifest is None:
-            left_out[run.name] = reason or "it is no run"
+    for run in list_runs(source, pattern):
+        if run.manifest is None or (reason := _find_obstacle(run.manifest)):
+            left_out[run.name] = run.problem or reason
         elif _is_there(run.manifest, target):
             done.append(run.name)
         else:
@@ -54,14 +52,13 @@ def plan(pattern: str, source: Store, target: Store) -> Graduation:
     return Graduation(tuple(runs), tuple(done), left_out)
 
 
-def _find_obstacle(run: SharedRun) -> str | None:
-    if run.manifest is None:
-        return run.problem
-    if not run.manifest.identity:
+def _find_obstacle(manifest: Manifest) -> str:
+    """Why a run is not copied; empty where nothing speaks against it."""
+    if not manifest.identity:
         return "it has no manifest; pull it, and push it to the public repo"
-    if run.manifest.summary.kind != "train":
+    if manifest.summary.kind != "train":
         return "it is a search"
-    return None if run.manifest.summary.is_complete else "it is not complete"
+    return "" if manifest.summary.is_complete else "it is not complete"
 
 
 def _is_there(manifest: Manifest, target: Store) -> bool:

@@ -63,6 +63,14 @@ def find_names(store: Store, pattern: str = "") -> list[str]:
     return sorted(name for name in names if pattern in name)
 
 
+def require_names(store: Store, pattern: str) -> list[str]:
+    """The same, of which there has to be one."""
+    if names := find_names(store, pattern):
+        return names
+    hint = nearest(pattern, find_names(store))
+    raise ShareError(f"{store.name} has no run named like '{pattern}'{hint} (`slm-lab list --hub` shows its runs)")
+
+
 def list_runs(store: Store, pattern: str = "") -> list[SharedRun]:
     """The runs at a store with what they came to."""
     names = find_names(store, pattern)
@@ -89,10 +97,7 @@ def pull_runs(
     pattern: str, store: Store, data_dir: Path, max_size: int = MAX_SIZE
 ) -> tuple[list[Pulled], dict[str, str]]:
     """Fetch the runs that a pattern means into a data folder; also what is wrong with those that cannot be, by name."""
-    names = find_names(store, pattern)
-    if not names:
-        hint = nearest(pattern, find_names(store))
-        raise ShareError(f"{store.name} has no run named like '{pattern}'{hint} (`slm-lab list --hub` shows its runs)")
+    names = require_names(store, pattern)
     manifests = []
     problems: dict[str, str] = {}
     for name in names:

@@ -14,7 +14,7 @@ from slm_lab.results.run import read_run
 from slm_lab.share.card import write_card
 from slm_lab.share.manifest import MANIFEST, Manifest, find_missing, find_origin, read_manifest, summarize
 from slm_lab.share.run_files import CARD, find_files, read_file, refuse_secrets
-from slm_lab.share.safe_path import check_name
+from slm_lab.share.safe_path import check_path
 from slm_lab.share.store import DATA, Store, StoredFile
 from slm_lab.share.view import TransferView
 
@@ -35,7 +35,7 @@ def push_run(path: Path, store: Store, with_checkpoints: bool = False) -> str:
 
 def describe_run(path: Path, with_checkpoints: bool, made: Path) -> tuple[Manifest, Callable[[str], Path], int]:
     """The manifest of a local run, where each file is, and the bytes left out; the card is written into `made`."""
-    name = check_name(path.resolve().name)
+    name = check_path(path.resolve().name)
     if is_running(path):
         raise ShareError(f"{path} is still being trained; push it when it has ended")
     run = read_run(path)

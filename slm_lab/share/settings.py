@@ -10,7 +10,6 @@ from slm_lab.lib.errors import ShareError
 from slm_lab.lib.secret import get_setting, redact
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-HOW = "put HF_REPO=USER/NAME (a dataset repo of the Hugging Face hub) or HF_REPO=/a/folder into the environment or .env"
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,10 @@ def read_settings(repo: str | None = None) -> ShareSettings:
     """The settings, with another repo if one is given."""
     repo = repo or get_repo()
     if repo is None:
-        raise ShareError(f"HF_REPO is not set, so there is no place to share runs: {HOW}; see docs/SHARING.md")
+        raise ShareError(
+            "HF_REPO is not set, so there is no place to share runs: put HF_REPO=USER/NAME (a dataset repo of the "
+            "Hugging Face hub) or HF_REPO=/a/folder into the environment or .env; see docs/SHARING.md"
+        )
     if not is_folder(repo) and not is_repo(repo):
         raise ShareError(f"HF_REPO: '{redact(repo)[:100]}' is neither USER/NAME nor a path (it starts with / ~ or .)")
     endpoint, token = get_setting("HF_ENDPOINT"), get_setting("HF_TOKEN")
