@@ -22,7 +22,7 @@ from slm_lab.share.published import describe_published
 from slm_lab.share.run_files import is_page, read_file
 from slm_lab.share.safe_path import is_safe
 from slm_lab.share.store import DATA, Store, StoredFile
-from slm_lab.share.view import TransferView
+from slm_lab.share.view import show_transfer
 
 MAX_SIZE = 5_000_000_000
 MAX_RUNS = 10_000
@@ -186,7 +186,7 @@ def fetch_files(wanted: Sequence[StoredFile], name: str, store: Store, folder: P
         raise ShareError(f"{name} needs {format_size(size)}, and {folder} has {format_size(free)} left")
     _refuse_other_sizes(wanted, name, store)
     logger.info(f"Fetching {name}: {len(wanted)} files of {format_size(size)}")
-    with TransferView(name, size) as view:
+    with show_transfer(name, size) as advance:
         for file in wanted:
             path = f"{DATA}/{name}/{file.path}"
             # of an earlier attempt
@@ -196,7 +196,7 @@ def fetch_files(wanted: Sequence[StoredFile], name: str, store: Store, folder: P
             if not _matches(folder, path, file):
                 (folder / path).unlink()
                 raise BadRunError(_describe_difference(file, name, store, "SHA-256 differs"))
-            view.advance(file.size)
+            advance(file.size)
 
 
 def _refuse_other_sizes(wanted: Sequence[StoredFile], name: str, store: Store) -> None:

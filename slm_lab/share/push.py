@@ -16,7 +16,7 @@ from slm_lab.share.manifest import MANIFEST, Manifest, find_missing, find_origin
 from slm_lab.share.run_files import CARD, find_files, read_file, refuse_secrets
 from slm_lab.share.safe_path import check_path
 from slm_lab.share.store import DATA, Store, StoredFile
-from slm_lab.share.view import TransferView
+from slm_lab.share.view import show_transfer
 
 # of one commit, so that a cut costs little and the bar moves
 MAX_BATCH_FILES = 100
@@ -75,10 +75,10 @@ def send(manifest: Manifest, find: Callable[[str], Path], store: Store) -> str:
     already = f", {skipped} are there already" if skipped else ""
     place = f"{store.name}/{DATA}/{name}"
     logger.info(f"Uploading {DATA}/{name} to {place}: {len(missing)} files of {format_size(total)}{already}")
-    with TransferView(name, total) as view, tempfile.TemporaryDirectory() as made:
+    with show_transfer(name, total) as advance, tempfile.TemporaryDirectory() as made:
         for batch in _split(missing):
             store.upload({f"{DATA}/{name}/{file.path}": find(file.path) for file in batch}, f"Add files of {name}")
-            view.advance(sum(file.size for file in batch))
+            advance(sum(file.size for file in batch))
         (Path(made) / MANIFEST).write_bytes(manifest.to_bytes())
         store.upload({f"{DATA}/{name}/{MANIFEST}": Path(made) / MANIFEST}, f"Add {name}")
     if lost := find_missing(store, name, manifest.files):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.unit import format_size, parse_size
-from slm_lab.share.view import TransferView
+from slm_lab.share.view import show_transfer
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ def test_a_bar_is_drawn_on_a_terminal_alone() -> None:
     setup_console("INFO")
     for is_terminal in (True, False):
         out = io.StringIO()
-        with TransferView("demo", 100, Console(file=out, force_terminal=is_terminal, width=100)) as view:
-            view.advance(60)
+        with show_transfer("demo", 100, Console(file=out, force_terminal=is_terminal, width=100)) as advance:
+            advance(60)
             logger.info("a line above it")
-            view.advance(40)
+            advance(40)
         assert ("demo" in out.getvalue()) is is_terminal
         assert ("a line above it" in out.getvalue()) is is_terminal
