@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slm_lab.agent.agent import Agent, reset_rows
+from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm import ppo, sequence
 from slm_lab.agent.algorithm.critic import calc_next_value
 from slm_lab.agent.algorithm.sequence import calc_reset, cut, cut_rollout, join, rows_of_sequences
@@ -211,14 +211,6 @@ def test_values_of_successors_are_seen_with_the_state_after_the_step(lab, which:
     assert checked > 50
     assert rollout.cut_carry is not None
     assert rollout.cut_carry.shape == (len(rollout.cut_index), algorithm.net.state_size)
-
-
-def test_reset_rows() -> None:
-    carry = torch.tensor([[1.0, 2.0], [3.0, 4.0], [float("nan"), 5.0]])
-    after = reset_rows(carry, np.array([False, False, True]))
-    assert after is not None
-    assert after.tolist() == [[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]]
-    assert reset_rows(None, np.array([True])) is None
 
 
 def test_evaluation_remembers_too(lab) -> None:

@@ -1,50 +1,25 @@
-"""Soft actor-critic: densities, soft values and alpha by hand, whole updates against plain ones, nothing leaking."""
+"""Soft actor-critic: soft values and alpha by hand, whole updates against plain ones, nothing leaking."""
 
 import copy
 import math
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from torch import Tensor, distributions
 
-from slm_lab.agent.action.distribution import SquashedNormal
-from slm_lab.agent.algorithm.sac import Alpha, SoftActorCritic, calc_soft_sum, resolve_alpha
+from slm_lab.agent.algorithm.sac import Alpha, calc_soft_sum, resolve_alpha
 from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.memory.batch import Batch
-from slm_lab.env.probe import Image
-from slm_lab.lib.errors import DivergenceError, SpecError
+from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import SoftActorCriticSpec
-from slm_lab.spec.net import LOG_STD_MAX, LOG_STD_MIN, MLPNetSpec
+from slm_lab.spec.net import MLPNetSpec
 
 REPLAY: dict[str, Any] = {"name": "Replay", "batch_size": 8, "max_size": 1000}
 PER: dict[str, Any] = {**REPLAY, "name": "PrioritizedReplay"}
 SGD: dict[str, Any] = {"optim_spec": {"name": "SGD", "lr": 0.1}}
 ENVS = {"continuous": "Pendulum-v1", "discrete": "CartPole-v1"}
-IMAGE_NET: dict[str, Any] = {
-    "type": "ConvNet",
-    "conv_hid_layers": [[4, 4, 4]],
-    "fc_hid_layers": [8],
-    "normalize": True,
-}
-
-
-class ContinuousImage(Image):
-    """A picture, and an action of two numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
-
-    def reward(self, action: Any) -> float:
-        return -float(np.square(action - (0.5 if self.bright else -0.5)).sum())
-
-
-if "test/ContinuousImage-v0" not in gym.registry:
-    gym.register("test/ContinuousImage-v0", entry_point=lambda **_: ContinuousImage())
 
 
 def build(lab, kind: str = "continuous", **keys: Any) -> tuple[Any, Any]:
@@ -56,57 +31,6 @@ def build(lab, kind: str = "continuous", **keys: Any) -> tuple[Any, Any]:
 
 def flat(module: Any) -> Tensor:
     return torch.cat([parameter.detach().flatten().clone() for parameter in module.parameters()])
-
-
-# --- the squashed density
-
-
-@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.5, -0.7), (-1.0, 0.4), (0.2, -2.0)])
-def test_density_of_a_draw_integrates_to_one(mean: float, log_std: float) -> None:
-    noise = torch.linspace(-9, 9, 20_001, dtype=torch.float64)[:, None]
-    param = torch.tensor([[mean, log_std]], dtype=torch.float64).expand(len(noise), 2)
-    action, log_prob = SquashedNormal(1).draw(param, noise)
-    # without the change of volume it would be the integral of a Gaussian over [-1, 1]
-    assert torch.trapezoid(log_prob.exp(), action.squeeze(-1)).item() == pytest.approx(1.0, abs=1e-5)
-
-
-def test_density_of_a_draw_by_change_of_variables() -> None:
-    generator = torch.Generator().manual_seed(0)
-    param = torch.randn(50, 4, generator=generator, dtype=torch.float64) * 0.7
-    noise = torch.randn(50, 2, generator=generator, dtype=torch.float64)
-    action, log_prob = SquashedNormal(2).draw(param, noise)
-    mean, std = param[:, :2], param[:, 2:].exp()
-    raw = mean + std * noise
-    expected = distributions.Normal(mean, std).log_prob(raw) - (1 - raw.tanh() ** 2).log()
-    np.testing.assert_allclose(action, raw.tanh(), rtol=1e-10)
-    # dimensions are summed, not averaged
-    np.testing.assert_allclose(log_prob, expected.sum(-1), rtol=1e-6)
-    np.testing.assert_allclose(log_prob, SquashedNormal(2).log_prob(param, action), rtol=1e-4, atol=1e-4)
-
-
-def test_density_of_a_draw_stays_finite_at_the_border() -> None:
-    param = torch.tensor([[50.0, 5.0], [-50.0, -50.0]], requires_grad=True)
-    action, log_prob = SquashedNormal(1).draw(param, torch.tensor([[3.0], [-3.0]]))
-    (action.sum() + log_prob.sum()).backward()
-    assert torch.isfinite(log_prob).all()
-    assert param.grad is not None
-    assert torch.isfinite(param.grad).all()
-    # raw 50 + 3 e^2; log density -4.5 - 2 - .919 - 2 (log 2 - raw)
-    raw = 50 + 3 * math.exp(LOG_STD_MAX)
-    expected = -4.5 - LOG_STD_MAX - 0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - raw)
-    assert log_prob[0].item() == pytest.approx(expected, rel=1e-4)
-    assert LOG_STD_MIN == -5
-
-
-def test_gradient_flows_through_the_draw() -> None:
-    """d action/d mean = 1 - tanh^2; a draw without it would leave the policy unmoved."""
-    param = torch.tensor([[0.3, -0.5]], requires_grad=True)
-    action, _ = SquashedNormal(1).draw(param, torch.tensor([[1.5]]))
-    action.sum().backward()
-    raw = 0.3 + math.exp(-0.5) * 1.5
-    slope = 1 - math.tanh(raw) ** 2
-    assert param.grad is not None
-    np.testing.assert_allclose(param.grad, [[slope, slope * math.exp(-0.5) * 1.5]], rtol=1e-5)
 
 
 # --- soft values
@@ -145,14 +69,16 @@ def update_alpha(alpha: Alpha, entropy: Tensor, target_entropy: float, net: MLPN
     alpha.clamp()
 
 
-def test_alpha_starts_at_one_and_moves_the_right_way() -> None:
-    for entropy, expected in ((0.2, 0.1 * 0.3), (0.8, -0.1 * 0.3)):
-        alpha = alpha_of()
-        assert alpha.value(0).item() == 1.0
-        update_alpha(alpha, torch.tensor(entropy), 0.5)
-        # log alpha falls by lr times (entropy - target): too little entropy raises it
-        assert alpha.log_alpha.item() == pytest.approx(expected, rel=1e-5)
-        assert alpha.value(10**6).item() == pytest.approx(math.exp(expected), rel=1e-5)
+@pytest.mark.parametrize("lr", [0.1, 0.5])
+@pytest.mark.parametrize("entropy", [0.2, 0.8])
+def test_alpha_starts_at_one_and_moves_the_right_way(entropy: float, lr: float) -> None:
+    alpha = alpha_of(**({} if lr == SGD["optim_spec"]["lr"] else {"alpha_lr": lr}))
+    assert alpha.value(0).item() == 1.0
+    update_alpha(alpha, torch.tensor(entropy), 0.5)
+    # log alpha falls by lr times (entropy - target): too little entropy raises it
+    expected = -lr * (entropy - 0.5)
+    assert alpha.log_alpha.item() == pytest.approx(expected, rel=1e-5)
+    assert alpha.value(10**6).item() == pytest.approx(math.exp(expected), rel=1e-5)
 
 
 def test_alpha_is_clamped() -> None:
@@ -165,12 +91,6 @@ def test_alpha_is_clamped() -> None:
     # and comes back
     update_alpha(alpha, torch.tensor(-1.0), 0.0)
     assert alpha.log_alpha.item() == pytest.approx(-0.4)
-
-
-def test_alpha_has_a_rate_of_its_own() -> None:
-    alpha = alpha_of(alpha_lr=0.5)
-    update_alpha(alpha, torch.tensor(0.0), 1.0)
-    assert alpha.log_alpha.item() == pytest.approx(0.5)
 
 
 def test_fixed_alpha_stays_or_falls_to_zero() -> None:
@@ -186,11 +106,22 @@ def test_fixed_alpha_stays_or_falls_to_zero() -> None:
     assert alpha_of(fixed_alpha=0.0).value(5).item() == 0.0
 
 
+def test_weight_decay_leaves_alpha_alone() -> None:
+    net = MLPNetSpec(optim_spec={"name": "AdamW", "lr": 0.01, "weight_decay": 0.1})
+    alpha = alpha_of()
+    with torch.no_grad():
+        alpha.log_alpha.fill_(-3.0)
+    for _ in range(50):
+        # the entropy is where it should be
+        update_alpha(alpha, torch.tensor(1.0), 1.0, net)
+    assert float(alpha.log_alpha.detach()) == -3.0
+
+
 @pytest.mark.parametrize(
     ("kind", "keys", "expected"),
     [
         ("continuous", {}, {0: -1.0}),
-        ("test/ContinuousImage-v0", {}, {0: -2.0}),
+        ("Swimmer-v5", {}, {0: -2.0}),
         ("discrete", {}, {0: 0.6 * math.log(2)}),
         ("probe/MultiAction-v0", {}, {0: 0.6 * math.log(6)}),
         ("continuous", {"target_entropy": 0.0}, {0: 0.0}),
@@ -203,8 +134,7 @@ def test_fixed_alpha_stays_or_falls_to_zero() -> None:
     ],
 )
 def test_target_entropy(lab, kind: str, keys: dict[str, Any], expected: dict[int, float]) -> None:
-    net = IMAGE_NET if "Image" in kind else {}
-    agent, _ = build(lab, kind, net=net, **keys)
+    agent, _ = build(lab, kind, **keys)
     for frame, value in expected.items():
         agent.algorithm.frame = frame
         assert agent.algorithm.calc_target_entropy() == pytest.approx(value)
@@ -214,17 +144,6 @@ def test_annealed_entropy_is_for_discrete_actions(lab) -> None:
     message = r"^agent\.algorithm\.entropy_anneal: for discrete actions; give target_entropy instead$"
     with pytest.raises(SpecError, match=message):
         build(lab, entropy_anneal={"end_ratio": 0.2, "frames": 100})
-
-
-@pytest.mark.parametrize("kind", ["continuous", "discrete"])
-def test_alpha_follows_the_entropy_in_training(lab, kind: str) -> None:
-    for target, rises in ((10.0, True), (-10.0, False)):
-        agent, env = build(lab, kind, target_entropy=target)
-        lab.collect(agent, env, 8)
-        for _ in range(3):
-            agent.update(32)
-            agent.algorithm.train_due.next = 1
-        assert (agent.algorithm.alpha.log_alpha.item() > 0) == rises
 
 
 # --- whole updates
@@ -383,22 +302,6 @@ def test_each_loss_reaches_its_own_net_alone(lab, kind: str, name: str) -> None:
         assert not any(module.training for module in modules.modules())
 
 
-@pytest.mark.parametrize("kind", ["continuous", "discrete"])
-def test_the_policy_climbs_the_soft_value(lab, kind: str) -> None:
-    agent, env = build(lab, kind, net={"optim_spec": {"name": "SGD", "lr": 1e-3}})
-    lab.collect(agent, env, 8)
-    algorithm = agent.algorithm
-    batch, alpha = algorithm.memory.sample(32), torch.tensor(0.1)
-    state = agent.context.train_generator.get_state()
-    losses = []
-    for _ in range(3):
-        agent.context.train_generator.set_state(state)
-        noise = algorithm.draw_noise(len(batch.reward))
-        report = algorithm.actor_step(batch.obs, alpha, algorithm.calc_target_entropy(), *noise)
-        losses.append(report["policy_loss"].item())
-    assert losses[0] > losses[1] > losses[2]
-
-
 # --- when and how
 
 
@@ -420,24 +323,6 @@ def test_policy_delay(lab, delay: int, moves: list[int]) -> None:
     assert moved == moves
 
 
-@pytest.mark.parametrize(
-    ("keys", "frames"),
-    [
-        ({"training_frequency": 1, "training_start_step": 8}, [12, 16, 20, 24]),
-        ({"training_frequency": 6, "training_start_step": 0}, [8, 12, 20, 24]),
-    ],
-)
-def test_training_frames(lab, keys: dict[str, Any], frames: list[int]) -> None:
-    agent, env = build(lab, **{**keys, "training_iter": 3})
-    trained = []
-    for frame in range(4, 25, 4):
-        lab.collect(agent, env, 1)
-        if agent.update(frame) is not None:
-            trained.append(frame)
-    assert trained == frames
-    assert agent.algorithm.opt_step == 3 * len(frames)
-
-
 @pytest.mark.parametrize("kind", ["continuous", "discrete"])
 def test_random_until_training_starts_but_never_without_exploring(lab, kind: str) -> None:
     agent, env = build(lab, kind, training_start_step=40, env_keys={"num_envs": 64})
@@ -454,90 +339,3 @@ def test_random_until_training_starts_but_never_without_exploring(lab, kind: str
         # uniform: std of [-1, 1] is .58, of {0, 1} is .5
         assert (spread > 0.3) == is_random, (frame, spread)
         np.testing.assert_allclose(agent.act(obs).action.flatten(), mode, rtol=1e-4)
-
-
-def test_actions_stay_within_their_bounds(lab) -> None:
-    agent, env = build(lab, env_keys={"num_envs": 64})
-    obs = env.reset()
-    action = torch.cat([agent.act(obs, explore=True).action for _ in range(20)])
-    assert float(action.abs().max()) <= 1
-    assert float(action.abs().max()) > 0.8
-
-
-@pytest.mark.parametrize("env", ["probe/Image-v0", "test/ContinuousImage-v0"])
-@pytest.mark.parametrize("name", ["SoftActorCritic", "CrossQ"])
-def test_images(lab, env: str, name: str) -> None:
-    spec = lab.spec(
-        env, {"name": name, "training_start_step": 16, "training_iter": 2}, memory=REPLAY, net=IMAGE_NET, num_envs=4
-    )
-    trained = lab.train(spec, 32)
-    assert [set(row) for row in trained.metrics] == [set(SoftActorCritic.metric_names)] * 4
-    assert trained.agent.algorithm.memory.rows(0, 1)["obs"].dtype == torch.uint8
-
-
-def test_observations_are_kept_raw_and_normalised_when_drawn(lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, env = build(lab, env_keys={"normalize_obs": True})
-    algorithm = agent.algorithm
-    seen: list[Batch] = []
-    policy_obs: list[Tensor] = []
-    calc_critic_loss, calc_actor_loss = algorithm.calc_critic_loss, algorithm.calc_actor_alpha_loss
-
-    def spy_critic(batch: Batch, *rest: Any) -> Any:
-        seen.append(batch)
-        return calc_critic_loss(batch, *rest)
-
-    def spy_policy(obs: Tensor, *rest: Any) -> Any:
-        policy_obs.append(obs)
-        return calc_actor_loss(obs, *rest)
-
-    monkeypatch.setattr(algorithm.critic_step, "calc_loss", spy_critic)
-    monkeypatch.setattr(algorithm.actor_step, "calc_loss", spy_policy)
-    drawn = Drawn(agent, monkeypatch)
-    obs, raw = env.reset(), []
-    for _ in range(20):
-        raw.append(obs.copy())
-        act = agent.act(obs, explore=True)
-        step = env.step(act.action.numpy())
-        agent.observe(obs, act, step)
-        obs = step.obs
-    np.testing.assert_array_equal(algorithm.memory.rows(0, 20)["obs"].view(20, 4, 3), np.stack(raw))
-    agent.update(80)
-    everything = np.concatenate([*raw, obs])
-    mean, std = everything.mean(0), everything.std(0)
-    np.testing.assert_allclose(seen[0].obs, (drawn.batches[0].obs.numpy() - mean) / std, atol=1e-3)
-    np.testing.assert_allclose(seen[0].next_obs, (drawn.batches[0].next_obs.numpy() - mean) / std, atol=1e-3)
-    np.testing.assert_array_equal(policy_obs[0], seen[0].obs)
-
-
-# --- state
-
-
-def test_state_of_the_policy_delay_is_saved(lab) -> None:
-    agent, env = build(lab, "discrete", policy_delay=3)
-    other, _ = build(lab, "discrete", policy_delay=3)
-    lab.collect(agent, env, 8)
-    agent.update(32)
-    replay, same = agent.algorithm.memory, other.algorithm.memory
-    same.load_rows(replay.held_first, replay.rows(replay.held_first, replay.head))
-    other.load_state_dict(copy.deepcopy(agent.state_dict()))
-    for frame in (36, 40, 44):
-        assert agent.update(frame) == other.update(frame)
-    assert torch.equal(flat(agent.algorithm.net), flat(other.algorithm.net))
-
-
-@pytest.mark.parametrize("kind", ["continuous", "discrete"])
-def test_a_reward_that_is_not_finite_stops_the_run(lab, kind: str) -> None:
-    spec = lab.spec(ENVS[kind], {"name": "SoftActorCritic", "training_start_step": 0}, memory=REPLAY)
-    with np.errstate(invalid="ignore"), pytest.raises(DivergenceError):
-        lab.train(spec, 64, change=lambda step: step._replace(reward=np.full_like(step.reward, np.nan)))
-
-
-def test_weight_decay_leaves_alpha_alone() -> None:
-    net = MLPNetSpec(optim_spec={"name": "AdamW", "lr": 0.01, "weight_decay": 0.1})
-    alpha = alpha_of()
-    with torch.no_grad():
-        alpha.log_alpha.fill_(-3.0)
-    for _ in range(50):
-        # the entropy is where it should be
-        update_alpha(alpha, torch.tensor(1.0), 1.0, net)
-    assert float(alpha.log_alpha.detach()) == -3.0

@@ -1,0 +1,118 @@
+"""A small spec of every algorithm, between them with every kind of memory, net and option."""
+
+from typing import Any
+
+CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "max_t": 20}
+PENDULUM: dict[str, Any] = {"env": "Pendulum-v1", "normalize_obs": True, "normalize_reward": True}
+REPLAY: dict[str, Any] = {"name": "Replay", "batch_size": 32, "max_size": 200}
+SIL_MEMORY: dict[str, Any] = {"name": "PrioritizedReplay", "batch_size": 32}
+# past the first steps, so that batches hold more than one of them
+START: dict[str, Any] = {"training_start_step": 60}
+CASES: dict[str, dict[str, Any]] = {
+    "reinforce": {**CARTPOLE, "algorithm": {"name": "Reinforce", "training_frequency": 16, "entropy_coef_spec": 0.01}},
+    "reinforce_episodes": {
+        **CARTPOLE,
+        "algorithm": {"name": "Reinforce", "training_frequency": 4, "gamma": 0.95},
+        "memory": "OnPolicyReplay",
+    },
+    "a2c_gae": {**CARTPOLE, "algorithm": {"name": "ActorCritic", "training_frequency": 16, "lam": 0.95}},
+    "a2c_nstep_shared": {
+        **CARTPOLE,
+        "algorithm": {"name": "ActorCritic", "num_step_returns": 8, "val_loss_coef": 0.5, "entropy_coef_spec": 0.01},
+        "net": {"shared": True, "clip_grad_val": 0.5, "optim_spec": {"name": "RMSprop", "lr": 1e-3}},
+    },
+    "a2c_full_episodes": {
+        **CARTPOLE,
+        "algorithm": {"name": "ActorCritic", "training_frequency": 4, "normalize_v_targets": True},
+        "memory": "OnPolicyReplay",
+    },
+    "ppo": {
+        **CARTPOLE,
+        "algorithm": {
+            "name": "PPO",
+            "time_horizon": 32,
+            "minibatch_size": 32,
+            "training_epoch": 4,
+            "clip_vloss": True,
+            "val_loss_coef": 0.5,
+        },
+        "net": {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 1.0, "clip_grad_val": 0.5},
+    },
+    "ppo_continuous": {
+        **PENDULUM,
+        "algorithm": {
+            "name": "PPO",
+            "time_horizon": 32,
+            "minibatch_size": 64,
+            "training_epoch": 4,
+            "normalize_advantages": "percentile",
+            "symlog": True,
+            "entropy_coef_spec": {"start_val": 0.01, "end_val": 0.0, "end_step": 1000},
+        },
+        "net": {"log_std_init": -0.5, "lr_scheduler_spec": {"name": "LinearToZero", "frame": 2000}},
+    },
+    "sarsa": {
+        **CARTPOLE,
+        "algorithm": {"name": "SARSA", "training_frequency": 8, "explore_var_spec": 0.3},
+        "net": {"clip_grad_val": 0.5},
+    },
+    "vanilla_dqn": {
+        **CARTPOLE,
+        "algorithm": {"name": "VanillaDQN", **START, "training_batch_iter": 2, "action_policy": "boltzmann"},
+        "memory": REPLAY,
+        "net": {"loss_spec": {"name": "SmoothL1Loss"}},
+    },
+    "dqn": {
+        **CARTPOLE,
+        "algorithm": {"name": "DQN", **START},
+        "memory": {**REPLAY, "use_cer": True},
+        "net": {"update_frequency": 8},
+    },
+    "double_dqn_dueling_per": {
+        **CARTPOLE,
+        "normalize_obs": True,
+        "algorithm": {"name": "DoubleDQN", **START, "training_iter": 2},
+        "memory": {**REPLAY, "name": "PrioritizedReplay", "num_step_returns": 3, "beta": 0.6},
+        "net": {"type": "DuelingMLPNet", "hid_layers": [16], "polyak_coef": 0.1, "clip_grad_val": 1.0},
+    },
+    "sac": {
+        **PENDULUM,
+        "algorithm": {"name": "SoftActorCritic", **START, "training_iter": 2, "policy_delay": 2},
+        "memory": REPLAY,
+        "net": {"polyak_coef": 0.05},
+    },
+    "sac_discrete": {
+        **CARTPOLE,
+        "algorithm": {
+            "name": "SoftActorCritic",
+            **START,
+            "training_iter": 2,
+            "symlog": True,
+            "entropy_anneal": {"end_ratio": 0.1, "frames": 200},
+        },
+        "memory": {**REPLAY, "name": "PrioritizedReplay"},
+        "net": {"update_type": "replace", "update_frequency": 12},
+    },
+    "crossq": {
+        **PENDULUM,
+        "algorithm": {"name": "CrossQ", **START, "training_iter": 2},
+        "memory": REPLAY,
+        "net": {"critic_hid_layers": [32], "critic_batch_norm": True},
+    },
+    "sil": {
+        **CARTPOLE,
+        "algorithm": {"name": "SIL", "training_frequency": 24, "lam": 0.95, "sil_memory": SIL_MEMORY},
+    },
+    "ppo_sil": {
+        **CARTPOLE,
+        "algorithm": {
+            "name": "PPOSIL",
+            "time_horizon": 32,
+            "minibatch_size": 64,
+            "training_epoch": 2,
+            "training_iter": 2,
+            "sil_memory": {"name": "Replay", "batch_size": 32},
+        },
+        "net": {"shared": True},
+    },
+}
