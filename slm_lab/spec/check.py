@@ -12,7 +12,7 @@ from slm_lab.spec.algorithm import (
     SILSpec,
 )
 from slm_lab.spec.memory import OnPolicyCrossEntropySpec, PrioritizedReplaySpec, ReplaySpec
-from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec, RecurrentNetSpec
+from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
 from slm_lab.spec.schema import ALGORITHM_SPECS, Spec
 from slm_lab.spec.search_space import search_problems
 
@@ -157,6 +157,8 @@ def _net_problems(spec: Spec) -> list[str]:
     algorithm, net, critic_net = spec.agent.algorithm, spec.agent.net, spec.agent.critic_net
     nets = {"net": net} if critic_net is None else {"net": net, "critic_net": critic_net}
     problems = [*_target_problems(algorithm, nets), *_critic_net_problems(spec)]
+    if any(isinstance(one, TorchArcNetSpec) and one.arc is None for one in (spec.agent.actor, spec.agent.critic)):
+        problems.append("agent.net: needs the key arc, or actor_arc and critic_arc")
     # one net, which values every action
     is_valuing = algorithm.actions == "joint"
     if is_valuing:

@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 
 from slm_lab.spec import net as nets
 from slm_lab.spec.algorithm import AlgorithmSpec, EntropyAnneal
-from slm_lab.spec.loading import PAIR_KEYS
 from slm_lab.spec.memory import MemorySpec
+from slm_lab.spec.roles import ROLES
 from slm_lab.spec.schema import (
     ALGORITHM_SPECS,
     MEMORY_SPECS,
@@ -108,8 +108,8 @@ def spec_file_schema() -> dict[str, Any]:
             definition["required"] = [key for key in definition.get("required", []) if key != "arc"]
     for model in NET_SPECS.values():
         net = definitions[model.__name__]
-        own = {key: value for key, value in net["properties"].items() if key not in ("type", *PAIR_KEYS)}
-        net["properties"] |= {f"{role}_{key}": value for role in nets.ROLES for key, value in own.items()}
+        own = {key: value for key, value in net["properties"].items() if key not in ("type", *nets.PAIR_KEYS)}
+        net["properties"] |= {f"{role}_{key}": value for role in ROLES for key, value in own.items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",

@@ -39,6 +39,7 @@ from slm_lab.spec.net import (
     RecurrentNetSpec,
     TorchArcNetSpec,
 )
+from slm_lab.spec.roles import NETS, ROLES
 from slm_lab.spec.types import Bool, Float, Model, NonNegativeInt, PositiveFloat, PositiveInt, Str
 
 # What a spec may name; `register_*` adds a user's own.
@@ -222,6 +223,16 @@ class AgentSpec(Model):
             data = {**data, "name": data["algorithm"].get("name", "")}
         return data
 
+    @property
+    def actor(self) -> NetSpec:
+        """The net of the actor, with its own keys in place of the common ones."""
+        return self.net.for_role("actor")
+
+    @property
+    def critic(self) -> NetSpec:
+        """The net of the critics."""
+        return self.critic_net or self.net.for_role("critic")
+
 
 class Spec(Model):
     """One experiment: everything a run needs to be repeated."""
@@ -255,7 +266,7 @@ class Spec(Model):
         """
         match data:
             case {"agent": dict(agent), "env": {"max_frame": int() | float() as max_frame}}:
-                filled = {key: _with_last_frame(agent[key], max_frame) for key in ("net", "critic_net") if key in agent}
+                filled = {key: _with_last_frame(agent[key], max_frame) for key in NETS if key in agent}
                 match agent.get("memory"):
                     case {"name": "PrioritizedReplay", **keys} if "beta" not in keys:
                         beta = {"start_val": 0.4, "end_val": 1.0, "end_step": max_frame}
@@ -279,16 +290,13 @@ class Spec(Model):
 
 def _with_last_frame(net: Any, max_frame: Any) -> Any:
     """The same net, with a frame in each schedule that goes by frames."""
-    match net:
-        case {"name": "LinearToZero" | "LinearToMin"} if net.get("frame") is None:
-            return {**net, "frame": max_frame}
-        case {}:
-            nested = ("actor", "critic")
-            return {
-                key: _with_last_frame(value, max_frame) if key.endswith("lr_scheduler_spec") or key in nested else value
-                for key, value in net.items()
-            }
-    return net
+    if not isinstance(net, dict):
+        return net
+    filled: dict[str, Any] = {key: _with_last_frame(net[key], max_frame) for key in ROLES if key in net}
+    match net.get("lr_scheduler_spec"):
+        case {"name": "LinearToZero" | "LinearToMin" as name, **keys} if keys.get("frame") is None:
+            filled["lr_scheduler_spec"] = {"name": name, **keys, "frame": max_frame}
+    return {**net, **filled}
 
 
 def _union(kinds: tuple[Any, ...], tag: str) -> Any:

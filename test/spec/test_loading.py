@@ -350,6 +350,16 @@ def test_a_dotted_path_sets_a_value(write_data: WriteData) -> None:
     assert saved["search"] == {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.99]}}}
 
 
+def test_a_prefixed_key_replaces_the_one_of_a_saved_spec(write_data: WriteData) -> None:
+    raw = demo()
+    raw["agent"]["net"]["actor"] = {"init_std": 1.0, "hid_layers": [8]}
+    spec = load_spec(write_data(demo=raw), overrides={"agent.net.actor_init_std": 0.5}).spec
+    assert spec.agent.net.actor == {"init_std": 0.5, "hid_layers": [8]}
+    assert (spec.agent.actor.init_std, spec.agent.critic.init_std) == (0.5, None)
+    with pytest.raises(SpecError, match=r"^-s agent\.net\.actor_init_std=x: number expected"):
+        load_spec(write_data(demo=raw), overrides={"agent.net.actor_init_std": "x"})
+
+
 def test_a_dotted_path_takes_over_a_placeholder(write: Write) -> None:
     path = write("a.json", json.dumps({"demo": demo()}).replace("1000", "${max_frame}"))
     assert load_spec(path, overrides={"env.max_frame": 700}).spec.env.max_frame == 700

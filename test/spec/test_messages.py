@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from slm_lab.lib.errors import SpecError
-from slm_lab.spec.loading import MAX_PROBLEMS, parse_spec
+from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.problem import MAX_PROBLEMS
 
 Changes = dict[str, Any]
 DELETE = object()
@@ -101,9 +102,12 @@ def test_an_unknown_key_names_the_nearest_known_one(key: str, hint: str) -> None
         ),
         (
             {"agent.net.actor": {"optim_spec": {"name": "Adam", "lrr": 1}}},
-            "agent.net.actor.optim_spec.lrr: unknown key; did you mean 'lr'?",
+            "agent.net.actor_optim_spec.lrr: unknown key; did you mean 'lr'?",
         ),
-        ({"agent.net.critic.hid_layer": [1]}, "agent.net.critic.hid_layer: unknown key; did you mean 'hid_layers'?"),
+        (
+            {"agent.net.critic.hid_layer": [1]},
+            "agent.net.critic_hid_layer: unknown key; did you mean 'critic_hid_layers'?",
+        ),
         (
             {"agent.net.lr_scheduler_spec": {"name": "LinearToZero", "frame": 9, "fram": 1}},
             "agent.net.lr_scheduler_spec.fram: unknown key; did you mean 'frame'?",
@@ -122,15 +126,15 @@ def test_an_unknown_key_names_the_nearest_known_one(key: str, hint: str) -> None
         ({"env.float": [1]}, "env.float: unknown key"),
         ({"env.tuple[float, float]": 1}, "env.tuple[float, float]: unknown key"),
         # keys of the pair of nets, or of the other net, are not keys of one net
-        ({"agent.net.actor_shared": True}, "agent.net.actor_shared: unknown key"),
+        ({"agent.net.actor_shared": True}, "agent.net.actor_shared: unknown key; did you mean 'shared'?"),
         (
             {"agent.net.actor_critic_hid_layers": [1]},
             "agent.net.actor_critic_hid_layers: unknown key; did you mean 'actor_hid_layers'?",
         ),
-        ({"agent.net.critic": {"actor": {}}}, "agent.net.critic.actor: unknown key"),
+        ({"agent.net.critic": {"actor": {}}}, "agent.net.critic_actor: unknown key; did you mean 'actor'?"),
         (
             {"agent.net.critic": {"actor_init_std": 1}},
-            "agent.net.critic.actor_init_std: unknown key; did you mean 'init_std'?",
+            "agent.net.critic_actor_init_std: unknown key; did you mean 'critic_init_std'?",
         ),
     ],
 )
@@ -272,7 +276,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
         "agent.algorithm.gama",
         "agent.memory.name",
         "agent.net.actor_hid_layer",
-        "agent.net.critic.init_std",
+        "agent.net.critic_init_std",
         "agent.net.critic_optim_spec.name",
         "agent.net.hid_layers",
         "agnt",
@@ -445,11 +449,6 @@ def test_actor_critic_trains_each_num_step_returns_unless_told_otherwise() -> No
             "agent.net: use_same_optim: true contradicts critic_optim_spec; remove one of them",
         ),
         (
-            demo(),
-            {"agent.net.actor.init_std": 1, "agent.net.actor_init_std": 2},
-            "agent.net.actor_init_std: also given in agent.net.actor; remove one of them",
-        ),
-        (
             CONV,
             {"agent.net.conv_hid_layers": [[32, 8], [32]]},
             "agent.net: a conv layer is [channels, kernel, stride, padding, dilation], got [32]",
@@ -493,6 +492,12 @@ def test_actor_critic_trains_each_num_step_returns_unless_told_otherwise() -> No
 )
 def test_net_keys_that_contradict_each_other_are_refused(base: dict[str, Any], changes: Changes, line: str) -> None:
     assert problems(changes, base) == [line]
+
+
+def test_a_key_of_one_net_is_given_once() -> None:
+    message = "^spec: agent.net.actor_init_std: also given in agent.net.actor; remove one of them$"
+    with pytest.raises(SpecError, match=message):
+        parse_spec(changed({"agent.net.actor.init_std": 1, "agent.net.actor_init_std": 2}))
 
 
 def test_a_shared_net_may_still_have_heads_of_its_own() -> None:

@@ -196,7 +196,7 @@ def test_initial_weights_have_the_gain_of_their_own_activation() -> None:
 
 
 def test_actor_and_critic_see_different_parts() -> None:
-    spec = MLPNetSpec(hid_layers=[8], actor_obs_keys=["state"], critic_obs_keys=["which", "image"])  # type: ignore[call-arg]
+    spec = MLPNetSpec(hid_layers=(8,), actor={"obs_keys": ["state"]}, critic={"obs_keys": ["which", "image"]})
     net = ActorCriticNet(spec, (SIZE,), 2, False, PARTS)
     obs = torch.rand(5, SIZE, requires_grad=True)
     param, value = net(obs)
