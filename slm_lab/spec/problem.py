@@ -24,6 +24,7 @@ _EXPECTED = {
     "float_type": "number",
     "int_from_float": "whole number",
     "int_type": "whole number",
+    "list_type": "list",
     "model_attributes_type": "mapping",
     "model_type": "mapping",
     "string_type": "text",
@@ -69,12 +70,19 @@ def describe_all(error: ValidationError, model: type[BaseModel], data: Any, wher
     return [*described, *(str(detail["loc"]) for detail in details[MAX_PROBLEMS:])]
 
 
+def describe_first(error: ValidationError, model: type[BaseModel], data: Any, where: str) -> str:
+    """The mistake to begin with: an unknown key is often the one that is missing."""
+    lines = describe_all(error, model, data, where)
+    return next((line for line in lines if ": unknown key" in line), lines[0])
+
+
 def _is_other_branch(error: ErrorDetails) -> bool:
     """Whether an error is about a form of the value that was not meant: no list for a number, no number for a list."""
     branch = next((part for part in reversed(error["loc"]) if isinstance(part, str)), "")
     if branch.startswith(("tuple[", "list[", "is-instance[")):
         return error["type"] in ("tuple_type", "list_type", "needs_python_object")
-    return branch in ("int", "float", "constrained-float") and isinstance(error["input"], (list, tuple))
+    is_plain = branch in ("int", "float", "constrained-float", "str", "constrained-str")
+    return is_plain and isinstance(error["input"], (list, tuple))
 
 
 def _describe(error: ErrorDetails, model: type[BaseModel], data: Any, where: str) -> str:
@@ -82,7 +90,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel], data: Any, where: str
     shown = written_path(_join([where, *path] if where else path)) or "spec"
     kind, context, given = error["type"], error.get("ctx", {}), show(error["input"])
     if kind == "extra_forbidden":
-        return f"{shown}: unknown key{_known_key(path, model, data)}"
+        return f"{shown}: unknown key{_known_key(path, model, data, is_whole=not where)}"
     if kind == "missing":
         return f"{shown}: required {'item' if isinstance(path[-1], int) else 'key'} is missing"
     if kind == "union_tag_invalid":
@@ -105,7 +113,8 @@ def _describe(error: ErrorDetails, model: type[BaseModel], data: Any, where: str
         return f"{shown}: text expected, got {given}"
     if kind in ("too_long", "too_short"):
         limit = context["max_length"] if kind == "too_long" else context["min_length"]
-        return f"{shown}: at {'most' if kind == 'too_long' else 'least'} {limit} items expected, got {given}"
+        amount = f"at {'most' if kind == 'too_long' else 'least'} {limit} item{'' if limit == 1 else 's'}"
+        return f"{shown}: {amount} expected, got {given}"
     message = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ").removeprefix("a ")
     return f"{shown}: {message} expected, got {given}"
 
@@ -123,15 +132,15 @@ def _keys(error: ErrorDetails, data: Any) -> Iterator[str | int]:
         yield key
 
 
-def _known_key(path: list[str | int], model: type[BaseModel], data: Any) -> str:
+def _known_key(path: list[str | int], model: type[BaseModel], data: Any, is_whole: bool) -> str:
     """The nearest key that is known in a place, or else where the key is known."""
     *place, key = (str(part) for part in path)
     holder = _model_at(path[:-1], model, data)
     known = list(holder.model_fields) if holder else []
     if place and place[-1] in ROLES and (hint := nearest(key, [one for one in known if one not in PAIR_KEYS])):
         return hint.replace("mean '", f"mean '{place[-1]}_")  # as the mistake is written
-    if hint := nearest(key, known):
-        return hint
+    if (hint := nearest(key, known)) or not is_whole:
+        return hint or f" (known: {', '.join(known) or 'none'})"
     families: dict[str, Mapping[str, type[BaseModel]]] = {
         "agent.algorithm": ALGORITHM_SPECS,
         "agent.memory": MEMORY_SPECS,
