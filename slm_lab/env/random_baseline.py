@@ -183,7 +183,8 @@ def measure_apart(settings: EnvSettings) -> RandomBaseline:
     try:
         if not worker.connection.poll(GIVE_UP_SECONDS):
             raise WorkerError(f"random play has not ended after {GIVE_UP_SECONDS:g} s")
-        return RandomBaseline(*worker.receive())
+        baseline: RandomBaseline = worker.receive()
+        return baseline
     finally:
         worker.connection.close()
         worker.close(time.monotonic())
@@ -195,12 +196,11 @@ def serve(descriptor: int) -> None:
     settings: EnvSettings = pickle.loads(connection.recv_bytes())
     try:
         import_modules(settings.imports)
-        measured = measure_random_baseline(
+        answer: RandomBaseline | LabError = measure_random_baseline(
             lambda: make_random_env(settings), max_step=MAX_STEP, max_seconds=MAX_SECONDS
         )
-        answer: tuple[str, Any] = ("ok", tuple(measured))
     except LabError as error:
-        answer = ("user_error", str(error))
+        answer = EnvError(str(error))
     except (Exception, SystemExit) as error:  # the env's own code: anything can come
-        answer = ("user_error", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        answer = EnvError(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
     send_answer(connection, answer)

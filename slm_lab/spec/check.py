@@ -16,6 +16,9 @@ from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec, Rec
 from slm_lab.spec.schema import ALGORITHM_SPECS, Spec
 from slm_lab.spec.search_space import search_problems
 
+# backends that step all envs by themselves
+NO_WORKERS = {"ale": "with threads of its own", "array": "all envs at once", "envpool": "with threads of its own"}
+
 
 def check_combination(spec: Spec) -> list[str]:
     """Every conflict in a spec whose keys are each valid."""
@@ -27,10 +30,8 @@ def check_combination(spec: Spec) -> list[str]:
         problems.append(f"env.max_frame: {env.max_frame} is less than one step of num_envs {env.num_envs}")
     if env.num_workers is not None and env.num_workers > env.num_envs:
         problems.append(f"env.num_workers: {env.num_workers} workers for num_envs {env.num_envs}; use at most num_envs")
-    if env.num_workers and env.backend == "envpool":
-        problems.append("env.num_workers: envpool steps with threads of its own; use null or 0")
-    if env.num_workers and env.backend == "array":
-        problems.append("env.num_workers: array steps all envs at once; use null or 0")
+    if env.num_workers and env.backend in NO_WORKERS:
+        problems.append(f"env.num_workers: {env.backend} steps {NO_WORKERS[env.backend]}; use null or 0")
     if isinstance(algorithm, PPOSpec):
         problems += _ppo_problems(algorithm, memory.name)
     if isinstance(algorithm, ActorCriticSpec):

@@ -270,7 +270,6 @@ def test_an_env_of_the_users_own_by_this_name_is_not_taken(monkeypatch: pytest.M
             None,
             "env.kwargs: the array backend does not take max_episode_steps; use env.backend gymnasium",
         ),
-        (settings(2, backend="array"), 2, "env.num_workers: array steps all envs at once; use null or 0"),
     ],
 )
 def test_what_is_refused(given: EnvSettings, num_workers: int | None, text: str) -> None:

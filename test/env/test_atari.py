@@ -1,5 +1,6 @@
 """Atari games: both backends give the same numbers, scores are those of whole games, and states are rebuilt exactly."""
 
+import re
 from typing import Any
 
 import ale_py
@@ -174,25 +175,21 @@ def test_backend_is_chosen() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"liveloss": True}, r"env.kwargs: Atari games have no option 'liveloss'"),
-        ({"life_los_info": True}, r"did you mean 'life_loss_info'"),
-        ({"frameskip": 0}, r"env.kwargs.frameskip: a whole number from 1"),
-        ({"repeat_action_probability": 2}, r"repeat_action_probability: 0 to 1"),
-        ({"mode": 77}, r"env.kwargs.mode: the game has \["),
-        ({"mode": True}, r"env.kwargs.mode: the game has \["),
-        ({"repeat_action_probability": "a"}, r"repeat_action_probability: 0 to 1"),
-        ({"life_loss_info": "no"}, r"life_loss_info: true or false expected, got 'no'"),
-        ({"stack_num": 10**10}, r"stack_num: a whole number from 1 to 64"),
+        ({"liveloss": True}, "env.kwargs.liveloss: unknown key; did you mean 'life_loss_info'?"),
+        ({"frameskip": 0}, "env.kwargs.frameskip: greater than or equal to 1 expected, got 0"),
+        (
+            {"repeat_action_probability": 2},
+            "env.kwargs.repeat_action_probability: less than or equal to 1 expected, got 2",
+        ),
+        ({"mode": True}, "env.kwargs.mode: whole number expected, got true"),
+        ({"mode": 77}, f"env.kwargs.mode: the game has {list(range(0, 48, 4))}, not 77"),
+        ({"life_loss_info": "no"}, 'env.kwargs.life_loss_info: true or false expected, got "no"'),
+        ({"stack_num": 10**10}, "env.kwargs.stack_num: less than or equal to 64 expected, got 10000000000"),
     ],
 )
 def test_mistakes(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(EnvError, match=message):
+    with pytest.raises(EnvError, match=f"^{re.escape(message)}$"):
         build_vec_env(settings(**change))
-
-
-def test_ale_backend_has_threads_not_workers() -> None:
-    with pytest.raises(EnvError, match="ale steps with threads of its own"):
-        build_vec_env(EnvSettings("ALE/Pong-v5", 2, backend="ale"), 2)
 
 
 def test_ale_backend_is_for_atari() -> None:

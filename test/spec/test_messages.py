@@ -343,6 +343,11 @@ def test_a_message_stays_on_its_line_whatever_the_key() -> None:
             "env.num_workers: array steps all envs at once; use null or 0",
         ),
         (
+            A2C,
+            {"env.num_envs": 2, "env.num_workers": 2, "env.backend": "ale"},
+            "env.num_workers: ale steps with threads of its own; use null or 0",
+        ),
+        (
             demo(),
             {"agent.memory.name": "OnPolicyReplay"},
             "agent.memory.name: PPO needs OnPolicyBatchReplay, got OnPolicyReplay",
