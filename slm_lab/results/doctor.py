@@ -9,6 +9,8 @@ import numpy as np
 
 from slm_lab.results.metrics import Array, Table
 from slm_lab.results.run import Run, look_up
+from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.spec.schema import ALGORITHM_SPECS
 
 # a session with fewer rows that have a score is not judged
 MIN_ROWS = 20
@@ -265,13 +267,14 @@ def find_overestimation(run: Run) -> Finding | None:
         return None
     q, bound = max(hit.values())
     lr = _lr_key(run, "critic")
-    name = look_up(run.spec, "agent", "algorithm", "name")
+    name = str(look_up(run.spec, "agent", "algorithm", "name"))
+    kind = ALGORITHM_SPECS.get(name, AlgorithmSpec)
     keys: tuple[str, ...] = (lr,)
     advice = f"lower {lr}"
-    if name in ("SARSA", "VanillaDQN", "DQN"):
+    if kind.actions == "joint" and name != "DoubleDQN":
         keys += ("agent.algorithm.name",)
         advice += f", or use DoubleDQN as {keys[1]}"
-    if name in ("DQN", "DoubleDQN", "SoftActorCritic"):
+    if kind.has_target:
         keys += ("agent.net.update_frequency", "agent.net.polyak_coef")
         advice += f", or let the target net follow more slowly: {keys[-2]} up, {keys[-1]} down"
     return Finding(

@@ -28,16 +28,8 @@ from slm_lab.spec.schema import (
 from slm_lab.spec.search_space import SPACES
 from slm_lab.spec.types import ScheduleSpec
 
-_OPTIMIZERS = (nets.AdamSpec, nets.AdamWSpec, nets.RMSpropSpec, nets.SGDSpec, nets.OtherOptimSpec)
-_SCHEDULERS = (
-    nets.LinearToZeroSpec,
-    nets.LinearToMinSpec,
-    nets.StepLRSpec,
-    nets.MultiStepLRSpec,
-    nets.ExponentialLRSpec,
-    nets.LinearLRSpec,
-    nets.CosineAnnealingLRSpec,
-)
+_OPTIMIZERS = get_args(get_args(nets.OptimSpec)[0])
+_SCHEDULERS = get_args(get_args(nets.LrSchedulerSpec)[0])
 _WORDS: dict[Any, str] = {
     bool: "true/false",
     dict: "mapping",

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from slm_lab.lib.errors import SpecError, nearest
 from slm_lab.lib.secret import find_secret
-from slm_lab.spec.check import check_combination, find_remarks
+from slm_lab.spec.check import check_combination
 from slm_lab.spec.compat import modernize
 from slm_lab.spec.net import NetSpec
 from slm_lab.spec.problem import MAX_PROBLEMS, Given, describe_all, refuse, show
@@ -84,7 +84,7 @@ def parse_spec(raw: dict[str, Any], where: str = "spec", given: Given | None = N
     if published:
         spec = drop_dead_search(spec, notes)
     refuse(_role_problems(spec.agent.net) or check_combination(spec), where, given or {})
-    return spec, tuple(dict.fromkeys([*notes, *find_remarks(spec)]))
+    return spec, tuple(dict.fromkeys([*notes, *spec.agent.algorithm.find_remarks(spec.env.num_envs)]))
 
 
 def _role_problems(net: NetSpec) -> list[str]:

@@ -2,77 +2,33 @@
 
 from functools import cache, reduce
 from operator import or_
-from typing import Annotated, Any, Literal, Self
+from types import ModuleType
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, create_model, model_validator
 
-from slm_lab.spec.algorithm import (
-    ActorCriticSpec,
-    AlgorithmSpec,
-    CrossQSpec,
-    DoubleDQNSpec,
-    DQNSpec,
-    PPOSILSpec,
-    PPOSpec,
-    RandomSpec,
-    ReinforceSpec,
-    SarsaSpec,
-    SILSpec,
-    SoftActorCriticSpec,
-    VanillaDQNSpec,
-)
-from slm_lab.spec.memory import (
-    MemorySpec,
-    OnPolicyBatchReplaySpec,
-    OnPolicyCrossEntropySpec,
-    OnPolicyReplaySpec,
-    PrioritizedReplaySpec,
-    ReplaySpec,
-)
-from slm_lab.spec.net import (
-    ConvNetSpec,
-    DictNetSpec,
-    DuelingConvNetSpec,
-    DuelingMLPNetSpec,
-    MLPNetSpec,
-    NetSpec,
-    RecurrentNetSpec,
-    TorchArcNetSpec,
-)
+from slm_lab.spec import algorithm as algorithms
+from slm_lab.spec import memory as memories
+from slm_lab.spec import net as nets
+from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.spec.memory import MemorySpec
+from slm_lab.spec.net import NetSpec
 from slm_lab.spec.roles import NETS, ROLES
 from slm_lab.spec.types import Bool, Float, Model, NonNegativeInt, PositiveFloat, PositiveInt, Str
 
+M = TypeVar("M", bound=Model)
+
+
+def _built_in(module: ModuleType, base: type[M], tag: str) -> dict[str, type[M]]:
+    """The models of a module that a spec can name, in the order in which they stand there."""
+    kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, base)]
+    return {name: kind for kind in kinds for name in get_args(kind.model_fields[tag].annotation)}
+
+
 # What a spec may name; `register_*` adds a user's own.
-ALGORITHM_SPECS: dict[str, type[AlgorithmSpec]] = {
-    "Random": RandomSpec,
-    "Reinforce": ReinforceSpec,
-    "ActorCritic": ActorCriticSpec,
-    "PPO": PPOSpec,
-    "SARSA": SarsaSpec,
-    "VanillaDQN": VanillaDQNSpec,
-    "DQN": DQNSpec,
-    "DoubleDQN": DoubleDQNSpec,
-    "SoftActorCritic": SoftActorCriticSpec,
-    "CrossQ": CrossQSpec,
-    "SIL": SILSpec,
-    "PPOSIL": PPOSILSpec,
-}
-MEMORY_SPECS: dict[str, type[MemorySpec]] = {
-    "OnPolicyReplay": OnPolicyReplaySpec,
-    "OnPolicyBatchReplay": OnPolicyBatchReplaySpec,
-    "OnPolicyCrossEntropy": OnPolicyCrossEntropySpec,
-    "Replay": ReplaySpec,
-    "PrioritizedReplay": PrioritizedReplaySpec,
-}
-NET_SPECS: dict[str, type[NetSpec]] = {
-    "MLPNet": MLPNetSpec,
-    "ConvNet": ConvNetSpec,
-    "DuelingMLPNet": DuelingMLPNetSpec,
-    "DuelingConvNet": DuelingConvNetSpec,
-    "DictNet": DictNetSpec,
-    "RecurrentNet": RecurrentNetSpec,
-    "TorchArcNet": TorchArcNetSpec,
-}
+ALGORITHM_SPECS = _built_in(algorithms, AlgorithmSpec, "name")
+MEMORY_SPECS = _built_in(memories, MemorySpec, "name")
+NET_SPECS = _built_in(nets, NetSpec, "type")
 
 
 class EnvSpec(Model):

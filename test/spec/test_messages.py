@@ -1,13 +1,15 @@
 """What a wrong spec is told: one line per mistake, with its dotted path and the nearest valid choice."""
 
 import copy
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pytest
 
 from slm_lab.lib.errors import SpecError
+from slm_lab.spec.algorithm import ReinforceSpec
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.problem import MAX_PROBLEMS
+from slm_lab.spec.schema import ALGORITHM_SPECS
 
 Changes = dict[str, Any]
 DELETE = object()
@@ -375,7 +377,7 @@ def test_a_message_stays_on_its_line_whatever_the_key() -> None:
         (
             REINFORCE,
             {"agent.net.shared": True},
-            "agent.net.shared: Reinforce has no critic to share a net with; remove it",
+            "agent.net.shared: Reinforce has no net to share; remove it",
         ),
         (
             demo(),
@@ -386,6 +388,34 @@ def test_a_message_stays_on_its_line_whatever_the_key() -> None:
 )
 def test_an_impossible_combination_is_refused(base: dict[str, Any], changes: Changes, line: str) -> None:
     assert problems(changes, base) == [line]
+
+
+def test_a_plugin_is_checked_by_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OwnSpec(ReinforceSpec):
+        """An algorithm of one's own."""
+
+        name: Literal["Own"] = "Own"  # type: ignore[assignment]
+        takes_recurrent: ClassVar = False
+        memories: ClassVar = ("OnPolicyReplay",)
+
+        def find_conflicts(self, memory: str) -> dict[str, str]:
+            return {"gamma": f"{self.gamma} does not go with {memory}"}
+
+        def find_remarks(self, num_envs: int) -> list[str]:
+            return [f"{num_envs} env is few"]
+
+    monkeypatch.setitem(ALGORITHM_SPECS, "Own", OwnSpec)
+    own = {"agent.algorithm": {"name": "Own"}}
+    lines = problems({**own, "agent.net": {"type": "RecurrentNet", "critic_init_std": 1, "polyak_coef": 0.1}})
+    assert [line.partition(";")[0] for line in lines] == [
+        "agent.algorithm.gamma: 0.99 does not go with OnPolicyBatchReplay",
+        "agent.memory.name: Own needs OnPolicyReplay, got OnPolicyBatchReplay",
+        "agent.net.polyak_coef: Own has no target net",
+        "agent.net.critic_init_std: Own has no critic",
+        "agent.net.type: Own has no use for a hidden state",
+    ]
+    monkeypatch.setattr(OwnSpec, "find_conflicts", lambda *_: {})
+    assert parse_spec(changed({**own, "agent.memory.name": "OnPolicyReplay"}))[1] == ("1 env is few",)
 
 
 def test_all_impossible_combinations_are_reported_at_once() -> None:
