@@ -10,7 +10,7 @@ import pytest
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.io import dump_yaml
 from slm_lab.spec.algorithm import PPOSpec
-from slm_lab.spec.loading import SHIPPED, dump_spec, load_spec, locate, parse_override, spec_files, spec_names
+from slm_lab.spec.loading import SHIPPED, dump_spec, load_spec, locate, parse_override, spec_names
 from slm_lab.spec.net import DictNetSpec, MLPNetSpec, TorchArcNetSpec
 from slm_lab.spec.reader import read_document
 
@@ -528,19 +528,6 @@ def test_keys_with_an_underscore_are_not_specs(write_data: WriteData) -> None:
 
 def test_the_key_in_the_file_is_the_name(write_data: WriteData) -> None:
     assert load_spec(write_data(demo={"name": "another", **demo()})).spec.name == "demo"
-
-
-def test_every_shipped_spec_loads_and_has_a_name_of_its_own() -> None:
-    names = []
-    keys = {"env": "CartPole-v1", "max_frame": 1e5}
-    for path in spec_files():
-        document = read_document(path)
-        for name in spec_names(path):
-            names.append(name)
-            filled = {key: value for key, value in keys.items() if f"${{{key}}}" in str(document[name])}
-            assert load_spec(path, name, filled, extend_name=False).spec.name == name
-    assert names
-    assert len(names) == len(set(names))
 
 
 # --- files of nets
