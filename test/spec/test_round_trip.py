@@ -213,7 +213,7 @@ def test_a_float_survives_to_the_bit(tmp_path: Path, value: float) -> None:
 
 
 def test_every_shipped_spec_has_a_name_of_its_own_and_survives_a_file(tmp_path: Path) -> None:
-    names = []
+    names: list[str] = []
     for path in spec_files():
         document = read_document(path)
         for name in spec_names(path):
