@@ -87,7 +87,7 @@ def _is_other_branch(error: ErrorDetails) -> bool:
 
 def _describe(error: ErrorDetails, model: type[BaseModel], data: Any, where: str) -> str:
     path = list(_keys(error, data))
-    shown = written_path(_join([where, *path] if where else path)) or "spec"
+    shown = written_path(".".join(filter(None, (where, _join(path))))) or "spec"
     kind, context, given = error["type"], error.get("ctx", {}), show(error["input"])
     if kind == "extra_forbidden":
         return f"{shown}: unknown key{_known_key(path, model, data, is_whole=not where)}"

@@ -12,6 +12,7 @@ from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd
 from slm_lab.agent.net.layer import MISFITS, Budget, build_layer, first_line
 from slm_lab.lib.errors import SpecError, nearest
 from slm_lab.spec.problem import describe_first, show
+from slm_lab.spec.reader import printable
 from slm_lab.spec.types import Model, Str
 
 # An arc may come from a stranger's file.
@@ -170,6 +171,7 @@ class _Builder:
         if len(spec) > 1:
             raise SpecError(f"{path}: one layer per entry, got {list(spec)[:5]}; are the arguments indented under it?")
         ((kind, body),) = spec.items()
+        kind = printable(str(kind))  # it may be anything, of any length
         path = f"{path}.{kind}"
         if kind == "Sequential":
             if not isinstance(body, list) or not body:

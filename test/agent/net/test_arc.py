@@ -252,8 +252,9 @@ def test_a_misfit_names_its_layer(spec: Any, shape: tuple[int, ...], message: st
 
 
 def test_path_prefix_of_messages() -> None:
-    with pytest.raises(SpecError, match=r"^critic\.net\.arc\.modules\.body\.Tan"):
-        build_arc(one("Tan"), path="critic.net.arc")
+    path = f"agent.critic_net.encoders.{'a' * 60}.arc"
+    with pytest.raises(SpecError, match=rf"^{path}\.modules\.body\.Tanh\.alpha: unknown key"):
+        build_arc(one({"Tanh": {"alpha": 1}}), path)
 
 
 # Mistakes
@@ -423,6 +424,8 @@ HOSTILE: dict[str, Any] = {
     "eval": "eval",
     "dunder": {"__class__": None},
     "module_base": {"Module": None},
+    "long_name": "R" * 20_000,
+    "number": {1: None},
     "path_to_class": {"torch.nn.Linear": {"in_features": 1, "out_features": 1}},
     "class_as_layer": nn.ReLU,
     "object_as_argument": {"LazyLinear": {"out_features": object()}},
