@@ -10,8 +10,10 @@ import yaml
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import ReinforceSpec
 from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.net import NetSpec
 from slm_lab.spec.problem import MAX_PROBLEMS
-from slm_lab.spec.schema import ALGORITHM_SPECS
+from slm_lab.spec.schema import ALGORITHM_SPECS, NET_SPECS
+from slm_lab.spec.types import PositiveInt
 
 Changes = dict[str, Any]
 Make = Callable[..., dict[str, Any]]
@@ -109,6 +111,25 @@ def test_a_plugin_is_checked_by_its_config(make: Make, problems: Problems, monke
     ]
     monkeypatch.setattr(OwnSpec, "find_conflicts", lambda *_: {})
     assert parse_spec(make("PPO", {**own, "agent.memory.name": "OnPolicyReplay"}))[1] == ("1 env is few",)
+
+
+def test_a_net_of_ones_own_has_keys_for_one_role(
+    make: Make, problems: Problems, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WideSpec(NetSpec):
+        """A net whose own key is required."""
+
+        type: Literal["Wide"] = "Wide"
+        width: PositiveInt
+
+    monkeypatch.setitem(NET_SPECS, "Wide", WideSpec)
+    net = {"type": "Wide", "width": 4, "actor_width": 8}
+    agent: Any = parse_spec(make("PPO", {"agent.net": net}))[0].agent
+    assert (agent.actor.width, agent.critic.width) == (8, 4)
+    assert problems("PPO", {"agent.net": {**net, "actor_width": 0, "critic_widht": 1}}) == [
+        "agent.net.actor_width: greater than 0 expected, got 0",
+        "agent.net.critic_widht: unknown key; did you mean 'critic_width'?",
+    ]
 
 
 @pytest.mark.parametrize(
