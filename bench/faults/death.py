@@ -119,7 +119,7 @@ def kill_once(pid: int, victim: int, folder: Path) -> None:
     """Kill a session once it has a checkpoint."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        saved = list((folder / "data").glob(f"*/model/*_s{victim}_ckpt-last_resume.pt"))
+        saved = list((folder / "data").glob(f"*/model/*_s{victim}_ckpt-last_resume.safetensors"))
         session = find_sessions(pid).get(victim)
         if saved and session is not None:
             os.kill(session, signal.SIGKILL)

@@ -77,7 +77,7 @@ def check_after_kill(spec: Spec, path: Path, frame: int) -> str | None:
         return f"orphans: {', '.join(orphans)}"
     try:
         state, problems = load_latest(folder.resume_file(0, 0))
-        for file in path.rglob("*.pt"):
+        for file in path.rglob("*.safetensors"):
             load_state(file)
     except CheckpointError as error:
         return str(error)

@@ -9,7 +9,7 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.results.folder import DATA_DIR, REPORT_NAME, RunFolder
 from slm_lab.results.metrics import format_trial_metrics
-from slm_lab.results.retro import find_models, recompute
+from slm_lab.results.retro import recompute
 from slm_lab.results.run import load_run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -30,10 +30,8 @@ def retro(
         for problem in run.problems:
             tell(problem)
         metrics = recompute(run, tell)
-        count, foreign = find_models(run.path)
-        if foreign and RunFolder(run.path, run.name).is_published:
-            tell(f"{foreign} of {count} weight files are of the published SLM-Lab; slm-lab run enjoy@{run.path}")
-        elif foreign:
-            tell(f"{foreign} of {count} weight files are not of this lab and cannot be played")
+        count = len(list((run.path / "model").glob("*_model.pt")))
+        if count and RunFolder(run.path, run.name).is_published:
+            tell(f"{count} weight files are of the published SLM-Lab; slm-lab run enjoy@{run.path}")
         sys.stdout.write(f"{format_trial_metrics(metrics['scalar'])}\n")
         sys.stdout.write(f"Graphs   {run.path / 'graph'}\nReport   {run.path / REPORT_NAME}\n")

@@ -1,6 +1,5 @@
 """How much disk a run will take, told before it starts."""
 
-import io
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.memory.prioritized import PrioritizedReplay
 from slm_lab.agent.memory.rollout import RolloutMemory
 from slm_lab.experiment.checkpoint.replay_files import CHUNK_BYTES
+from slm_lab.experiment.checkpoint.state import encode_state
 from slm_lab.experiment.tracker import CORE_COLUMNS
 from slm_lab.lib.errors import StorageError
 from slm_lab.lib.unit import format_size
@@ -90,9 +90,7 @@ def estimate_disk(spec: Spec, agent: Agent) -> DiskNeed:
 
 
 def _saved_bytes(state: dict[str, Any]) -> int:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getbuffer().nbytes
+    return len(encode_state(state))
 
 
 def _rollout_bytes(agent: Agent) -> int:

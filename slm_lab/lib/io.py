@@ -1,7 +1,6 @@
-"""Files that are either whole or not there: atomic writes, hashes, unique folders."""
+"""Files that are either whole or not there: atomic writes, unique folders, locks."""
 
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -21,9 +20,6 @@ import yaml
 
 from slm_lab.lib.errors import RunFolderError, StorageError, UnreadableError
 
-_SEAL = b"SLMLAB-SHA256:"
-_DIGEST_SIZE = hashlib.sha256().digest_size
-_BLOCK_BYTES = 1 << 20
 # of a text that is read whole: a table of a session has some hundred bytes per row
 MAX_BYTES = 500_000_000
 # Numbers that YAML 1.1 takes for text: 1e6, 5e-4, 1.e3
@@ -207,11 +203,6 @@ _Dumper.add_representer(tuple, lambda dumper, data: _represent_list(dumper, list
 _Dumper.add_representer(float, _represent_float)
 
 
-def seal(payload: bytes) -> bytes:
-    """Append a hash to a payload; a torch file stays readable by torch.load, whose zip reader skips the tail."""
-    return payload + _SEAL + hashlib.sha256(payload).digest()
-
-
 def open_file(path: Path, more_flags: int = 0) -> BinaryIO:
     """Open a file to read it; a run may come from anyone, so no pipe is waited for and no device read."""
     more_flags |= os.O_NONBLOCK | os.O_NOCTTY
@@ -239,47 +230,6 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """The text of a file of a run or a spec, which is always UTF-8."""
     return read_bytes(path, max_bytes).decode()
-
-
-def is_sealed(path: Path) -> bool:
-    """Whether a file ends as those do that `seal` wrote, whole or not."""
-    try:
-        with open_file(path) as file:
-            file.seek(-_DIGEST_SIZE - len(_SEAL), os.SEEK_END)
-            return file.read(len(_SEAL)) == _SEAL
-    except OSError:
-        return False
-
-
-def read_sealed(path: Path) -> bytes | None:
-    """The payload of a sealed file, or None when a single bit differs from what was written.
-
-    A file that is none of ours is told apart by its end, whatever its size, and a pipe or device is not read at all.
-    """
-    try:
-        opened = open_file(path)
-    except UnreadableError:
-        return None
-    with opened as file:
-        cut = os.fstat(file.fileno()).st_size - _DIGEST_SIZE - len(_SEAL)
-        if cut < 0:
-            return None
-        file.seek(cut)
-        if file.read(len(_SEAL)) != _SEAL:
-            return None
-        expected = file.read(_DIGEST_SIZE)
-        file.seek(0)
-        digest, rest = hashlib.sha256(), cut
-        while rest:
-            block = file.read(min(_BLOCK_BYTES, rest))
-            if not block:
-                return None
-            digest.update(block)
-            rest -= len(block)
-        if digest.digest() != expected:
-            return None
-        file.seek(0)
-        return file.read(cut)
 
 
 def create_run_folder(data_dir: Path, name: str) -> Path:

@@ -23,6 +23,8 @@ SPEC_SUFFIX = "_spec.yaml"
 # what the published SLM-Lab called it
 PUBLISHED_SUFFIX = "_spec.json"
 REPORT_NAME = "report.html"
+# of models, checkpoints, rows of replays and fault bundles
+STATE_SUFFIX = ".safetensors"
 SUBFOLDERS = ("info", "model", "graph", "log", "video", "fault")
 
 
@@ -85,10 +87,15 @@ class RunFolder:
         return self.path / "info" / f"{self.session_prefix(trial, session)}_session_df_{kind}.csv"
 
     def model_file(self, trial: int, session: int, which: str) -> Path:
-        return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-{which}_net_model.pt"
+        return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-{which}_net_model{STATE_SUFFIX}"
+
+    def find_model(self, trial: int, session: int, which: str) -> Path:
+        """A model as this version writes it, or one that torch wrote: of the published SLM-Lab, or of before."""
+        path = self.model_file(trial, session, which)
+        return path if path.exists() else path.with_suffix(".pt")
 
     def resume_file(self, trial: int, session: int) -> Path:
-        return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-last_resume.pt"
+        return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-last_resume{STATE_SUFFIX}"
 
     def replay_prefix(self, trial: int, session: int, which: str) -> Path:
         return self.path / "model" / f"{self.session_prefix(trial, session)}_replay-{which}"
@@ -101,7 +108,7 @@ class RunFolder:
         return self.path / "graph" / prefix
 
     def fault_file(self, trial: int, session: int, frame: int) -> Path:
-        return self.path / "fault" / f"{self.session_prefix(trial, session)}_f{frame}.pt"
+        return self.path / "fault" / f"{self.session_prefix(trial, session)}_f{frame}{STATE_SUFFIX}"
 
     def video_file(self, trial: int, session: int, frame: int) -> Path:
         return self.path / "video" / f"{self.session_prefix(trial, session)}_f{frame}.mp4"
@@ -140,7 +147,7 @@ def previous_file(path: Path) -> Path:
 
 def replay_file(prefix: Path, start: int, end: int) -> Path:
     """Where the rows of a replay from one number up to another are kept."""
-    return prefix.with_name(f"{prefix.name}_{start}-{end}.pt")
+    return prefix.with_name(f"{prefix.name}_{start}-{end}{STATE_SUFFIX}")
 
 
 def save_spec(path: Path, spec: Spec) -> None:

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from slm_lab.lib.io import is_sealed, to_finite, write_json
+from slm_lab.lib.io import to_finite, write_json
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import calc_session_metrics, calc_trial_metrics
 from slm_lab.results.plot import plot_run
@@ -40,9 +39,3 @@ def recompute(run: Run, tell: Callable[[str], None]) -> dict[str, Any]:
     plot_run(run)
     write_report([run], folder.report_file)
     return metrics
-
-
-def find_models(path: Path) -> tuple[int, int]:
-    """How many weight files a run has, and how many of them this lab did not write."""
-    files = list((path / "model").glob("*_model.pt"))
-    return len(files), sum(not is_sealed(file) for file in files)

@@ -34,7 +34,10 @@ SAMPLES: dict[str, tuple[Callable[[Path], Iterator[Verdict]], int]] = {
     "not exact": (drift, 1),
     "corruption": (partial(damage, "checkpoint", 1), 2),
     "corruption of a replay": (partial(damage, "replay", 1), 2),
-    "hostile_checkpoint": (partial(load_hostile, names=("bytes of ten gigabytes", "laughs", "object by INST")), 3),
+    "hostile_checkpoint": (
+        partial(load_hostile, names=("state: nesting", "weights: bytes of ten gigabytes", "weights: command")),
+        3,
+    ),
     "hostile_spec": (partial(read_specs, 4), 4),
     "worker_death": (partial(kill_workers, 1, 800), 2),
     "session_death": (partial(kill_session, 1, 2), 2),
@@ -151,7 +154,7 @@ def test_a_row_of_a_replay_that_differs_is_seen(tmp_path: Path) -> None:
             train_to_end(spec, tmp_path / name, stop)
         train_to_end(spec, tmp_path / name)
     assert find_difference(tmp_path / "one", tmp_path / "two", "fault") is None
-    path = max((tmp_path / "two" / "model").glob("*_replay-sil_*.pt"))
+    path = max((tmp_path / "two" / "model").glob("*_replay-sil_*.safetensors"))
     state = load_state(path)
     state["rows"]["reward"] = state["rows"]["reward"] + 1
     save_state(path, state)

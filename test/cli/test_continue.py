@@ -75,7 +75,7 @@ def test_a_killed_run_goes_on_exactly_by_the_same_command(monkeypatch: pytest.Mo
     Path("data/reinforce_cartpole_2020_01_01_000000").mkdir(parents=True)
     words = [*command, "-s", "meta.checkpoint_frequency=1000", "--continue"]
     process = subprocess.Popen([sys.executable, "-m", "slm_lab.cli", *words], stderr=subprocess.DEVNULL)
-    while not list(Path("data").glob("*/model/*_ckpt-last_resume.pt")):
+    while not list(Path("data").glob("*/model/*_ckpt-last_resume.safetensors")):
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)

@@ -328,8 +328,8 @@ def test_atari_continues_exactly(algorithm: str, tmp_path: Path) -> None:
 
 def test_states_come_back_as_they_were(tmp_path: Path) -> None:
     state = {"number": np.array(3.0), "row": np.arange(3), "none": None, "list": [1, 2.5, "x"]}
-    save_state(tmp_path / "x.pt", state)
-    again = load_state(tmp_path / "x.pt")
+    save_state(tmp_path / "x.safetensors", state)
+    again = load_state(tmp_path / "x.safetensors")
     assert_equal(state, again)
     assert again["number"].shape == ()
 

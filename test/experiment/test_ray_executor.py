@@ -120,7 +120,7 @@ def assert_same(one: SessionTask, two: SessionTask) -> None:
     names = [here.model_file(one.trial, one.session, which).name for which in ("last", "best")]
     for which, chunks in states[0]["rows"].items():
         prefix = here.replay_prefix(one.trial, one.session, which).name
-        names += [f"{prefix}_{first}-{end}.pt" for first, end in chunks]
+        names += [f"{prefix}_{first}-{end}.safetensors" for first, end in chunks]
     for name in names:
         assert (here.path / "model" / name).read_bytes() == (there.path / "model" / name).read_bytes(), name
 
@@ -161,8 +161,8 @@ def executor(cluster: Any) -> Iterator[Any]:
     "name",
     [
         "info/x_t0_s1_session_df_train.csv",
-        "model/x_t0_s1_ckpt-last_resume.pt",
-        "model/x_t0_s1_replay-main_0-10.pt",
+        "model/x_t0_s1_ckpt-last_resume.safetensors",
+        "model/x_t0_s1_replay-main_0-10.safetensors",
         "log/x_t0_s1.log",
         "log/x_t0_s1/events.out.tfevents.1",
     ],
@@ -233,9 +233,9 @@ def test_only_what_has_changed_comes_back(host: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(remote, "CHUNK_BYTES", 4)
     root = host.folder.path
     write_text(root / "info/x_t0_s1_a.csv", "0123456789")
-    write_text(root / "model/x_t0_s1_replay-main_0-1.pt", "row")
-    write_text(root / "model/x_t0_s2_other.pt", "of another session")
-    replay = "model/x_t0_s1_replay-main_0-1.pt"
+    write_text(root / "model/x_t0_s1_replay-main_0-1.safetensors", "row")
+    write_text(root / "model/x_t0_s2_other.safetensors", "of another session")
+    replay = "model/x_t0_s1_replay-main_0-1.safetensors"
     assert read_all(host) == ({"info/x_t0_s1_a.csv": b"0123456789", replay: b"row"}, {replay})
     assert read_all(host) == ({}, {replay})
     with (root / "info/x_t0_s1_a.csv").open("a") as file:
@@ -245,7 +245,7 @@ def test_only_what_has_changed_comes_back(host: Any, monkeypatch: pytest.MonkeyP
 
 def test_a_snapshot_does_not_change_while_it_is_read(host: Any) -> None:
     root = host.folder.path
-    table, model = root / "info/x_t0_s1_a.csv", root / "model/x_t0_s1_m.pt"
+    table, model = root / "info/x_t0_s1_a.csv", root / "model/x_t0_s1_m.safetensors"
     write_text(table, "1")
     write_text(model, "old")
     host._take_snapshot()
@@ -253,13 +253,13 @@ def test_a_snapshot_does_not_change_while_it_is_read(host: Any) -> None:
         file.write("2")
     write_text(model, "new")
     contents = {sent.name: host.read(index, 0) for index, sent in enumerate(host.files)}
-    assert contents == {"info/x_t0_s1_a.csv": b"1", "model/x_t0_s1_m.pt": b"old"}
-    assert read_all(host)[0] == {"info/x_t0_s1_a.csv": b"12", "model/x_t0_s1_m.pt": b"new"}
+    assert contents == {"info/x_t0_s1_a.csv": b"1", "model/x_t0_s1_m.safetensors": b"old"}
+    assert read_all(host)[0] == {"info/x_t0_s1_a.csv": b"12", "model/x_t0_s1_m.safetensors": b"new"}
 
 
 def test_a_checkpoint_written_meanwhile_starts_the_snapshot_anew(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     last = host.folder.resume_file(0, 1)
-    old, new = (last.with_name(f"x_t0_s1_replay-main_{rows}.pt") for rows in ("0-1", "1-2"))
+    old, new = (last.with_name(f"x_t0_s1_replay-main_{rows}.safetensors") for rows in ("0-1", "1-2"))
     write_text(last, "needs 0-1")
     write_text(old, "row")
     list_files = remote.list_files
@@ -313,20 +313,29 @@ def contents(root: Path) -> dict[str, str]:
 
 
 def old_run(root: Path) -> dict[str, str]:
-    for name in ("ckpt-last_resume.pt", "ckpt-prev_resume.pt", "replay-main_0-1.pt", "replay-main_1-2.pt"):
+    for name in (
+        "ckpt-last_resume.safetensors",
+        "ckpt-prev_resume.safetensors",
+        "replay-main_0-1.safetensors",
+        "replay-main_1-2.safetensors",
+    ):
         write_text(root / "model" / f"x_t0_s1_{name}", "old")
-    write_text(root / "model" / "x_t0_s10_replay-main_0-1.pt", "of another session")
+    write_text(root / "model" / "x_t0_s10_replay-main_0-1.safetensors", "of another session")
     return contents(root)
 
 
 def test_files_come_in_pieces_and_rows_that_nobody_needs_go(tmp_path: Path) -> None:
     old = old_run(tmp_path)
     prefix = "model/x_t0_s1_"
-    new = {f"{prefix}ckpt-last_resume.pt": "newer", f"{prefix}replay-main_1-3.pt": "", "log/x_t0_s1.log": "l"}
+    new = {
+        f"{prefix}ckpt-last_resume.safetensors": "newer",
+        f"{prefix}replay-main_1-3.safetensors": "",
+        "log/x_t0_s1.log": "l",
+    }
     node = FakeNode({name: text.encode() for name, text in new.items()})
-    held = {f"{prefix}replay-main_1-2.pt", f"{prefix}replay-main_1-3.pt"}
+    held = {f"{prefix}replay-main_1-2.safetensors", f"{prefix}replay-main_1-3.safetensors"}
     assert node.fetch(tmp_path, held) == [3, 2, 1]
-    del old[f"{prefix}replay-main_0-1.pt"]
+    del old[f"{prefix}replay-main_0-1.safetensors"]
     assert contents(tmp_path) == old | new
 
 
@@ -335,7 +344,12 @@ def test_rows_are_in_place_before_the_checkpoint_that_needs_them(
 ) -> None:
     moved: list[str] = []
     monkeypatch.setattr(remote, "move_into_place", lambda _, path: moved.append(path.name.removeprefix("x_t0_s1_")))
-    names = ["ckpt-best_net_model.pt", "ckpt-last_resume.pt", "ckpt-prev_resume.pt", "replay-main_0-1.pt"]
+    names = [
+        "ckpt-best_net_model.safetensors",
+        "ckpt-last_resume.safetensors",
+        "ckpt-prev_resume.safetensors",
+        "replay-main_0-1.safetensors",
+    ]
     FakeNode({f"model/x_t0_s1_{name}": b"new" for name in names}).fetch(tmp_path, set())
     assert moved == [names[3], names[2], names[1], names[0]]
 
@@ -343,7 +357,10 @@ def test_rows_are_in_place_before_the_checkpoint_that_needs_them(
 def test_a_node_lost_while_it_sends_changes_nothing(tmp_path: Path) -> None:
     old = old_run(tmp_path)
     node = FakeNode(
-        {f"model/x_t0_s1_{name}": b"new and longer" for name in ("replay-main_1-3.pt", "ckpt-last_resume.pt")}
+        {
+            f"model/x_t0_s1_{name}": b"new and longer"
+            for name in ("replay-main_1-3.safetensors", "ckpt-last_resume.safetensors")
+        }
     )
     for lost_after in (1, 3, 6, 9):
         with pytest.raises(ray.exceptions.RayActorError):

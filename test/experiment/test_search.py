@@ -557,10 +557,10 @@ def test_the_best_spec_is_the_spec_with_the_values_of_the_best_trial(tmp_path: P
 def test_weights_of_the_best_trials_are_kept(tmp_path: Path) -> None:
     spec = make_spec(max_trial=8, search_scheduler=None, max_session=1)
     result = search(spec, tmp_path / "two", keep=2)
-    kept = {int(path.name.split("_t")[1].split("_")[0]) for path in (tmp_path / "two/model").glob("*.pt")}
+    kept = {int(path.name.split("_t")[1].split("_")[0]) for path in (tmp_path / "two/model").glob("*.safetensors")}
     assert kept == {row.trial for row in result.rows[:2]}
     search(spec, tmp_path / "all", keep=-1)
-    assert len(list((tmp_path / "all/model").glob("*.pt"))) == 8
+    assert len(list((tmp_path / "all/model").glob("*.safetensors"))) == 8
 
 
 def test_the_graphs_are_drawn(tmp_path: Path) -> None:
@@ -762,7 +762,7 @@ def test_a_killed_driver_leaves_a_search_that_goes_on(started: subprocess.Popen[
     assert sorted(int(row["trial"]) for row in rows) == [0, 1, 2, 3]
     assert {row["state"] for row in rows} <= {"done", "stopped"}
     assert "Prove it slm-lab run" in out
-    kept = {path.name.split("_t")[1][0] for path in folder.glob("model/*.pt")}
+    kept = {path.name.split("_t")[1][0] for path in folder.glob("model/*.safetensors")}
     assert kept == {rows[0]["trial"]}
 
 

@@ -66,9 +66,9 @@ def test_a_run_leaves_the_documented_files(finished: Path) -> None:
         expected |= {
             f"info/{prefix}_session_df_train.csv",
             f"info/{prefix}_session_metrics.json",
-            f"model/{prefix}_ckpt-last_net_model.pt",
-            f"model/{prefix}_ckpt-best_net_model.pt",
-            f"model/{prefix}_ckpt-last_resume.pt",
+            f"model/{prefix}_ckpt-last_net_model.safetensors",
+            f"model/{prefix}_ckpt-best_net_model.safetensors",
+            f"model/{prefix}_ckpt-last_resume.safetensors",
             f"graph/{prefix}_session_graph_train_mean_returns_ma_vs_frames.png",
             f"log/{prefix}.log",
         }
@@ -307,7 +307,7 @@ def test_best_model_is_the_one_of_the_best_row(tmp_path: Path) -> None:
 
 def test_damage_anywhere_in_a_checkpoint_is_noticed(finished: Path, tmp_path: Path) -> None:
     data = RunFolder(finished, "ppo_cartpole").resume_file(0, 0).read_bytes()
-    path = tmp_path / "damaged.pt"
+    path = tmp_path / "damaged.safetensors"
     for position in np.linspace(0, len(data) - 1, 100).astype(int):
         flipped = bytearray(data)
         flipped[position] ^= 1 << (position % 8)
@@ -334,7 +334,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) 
 def test_the_good_checkpoint_survives_a_failed_write_after_a_damaged_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "x_ckpt-last_resume.pt"
+    path = tmp_path / "x_ckpt-last_resume.safetensors"
     save_state(path, {"frame": 1}, keep_previous=True)
     save_state(path, {"frame": 2}, keep_previous=True)
     path.write_bytes(b"damaged")
@@ -351,7 +351,7 @@ def test_the_good_checkpoint_survives_a_failed_write_after_a_damaged_one(
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
 def test_a_machine_without_memory_makes_no_checkpoint_bad(tmp_path: Path, error: type[Exception]) -> None:
-    path = tmp_path / "x_ckpt-last_resume.pt"
+    path = tmp_path / "x_ckpt-last_resume.safetensors"
     save_state(path, {"frame": 1}, keep_previous=True)
     save_state(path, {"frame": 2}, keep_previous=True)
 
@@ -393,7 +393,9 @@ def test_a_checkpoint_of_another_session_is_refused(finished: Path, tmp_path: Pa
     folder, spec = open_run_folder(str(copy), tmp_path)
     own = folder.resume_file(0, 1).read_bytes()
     folder.resume_file(0, 1).write_bytes(folder.resume_file(0, 0).read_bytes())
-    with pytest.raises(CheckpointError, match=r"s1_ckpt-last_resume\.pt: is that of trial 0 session 0; was it copied"):
+    with pytest.raises(
+        CheckpointError, match=r"s1_ckpt-last_resume\.safetensors: is that of trial 0 session 0; was it copied"
+    ):
         Session(spec, folder, 0, 1, lambda _: None, lambda: False).run()
     # one of before says nothing of it, and is continued
     folder.resume_file(0, 1).write_bytes(own)

@@ -82,7 +82,7 @@ def assert_no_half_files(path: Path) -> None:
         assert not file.name.endswith(".tmp"), file
         # a log may be open and still without a line
         assert file.stat().st_size or file.suffix == ".log", file
-        if file.suffix == ".pt":
+        if file.suffix == ".safetensors":
             load_state(file)
         elif file.suffix == ".json":
             json.loads(file.read_text())
@@ -267,7 +267,7 @@ def test_a_line_that_is_cut_short_is_taken_back(tmp_path: Path) -> None:
 def test_a_checkpoint_that_fails_leaves_one_that_loads(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "x_ckpt-last_resume.pt"
+    path = tmp_path / "x_ckpt-last_resume.safetensors"
     for frame in (1, 2):
         save_state(path, {"frame": frame}, keep_previous=True)
     replace, calls = os.replace, []
@@ -411,10 +411,10 @@ def test_the_disk_that_a_run_takes_is_foretold(
     (need,) = told
     pairs = {
         "all": (need.total, measure(folder, "*")),
-        "checkpoints": (2 * need.checkpoint, measure(folder, "*_resume.pt")),
-        "models": (2 * need.model, measure(folder, "*_net_model.pt")),
+        "checkpoints": (2 * need.checkpoint, measure(folder, "*_resume.safetensors")),
+        "models": (2 * need.model, measure(folder, "*_net_model.safetensors")),
         "tables": (need.table, measure(folder, "*.csv")),
-        "replay": (need.replay, measure(folder, "*_replay-*.pt")),
+        "replay": (need.replay, measure(folder, "*_replay-*.safetensors")),
     }
     for name, (guess, truth) in pairs.items():
         assert truth / 2 <= guess <= truth * 2, (name, guess, truth)
@@ -450,7 +450,7 @@ def test_files_of_a_replay_stay_within_bounds(tmp_path: Path, monkeypatch: pytes
     sizes: list[int] = []
 
     def on_progress(progress: Progress) -> None:
-        files = list((tmp_path / "run" / "model").glob("*_replay-*.pt"))
+        files = list((tmp_path / "run" / "model").glob("*_replay-*.safetensors"))
         sizes.append(sum(file.stat().st_size for file in files))
 
     train(make_spec(max_frame=3000, max_size=400, checkpoint_frequency=100), tmp_path / "run", on_progress)
