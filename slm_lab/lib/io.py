@@ -10,13 +10,14 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from io import FileIO, RawIOBase
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
+from filelock import BaseFileLock, FileLock, Timeout
 
 from slm_lab.lib.errors import RunFolderError, StorageError, UnreadableError
 
@@ -293,46 +294,27 @@ def is_locked(path: Path) -> bool:
 @contextmanager
 def lock_file(path: Path, wait: float) -> Iterator[None]:
     """Hold a lock that the system frees when the process ends, however it ends; its holder may remove the file."""
-    deadline = time.monotonic() + wait
-    with ExitStack() as stack:
-        while True:
-            with storage_errors(path):
-                file = stack.enter_context(_open_lock(path))
-            _wait_for_lock(file, path, deadline)
-            if _is_at(file, path):
-                break
-            # whoever held it has removed it, so that another can have a lock on a new file
-            stack.close()
+    # a lock without the system's would outlive a killed process
+    lock = FileLock(path, timeout=wait, poll_interval=0.05, fallback_to_soft=False)
+    with storage_errors(path):
+        _acquire(lock, path)
+    try:
         yield
+    finally:
+        lock.release()
 
 
-def _open_lock(path: Path) -> FileIO:
-    tries = 0
-    while True:
+def _acquire(lock: BaseFileLock, path: Path) -> None:
+    for attempt in range(LOCK_TRIES):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # as it is: only the lock is ours, not what the file may hold
-            return FileIO(_open_plain(path, os.O_RDWR), "r+b")
+            os.close(_open_plain(path, os.O_RDWR))
+            lock.acquire()
+            return
+        except Timeout:
+            raise RunFolderError(f"another process is using {path.parent.parent}; wait for it or stop it") from None
         except (FileExistsError, FileNotFoundError):
             # its folder may have been removed in this moment
-            tries += 1
-            if tries == LOCK_TRIES:
+            if attempt + 1 == LOCK_TRIES:
                 raise
-
-
-def _wait_for_lock(file: FileIO, path: Path, deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise RunFolderError(f"another process is using {path.parent.parent}; wait for it or stop it") from None
-            time.sleep(0.05)
-
-
-def _is_at(file: FileIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
-    except FileNotFoundError:
-        return False
