@@ -255,6 +255,14 @@ class Replay:
         if self.frames is not None:
             self.frames.load_rows(start, rows)
 
+    def estimate_rows(self, num_frame: int) -> int:
+        """Bytes of the rows that it holds once so many frames were seen."""
+        return self.num_bytes * min(num_frame, self.spec.max_size) // self.spec.max_size
+
+    def estimate_growth(self, num_frame: int) -> int:
+        """Bytes by which `state_dict` has grown then."""
+        return 0
+
     def state_dict(self) -> dict[str, Any]:
         """All but the rows [`held_first`, `head`)."""
         return {
