@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bench.faults.fork import fork, wait
 from bench.faults.row import Batch, Row, Verdict
-from bench.faults.same import find_difference
 from bench.faults.specs import NAME, make_spec
+from slm_lab.audit.difference import find_difference
 from slm_lab.experiment.run import Options, start
 from slm_lab.results.run import load_run
 

@@ -22,8 +22,8 @@ from bench.faults.command import (
 )
 from bench.faults.fork import fork, train, train_to_end, wait
 from bench.faults.row import Batch, Row, Verdict
-from bench.faults.same import find_difference
 from bench.faults.specs import NAME, make_spec
+from slm_lab.audit.difference import find_difference
 from slm_lab.env.worker import WorkerVecEnv
 from slm_lab.experiment.control import Session
 from slm_lab.results.folder import RunFolder

@@ -13,8 +13,8 @@ from typing import Any
 from bench.faults.fork import fork, train, train_to_end, wait, wait_usage
 from bench.faults.hostile_states import CANARY, write_files
 from bench.faults.row import ROOT, Batch, Row, Verdict
-from bench.faults.same import find_difference
 from bench.faults.specs import NAME, make_spec
+from slm_lab.audit.difference import find_difference
 from slm_lab.experiment.checkpoint.state import load_latest, load_state
 from slm_lab.experiment.checkpoint.torch_file import load_weights
 from slm_lab.lib.errors import CheckpointError, LabError, SpecError

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from slm_lab.audit.difference import Comparison, compare_sessions
+from slm_lab.audit.difference import Comparison, compare_runs
 from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.lib.errors import CheckpointError, LabError
 from slm_lab.lib.io import is_locked, read_text, write_yaml
@@ -284,19 +284,15 @@ class Chaos:
         return frames
 
     def _compare(self, whole: Path, killed: Path) -> Comparison:
-        comparison = Comparison()
         one, two = (RunFolder(path, self.spec.name) for path in (whole, killed))
+        whole_run = Comparison()
         for session in self._sessions:
-            for kind in ("train", "eval"):
-                tables = [folder.table_file(0, session, kind) for folder in (one, two)]
-                label = f"session {session}, row" + (" of evaluations" if kind == "eval" else "")
-                comparison.compare_tables(tables[0], tables[1], 0, self.spec.env.max_frame * 2, label)
-            states = load_state(one.resume_file(0, session)), load_state(two.resume_file(0, session))
-            compare_sessions(comparison, one, two, (0, session), states)
+            comparison = compare_runs(one, two, (0, session))
             metrics = [json.loads(read_text(folder.session_metrics_file(0, session))) for folder in (one, two)]
             evals = [each.get("final_eval") for each in metrics]
-            comparison.compare_states(evals[0], evals[1], f"session {session}, final_eval")
-        return comparison
+            comparison.compare_states(evals[0], evals[1], "final_eval")
+            whole_run.add(comparison, f"session {session}, ")
+        return whole_run
 
 
 def _read_frame(path: Path) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from slm_lab.audit.difference import MODELS, Comparison, compare_sessions, read_rows
+from slm_lab.audit.difference import MODELS, NEVER, TABLES, Comparison, Difference, read_rows
 from slm_lab.experiment.checkpoint.replay_files import parse_chunks
 from slm_lab.experiment.checkpoint.state import content_errors, load_state
 from slm_lab.experiment.control import FORMAT, Session, read_frame
@@ -30,8 +30,6 @@ from slm_lab.spec.loading import load_spec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
-# no checkpoint on the way: the one at the end is all that is asked for
-NEVER = 2**62
 PACKAGE = "versions."
 
 
@@ -82,18 +80,6 @@ class Verdict:
         ]
 
 
-@dataclass(frozen=True)
-class Fact:
-    """Something of the machine or the settings that differs between a run and its replay."""
-
-    name: str
-    there: str
-    here: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.there} there, {self.here} here"
-
-
 class Verification:
     """A run that is replayed session by session; nothing in its folder is touched."""
 
@@ -125,6 +111,7 @@ class Verification:
             "wandb": False,
             "video_frequency": None,
             "final_eval": 0,
+            # the one at the end is all that is asked for
             "checkpoint_frequency": NEVER,
         }
         if self.settings.num_threads is not None:
@@ -133,7 +120,7 @@ class Verification:
             meta["compile"] = self.settings.compile
         return prepare(saved.replace(meta=meta))[0]
 
-    def _compare_machines(self) -> tuple[list[Fact], list[str]]:
+    def _compare_machines(self) -> tuple[list[Difference], list[str]]:
         """What differs from where the run was made, and what of it is not known."""
         path = self.folder.provenance_file
         try:
@@ -148,7 +135,7 @@ class Verification:
         # a package that is not listed was not installed, unless none is; anything else was not written down
         unknown = [name for name in here if name not in there and not (name.startswith(PACKAGE) and PACKAGE in there)]
         facts = [
-            Fact(name, there.get(name, "not installed"), here.get(name, "not installed"))
+            Difference(name, there.get(name, "not installed"), here.get(name, "not installed"))
             for name in dict.fromkeys([*here, *there])
             if name not in unknown and name != PACKAGE and there.get(name) != here.get(name)
         ]
@@ -278,15 +265,14 @@ class Verification:
         self, key: tuple[int, int], target: dict[str, Any] | None, scratch: RunFolder, verdict: Verdict
     ) -> None:
         comparison = verdict.comparison
-        kinds = {"train": "row", "eval": "row of evaluations"}
-        if self.spec.meta.num_eval_episode == 0 or (target is not None and target["is_eval_due"]):
-            del kinds["eval"]
-        for kind, label in kinds.items():
+        is_eval_left_out = self.spec.meta.num_eval_episode == 0 or (target is not None and target["is_eval_due"])
+        for kind, label in TABLES.items():
+            if kind == "eval" and is_eval_left_out:
+                continue
             files = [folder.table_file(*key, kind) for folder in (self.folder, scratch)]
-            comparison.compare_tables(files[0], files[1], verdict.first, verdict.last, label)
-        if target is None or verdict.last < target["frame"]:
-            return
-        compare_sessions(comparison, self.folder, scratch, key, (target, load_state(scratch.resume_file(*key))))
+            comparison.compare_tables(files[0], files[1], label, verdict.first, verdict.last)
+        if target is not None and verdict.last >= target["frame"]:
+            comparison.compare_sessions(self.folder, scratch, key)
 
 
 def list_replay_files(folder: RunFolder, key: tuple[int, int], state: dict[str, Any]) -> list[Path]:

@@ -79,14 +79,17 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
     save_state(copy.resume_file(0, 0), state)
     write_session_metrics(copy, 0, replace(result, final_eval=[1.0]), {})
     names = [difference.name for difference in shaken._compare(folder.path, copy.path).values]
-    assert names == ["agent.act_generator[0]", "session 0, final_eval"]
+    assert names == ["session 0, agent.act_generator[0]", "session 0, final_eval"]
 
 
-def test_a_spec_that_cannot_be_trained_is_told(tmp_path: Path) -> None:
-    spec = make_spec()
-    broken = spec.model_copy(update={"env": spec.env.model_copy(update={"name": "NoSuchEnv-v0"})})
-    with pytest.raises(LabError, match=r"exit code 2: Error: .*NoSuchEnv"):
-        Chaos(broken, tmp_path, 1, 0, lambda _: None).run()
+def test_a_run_that_fails_by_itself_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: Chaos, data_dir: Path) -> subprocess.Popen[bytes]:
+        with self._log(data_dir).open("ab") as log:
+            return subprocess.Popen(["sh", "-c", "echo Error: there is no such env; exit 2"], stdout=log)
+
+    monkeypatch.setattr(Chaos, "_start", start)
+    with pytest.raises(LabError, match=r"exit code 2: Error: there is no such env"):
+        Chaos(make_spec(), tmp_path, 1, 0, lambda _: None).run()
 
 
 def test_moments_of_kills_are_spread_over_what_is_left(tmp_path: Path) -> None:
