@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.audit.chaos import find_descendants
+from slm_lab.audit.chaos import find_descendants, is_alive
 from slm_lab.experiment import executor, worker
 from slm_lab.experiment.executor import Event, LocalExecutor, Outcome, SessionTask
 from slm_lab.lib.errors import DivergenceError, LabError, WorkerDeathError, WorkerError
@@ -84,7 +84,7 @@ def test_a_session_that_has_told_all_and_does_not_end_is_killed(monkeypatch: pyt
         (event,) = without_states(events)
         assert event.outcome == Outcome(0, {"frame": 1})
         assert process.returncode == -9
-        while any(one.is_alive() for one in family):
+        while any(is_alive(one) for one in family):
             time.sleep(0.01)
     finally:
         local.close()
@@ -104,7 +104,7 @@ def test_a_session_that_does_not_end_holds_up_no_other(monkeypatch: pytest.Monke
     finally:
         local.close()
     assert process.returncode == -9
-    while any(one.is_alive() for one in family):
+    while any(is_alive(one) for one in family):
         time.sleep(0.01)
 
 
