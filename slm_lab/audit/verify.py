@@ -150,48 +150,38 @@ class Verification:
 
     def _verify(self, session: int, scratch: RunFolder) -> Verdict:
         key = self.trial, session
-        verdict = Verdict(session)
         if is_locked(self.folder.lock_file(*key)):
             raise RunFolderError(f"{self.folder.path} is being trained; verify it when it has ended, or stop it")
-        path = self.folder.resume_file(*key)
+        verdict = Verdict(session)
         try:
-            with content_errors(path):
-                target = self._read_target(key, verdict)
-                start = self._find_start(key, target, verdict)
-                if target is not None:
-                    self._check_files(key, target, start or target)
-        except CheckpointError as error:
-            verdict.problem = str(error)
-            return verdict
-        if start is not None:
-            assert target is not None
-            verdict.first, verdict.last = start["frame"], target["frame"]
-            self._copy(key, start, scratch)
-        else:
-            end = target["frame"] if target is not None else self._last_row(key)
-            verdict.last = min(end, self.settings.segment or end)
-        try:
-            replay = self._replay(key, verdict.last, scratch)
+            self._replay_and_compare(key, scratch, verdict)
         except (CheckpointError, DivergenceError, WorkerError) as error:
             verdict.problem = str(error)
-            return verdict
-        if replay.grade == "statistical":
-            verdict.problem = (
+        return verdict
+
+    def _replay_and_compare(self, key: tuple[int, int], scratch: RunFolder, verdict: Verdict) -> None:
+        path = self.folder.resume_file(*key)
+        with content_errors(path):
+            target = self._read_target(key, verdict)
+            start = self._find_start(key, target, verdict)
+            if target is not None:
+                self._check_files(key, target, start or target)
+        end = target["frame"] if target is not None else self._last_row(key)
+        verdict.last = min(end, self.settings.segment or end)
+        if start is not None:
+            verdict.first = start["frame"]
+            self._copy(key, start, scratch)
+        if self._replay(key, verdict.last, scratch).grade == "statistical":
+            raise CheckpointError(
                 f"the env could not be rebuilt at frame {verdict.first:,} from its seed and actions, so this run "
                 "continues statistically, and bits cannot agree; try --from-start"
             )
-            return verdict
-        try:
-            with content_errors(path):
-                self._compare(key, target, scratch, verdict)
-        except CheckpointError as error:
-            verdict.problem = str(error)
-            return verdict
+        with content_errors(path):
+            self._compare(key, target, scratch, verdict)
         if not verdict.comparison.num_row and not verdict.comparison.num_tensor:
             rows = self._row_frames(key)
             first = f"the first row is at frame {rows[0]:,}" if rows else "the run has no rows"
-            verdict.problem = f"nothing to compare up to frame {verdict.last:,}; {first}"
-        return verdict
+            raise CheckpointError(f"nothing to compare up to frame {verdict.last:,}; {first}")
 
     def _read_target(self, key: tuple[int, int], verdict: Verdict) -> dict[str, Any] | None:
         """The last checkpoint; None where there is none to compare with."""
