@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from slm_lab.agent.action.distribution import Categorical
-from slm_lab.agent.algorithm import dqn, on_policy, reinforce, sac, sarsa
+from slm_lab.agent.algorithm import critic, dqn, reinforce, sac, sarsa
 from slm_lab.agent.learn.gradient import GradientFaultError, GradientStep, Loss
 from slm_lab.audit import replay_fault as replay_module
 from slm_lab.audit.difference import Comparison
@@ -240,9 +240,13 @@ class Plant:
 
 
 def plant_target(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    q_target, calc_return, scale = dqn.calc_q_target, reinforce.calc_return, on_policy.TargetScale.update
-    for module in (dqn, sarsa, sac):
+    q_target, calc_return, scale = dqn.calc_q_target, reinforce.calc_return, critic.TargetScale.update
+    td_loss = sac.SoftBase.calc_td_loss
+    for module in (dqn, sarsa):
         monkeypatch.setattr(module, "calc_q_target", lambda *args: plant.spoil(q_target(*args)))
+    monkeypatch.setattr(
+        sac.SoftBase, "calc_td_loss", lambda self, q, ret, *rest: td_loss(self, q, plant.spoil(ret), *rest)
+    )
     monkeypatch.setattr(reinforce, "calc_return", lambda *args: plant.spoil(calc_return(*args)))
 
     def spoiled(self: Any, target: torch.Tensor) -> float:
@@ -250,7 +254,7 @@ def plant_target(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
         target.copy_(plant.spoil(target))
         return scale(self, target)
 
-    monkeypatch.setattr(on_policy.TargetScale, "update", spoiled)
+    monkeypatch.setattr(critic.TargetScale, "update", spoiled)
 
 
 def plant_log_prob(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
