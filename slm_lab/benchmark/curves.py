@@ -10,8 +10,9 @@ import numpy as np
 from slm_lab.benchmark.matrix import slug
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import write_text
-from slm_lab.results.metrics import Table, mask_partial_ma
+from slm_lab.results.metrics import mask_partial_ma
 from slm_lab.results.run import Run
+from slm_lab.results.table import Table
 
 # means over a hundred episodes or rows hide little between as many points
 NUM_POINT = 100

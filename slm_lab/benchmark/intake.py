@@ -14,9 +14,9 @@ from slm_lab.benchmark.state import RowState, Standing
 from slm_lab.benchmark.table import PAGE, plot_file, write_table
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import write_bytes
-from slm_lab.results.metrics import Table
 from slm_lab.results.plot import DrawnRun, draw_runs
 from slm_lab.results.run import load_run
+from slm_lab.results.table import Table
 from slm_lab.spec.loading import find_file
 
 # uploads a run and returns where it can be had, once it is verified to be whole there

@@ -16,11 +16,12 @@ from scipy.stats import rankdata
 from slm_lab.experiment.study import TrialRow
 from slm_lab.lib.io import write_json, write_text, write_yaml
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import METRICS, Array, read_table
+from slm_lab.results.metrics import METRICS
 from slm_lab.results.report_search import write_search_report
 from slm_lab.results.run import name_algorithm
 from slm_lab.results.search_axis import SearchedKey
 from slm_lab.results.search_plot import DrawnTrial, plot_search
+from slm_lab.results.table import Array, read_table
 from slm_lab.spec.candidate import apply_values
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.reader import read_document

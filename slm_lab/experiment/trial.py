@@ -32,16 +32,11 @@ from slm_lab.lib.io import write_json
 from slm_lab.lib.log import LogFormat, log_to
 from slm_lab.lib.secret import redact
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import (
-    calc_final_eval,
-    calc_session_metrics,
-    calc_trial_metrics,
-    format_trial_metrics,
-    read_table,
-)
+from slm_lab.results.metrics import calc_final_eval, calc_session_metrics, calc_trial_metrics, format_trial_metrics
 from slm_lab.results.plot import plot_run, plot_run_curve
 from slm_lab.results.report import write_report
 from slm_lab.results.run import Run, read_run
+from slm_lab.results.table import read_table
 from slm_lab.spec.schema import Spec
 
 PLOT_SECONDS = 60.0

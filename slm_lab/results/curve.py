@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from slm_lab.results.metrics import Array, Table, calc_interval, mask_partial_ma
+from slm_lab.results.metrics import calc_interval, mask_partial_ma
+from slm_lab.results.table import Array, Table
 
 # Everything else in a table belongs to the algorithm.
 BOOKKEEPING = {"total_reward", "total_reward_ma", "fps", "frame", "wall_t", "t", "epi", "opt_step"}

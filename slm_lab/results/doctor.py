@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from slm_lab.results.metrics import Array, Table
 from slm_lab.results.run import Run, look_up
+from slm_lab.results.table import Array, Table
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.schema import ALGORITHM_SPECS
 

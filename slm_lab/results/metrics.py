@@ -3,28 +3,18 @@
 s_i is the strength at checkpoint i: the return R_i minus that of a random policy. t_i is the frame or opt_step.
 """
 
-import csv
-import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, stdtrit
 
-from slm_lab.lib.io import open_file
-
-Array = np.ndarray[Any, Any]
-Table = Mapping[str, Array]
+from slm_lab.results.table import Array, Table
 
 # checkpoints in the moving average, and episodes in each checkpoint's mean
 MA_WINDOW = 100
-# of a table: 320 MB in memory, a million rows of 40 columns
-MAX_NUMBERS = 40_000_000
-_PIECE = 1 << 20
-_IS_PLAIN = np.isin(np.arange(256), list(b"0123456789+-.eE,\nnaifNAIF"))
 METRICS = (
     "total_reward_ma",
     "strength",
@@ -192,79 +182,3 @@ def format_trial_metrics(scalar: Mapping[str, float]) -> str:
     parts = [f"frame:{scalar['frame']:.2e}", f"total_reward_ma:{scalar['total_reward_ma']:.2f}"]
     parts += [f"{name}:{scalar[name]:.4g}" for name in (*METRICS[1:], "consistency")]
     return "trial_metrics: " + " | ".join(parts)
-
-
-def read_table(path: Path) -> dict[str, Array]:
-    """A session's table; a row cut short by a kill is left out. It may be anyone's, and is read a piece at a time."""
-    header: list[str] | None = None
-    blocks: list[Array] = []
-    for lines in _read_lines(path):
-        if header is None:
-            first, _, lines = lines.partition(b"\n")
-            header = next(_split(first), [])
-        if header:
-            blocks.append(_parse(lines, len(header)))
-        if sum(block.size for block in blocks) > MAX_NUMBERS:
-            raise ValueError(f"it holds more than {MAX_NUMBERS:,} numbers")
-    if not header:
-        return {}
-    table = np.empty((len(header), sum(len(block) for block in blocks)))
-    end = 0
-    # each block is freed once it is copied
-    while blocks:
-        block = blocks.pop(0)
-        table[:, end : end + len(block)] = block.T
-        end += len(block)
-    return dict(zip(header, table, strict=True))
-
-
-def _read_lines(path: Path) -> Iterator[bytes]:
-    """Whole lines, some at a time; what is not ended by a line break may be half a number."""
-    with open_file(path) as file:
-        rest = b""
-        while piece := file.read(_PIECE):
-            lines, end, piece = piece.rpartition(b"\n")
-            if end:
-                yield rest + lines + end
-                rest = b""
-            rest += piece
-            if len(rest) > _PIECE:
-                raise ValueError(f"it has a row of more than {_PIECE:,} bytes")
-
-
-def _parse(lines: bytes, num_column: int) -> Array:
-    """The numbers of lines, a row each; rows with more or fewer cells are left out, and an empty cell is NaN."""
-    letters = np.frombuffer(lines.replace(b"\r\n", b"\n"), np.uint8)
-    if not _IS_PLAIN[letters].all():
-        return _parse_any(lines, num_column)
-    # where cells end, and how long they are with that
-    ends = np.flatnonzero((letters == ord(",")) | (letters == ord("\n")))
-    length = np.diff(ends, prepend=-1)
-    num_cell = np.diff(np.flatnonzero(letters[ends] == ord("\n")), prepend=-1)
-    is_row = np.repeat(num_cell == num_column, num_cell)
-    if num_column == 1:
-        is_row &= length > 1
-    if not is_row.all():
-        letters = letters[np.repeat(is_row, length)]
-    cells = letters.tobytes().replace(b"\n", b",")
-    if (length == 1).any():
-        # twice, since the comma that ends one empty cell may begin another
-        cells = b"," + cells.replace(b",,", b",nan,").replace(b",,", b",nan,")
-        cells = cells.replace(b",,", b",nan,", 1)[1:]
-    try:
-        return np.fromstring(cells, sep=",").reshape(-1, num_column)
-    except ValueError:
-        return _parse_any(lines, num_column)
-
-
-def _parse_any(lines: bytes, num_column: int) -> Array:
-    """The same for quotes, spaces and whatever else; slower, and it tells which cell is no number."""
-    rows = [[float(cell or "nan") for cell in row] for row in _split(lines) if len(row) == num_column]
-    return np.array(rows).reshape(-1, num_column)
-
-
-def _split(lines: bytes) -> Iterator[list[str]]:
-    try:
-        yield from csv.reader(io.StringIO(lines.decode(), newline=""))
-    except csv.Error as error:
-        raise ValueError(str(error)) from None

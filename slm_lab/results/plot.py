@@ -31,9 +31,10 @@ from slm_lab.results.curve import (
     read_curve,
 )
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import MIN_INTERVAL, Table
+from slm_lab.results.metrics import MIN_INTERVAL
 from slm_lab.results.palette import Look, find_look, find_looks, find_place
 from slm_lab.results.run import Run
+from slm_lab.results.table import Table
 
 _DPI = 150
 _SIZE = (8.0, 5.0)

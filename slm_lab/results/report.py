@@ -32,9 +32,10 @@ from slm_lab.results.curve import (
 )
 from slm_lab.results.doctor import conclude, diagnose
 from slm_lab.results.folder import SPEC_SUFFIX
-from slm_lab.results.metrics import MA_WINDOW, METRICS, MIN_INTERVAL, Array, Spread, Table, calc_spread
+from slm_lab.results.metrics import MA_WINDOW, METRICS, MIN_INTERVAL, Spread, calc_spread
 from slm_lab.results.palette import COLORS, DASHES, find_looks
 from slm_lab.results.run import Run, ScoreKind, find_common_kind
+from slm_lab.results.table import Array, Table
 from slm_lab.spec.loading import flatten_spec
 
 PAGE = Path(__file__).with_name("report_page")

@@ -13,15 +13,14 @@ import numpy as np
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import read_text
 from slm_lab.results.folder import describe_failure, find_best_trial, find_run_path
-from slm_lab.results.metrics import MA_WINDOW, Array, Spread, calc_spread, calc_total_reward_ma, read_table
+from slm_lab.results.metrics import MA_WINDOW, Spread, calc_spread, calc_total_reward_ma
+from slm_lab.results.table import NEEDED, Array, read_session_table
 from slm_lab.spec.compat import META_DROPPED
 from slm_lab.spec.loading import read_specs
 from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import EVAL_EPISODES
 
 BASELINES = Path(__file__).parents[1] / "env" / "random_baseline.json"
-# a table without these is not one of a session
-NEEDED = ("frame", "total_reward")
 # What a session's score is: the deterministic policy at the end, or when it was last evaluated during training, or the
 # episodes that training last saw. Sessions of a run are compared by the first kind that all of them have.
 ScoreKind = Literal["final", "eval", "train"]
@@ -316,7 +315,7 @@ def read_run(path: Path, trial: int | None = None) -> Run:
         if match is None or int(match["trial"]) != trial:
             continue
         try:
-            table = _read(file)
+            table = read_session_table(file)
         except LabError as error:
             problems.append(str(error))
             continue
@@ -350,17 +349,6 @@ def read_run(path: Path, trial: int | None = None) -> Run:
         _read_json([path / "info" / f"{name}_provenance.json"]),
         tuple(problems),
     )
-
-
-def _read(path: Path) -> dict[str, Array]:
-    try:
-        table = read_table(path)
-    except (OSError, ValueError, UnicodeDecodeError) as error:
-        raise RunFolderError(f"{path.name} is left out: {error}") from None
-    missing = [name for name in NEEDED if name not in table]
-    if missing:
-        raise RunFolderError(f"{path.name} is left out: it has no column {' and no column '.join(missing)}")
-    return table
 
 
 def _read_spec(path: Path, name: str, trial: int, problems: list[str]) -> Mapping[str, Any]:

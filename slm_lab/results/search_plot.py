@@ -16,7 +16,6 @@ from matplotlib.ticker import MaxNLocator
 
 from slm_lab.lib.io import write_bytes
 from slm_lab.results.curve import average_curves, read_curve
-from slm_lab.results.metrics import Array, Table
 from slm_lab.results.palette import find_look
 from slm_lab.results.plot import (
     AVERAGE,
@@ -32,6 +31,7 @@ from slm_lab.results.plot import (
     write_page,
 )
 from slm_lab.results.search_axis import SearchedKey, read_axis, show_name
+from slm_lab.results.table import Array, Table
 
 _SCORE = "score"
 # from low to high scores: the brighter end of viridis cannot be seen on white

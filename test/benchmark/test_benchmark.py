@@ -25,8 +25,9 @@ from slm_lab.cli import bench
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import lock_file, write_json, write_yaml
 from slm_lab.lib.parent import VARIABLE
-from slm_lab.results.metrics import calc_trial_metrics, read_table
+from slm_lab.results.metrics import calc_trial_metrics
 from slm_lab.results.run import load_run
+from slm_lab.results.table import read_table
 from slm_lab.spec.loading import dump_spec
 
 PPO, A2C = select_rows(["CartPole-v1 PPO"])[0], select_rows(["CartPole-v1 A2C"])[0]

@@ -31,8 +31,8 @@ from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, SpecError
 from slm_lab.lib.io import lock_file, write_json, write_yaml
 from slm_lab.results.folder import RunFolder, open_run_folder
-from slm_lab.results.metrics import read_table
 from slm_lab.results.run import read_run
+from slm_lab.results.table import read_table
 from slm_lab.spec.loading import dump_spec, load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 

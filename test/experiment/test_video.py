@@ -27,7 +27,7 @@ from slm_lab.experiment.run import Options, enjoy, start
 from slm_lab.experiment.video import write_video
 from slm_lab.lib.errors import EnvError, LabError, VideoError
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import read_table
+from slm_lab.results.table import read_table
 from slm_lab.spec.loading import load_spec
 from slm_lab.spec.schema import Spec
 

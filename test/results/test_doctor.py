@@ -23,8 +23,8 @@ from slm_lab.cli.doctor import app
 from slm_lab.experiment.run import Options
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.results.doctor import MIN_ROWS, RULES, Finding, diagnose
-from slm_lab.results.metrics import Array
 from slm_lab.results.run import Run, read_run
+from slm_lab.results.table import Array
 
 ROOT = Path(__file__).parents[2]
 NUM_ROW = 400

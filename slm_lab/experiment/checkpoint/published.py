@@ -21,7 +21,7 @@ from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.checkpoint.torch_file import load_weights
 from slm_lab.lib.errors import CheckpointError
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import read_table
+from slm_lab.results.table import read_table
 from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
 
