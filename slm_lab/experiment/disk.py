@@ -13,9 +13,9 @@ from slm_lab.lib.errors import StorageError
 from slm_lab.lib.unit import format_size
 from slm_lab.spec.schema import Spec
 
-# Of a run as measured: plotly's script and the trial's graphs, the graphs of a session, a number in a table.
-RUN_BYTES = 5_100_000
-SESSION_BYTES = 400_000
+# Of a run as measured: the report and the trial's graphs, the graphs of a session, a number in a table.
+RUN_BYTES = 200_000
+SESSION_BYTES = 200_000
 CELL_BYTES = 14
 # steps of the longest episode, where the spec has no limit
 EPISODE_STEPS = 1000

@@ -156,7 +156,7 @@ class SessionHost:
         self.home = Path(tempfile.mkdtemp(prefix="slm_lab_"))
         self.task = replace(task, folder=str(self.home / "run"))
         self.folder = RunFolder(Path(self.task.folder), task.name)
-        self.prefix = self.folder.session_prefix(task.trial, task.session)
+        self.prefix = self.folder.prefix(task.trial, task.session)
         self.staging = self.home / "staging"
         self.executor = LocalExecutor(max_parallel=1)
         self.sent: dict[str, Mark] = {}
@@ -268,7 +268,7 @@ class _Remote:
 
     @property
     def prefix(self) -> str:
-        return self.folder.session_prefix(self.task.trial, self.task.session)
+        return self.folder.prefix(self.task.trial, self.task.session)
 
 
 def read_files(one: _Remote) -> Iterator[tuple[str, bytes]]:

@@ -342,7 +342,7 @@ class Search:
         kept = {row.trial for row in done[: self.keep]}
         for row in rows:
             if row.state != "running" and row.trial not in kept:
-                _remove_files(self.folder.path.glob(f"model/{self.folder.trial_prefix(row.trial)}_s*"))
+                _remove_files(self.folder.path.glob(f"model/{self.folder.prefix(row.trial)}_s*"))
 
     # --- the end
 

@@ -211,7 +211,7 @@ def _draw(
     if not trials:
         return []
     try:
-        return plot_search(trials, keys, folder.path / "graph" / folder.name, f"{spec.agent.name} on {spec.env.name}")
+        return plot_search(trials, keys, folder, f"{spec.agent.name} on {spec.env.name}")
     except Exception as error:
         logger.warning(f"No graphs of the search: {type(error).__name__}: {error}")
         return []

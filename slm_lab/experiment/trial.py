@@ -235,8 +235,7 @@ class Trial:
             logger.error(f"Trial {self.trial}: {len(results)} of {self.spec.meta.max_session} sessions have a result")
         elif not stop_code:
             logger.info(f"Trial {self.trial} done")
-        prefix = self.named.graph_prefix(self.trial)
-        curve = prefix.with_name(f"{prefix.name}_trial_graph_mean_returns_vs_frames.png")
+        curve = self.named.graph_file("trial_graph_mean_returns_vs_frames", self.trial)
         return TrialResult(self.named.path, self.trial, metrics, results, failures, stop_code, curve, run, report)
 
     def _tables(self, sessions: list[int]) -> dict[int, dict[str, Any]]:

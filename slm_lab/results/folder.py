@@ -68,26 +68,25 @@ class RunFolder:
     def report_file(self) -> Path:
         return self.path / REPORT_NAME
 
-    def trial_prefix(self, trial: int) -> str:
-        return f"{self.name}_t{trial}"
-
-    def session_prefix(self, trial: int, session: int) -> str:
-        return f"{self.name}_t{trial}_s{session}"
+    def prefix(self, trial: int | None = None, session: int | None = None) -> str:
+        """What the names of files begin with: of the run, of a trial, or of a session."""
+        parts = (("t", trial), ("s", session))
+        return "_".join([self.name, *(f"{letter}{number}" for letter, number in parts if number is not None)])
 
     def trial_spec_file(self, trial: int) -> Path:
-        return self.path / f"{self.trial_prefix(trial)}{SPEC_SUFFIX}"
+        return self.path / f"{self.prefix(trial)}{SPEC_SUFFIX}"
 
     def trial_metrics_file(self, trial: int) -> Path:
-        return self.path / f"{self.trial_prefix(trial)}_trial_metrics.json"
+        return self.path / f"{self.prefix(trial)}_trial_metrics.json"
 
     def session_metrics_file(self, trial: int, session: int) -> Path:
-        return self.path / "info" / f"{self.session_prefix(trial, session)}_session_metrics.json"
+        return self.path / "info" / f"{self.prefix(trial, session)}_session_metrics.json"
 
     def table_file(self, trial: int, session: int, kind: str) -> Path:
-        return self.path / "info" / f"{self.session_prefix(trial, session)}_session_df_{kind}.csv"
+        return self.path / "info" / f"{self.prefix(trial, session)}_session_df_{kind}.csv"
 
     def model_file(self, trial: int, session: int, which: str) -> Path:
-        return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-{which}_net_model{STATE_SUFFIX}"
+        return self.path / "model" / f"{self.prefix(trial, session)}_ckpt-{which}_net_model{STATE_SUFFIX}"
 
     def find_model(self, trial: int, session: int, which: str) -> Path:
         """A model as this version writes it, or one that torch wrote: of the published SLM-Lab, or of before."""
@@ -95,30 +94,26 @@ class RunFolder:
         return path if path.exists() else path.with_suffix(".pt")
 
     def resume_file(self, trial: int, session: int) -> Path:
-        return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-last_resume{STATE_SUFFIX}"
+        return self.path / "model" / f"{self.prefix(trial, session)}_ckpt-last_resume{STATE_SUFFIX}"
 
     def replay_prefix(self, trial: int, session: int, which: str) -> Path:
-        return self.path / "model" / f"{self.session_prefix(trial, session)}_replay-{which}"
+        return self.path / "model" / f"{self.prefix(trial, session)}_replay-{which}"
 
     def lock_file(self, trial: int, session: int) -> Path:
-        return self.path / "model" / f".{self.session_prefix(trial, session)}.lock"
+        return self.path / "model" / f".{self.prefix(trial, session)}.lock"
 
-    def graph_prefix(self, trial: int, session: int | None = None) -> Path:
-        prefix = self.trial_prefix(trial) if session is None else self.session_prefix(trial, session)
-        return self.path / "graph" / prefix
+    def graph_file(self, name: str, trial: int | None = None, session: int | None = None) -> Path:
+        """A picture: of the whole search, of a trial, or of a session."""
+        return self.path / "graph" / f"{self.prefix(trial, session)}_{name}.png"
 
     def fault_file(self, trial: int, session: int, frame: int) -> Path:
-        return self.path / "fault" / f"{self.session_prefix(trial, session)}_f{frame}{STATE_SUFFIX}"
+        return self.path / "fault" / f"{self.prefix(trial, session)}_f{frame}{STATE_SUFFIX}"
 
     def video_file(self, trial: int, session: int, frame: int) -> Path:
-        return self.path / "video" / f"{self.session_prefix(trial, session)}_f{frame}.mp4"
+        return self.path / "video" / f"{self.prefix(trial, session)}_f{frame}.mp4"
 
     def log_file(self, trial: int | None = None, session: int | None = None) -> Path:
-        if trial is None:
-            prefix = self.name
-        else:
-            prefix = self.trial_prefix(trial) if session is None else self.session_prefix(trial, session)
-        return self.path / "log" / f"{prefix}.log"
+        return self.path / "log" / f"{self.prefix(trial, session)}.log"
 
 
 def find_best_trial(path: Path) -> int:

@@ -2,35 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, Normalize, to_hex
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from slm_lab.lib.io import write_bytes
-from slm_lab.results.curve import average_curves, read_curve
+from slm_lab.results.curve import average_curves, read_curves
+from slm_lab.results.figure import FRAMES, INK, MUTED, TITLE, style_axes, to_png, wrap
+from slm_lab.results.folder import RunFolder
 from slm_lab.results.palette import find_look
-from slm_lab.results.plot import (
-    AVERAGE,
-    FRAMES,
-    INK,
-    MUTED,
-    RETURN,
-    RETURN_LABELS,
-    TITLE,
-    style_axes,
-    to_png,
-    wrap,
-    write_page,
-)
-from slm_lab.results.search_axis import SearchedKey, read_axis, show_name
+from slm_lab.results.plot import AVERAGE, RETURN, RETURN_LABELS
+from slm_lab.results.search_axis import SearchedKey, read_axis
 from slm_lab.results.table import Array, Table
 
 _SCORE = "score"
@@ -59,24 +48,19 @@ class DrawnTrial:
         return find_look(self.algorithm).color if self.is_best else _DONE if self.is_done else _EARLY
 
 
-def plot_search(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], prefix: Path, title: str) -> list[Path]:
+def plot_search(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], folder: RunFolder, title: str) -> list[Path]:
     """Draw all graphs of a search; returns those written."""
-    scatter = prefix.with_name(f"{prefix.name}_experiment_graph.png")
-    parallel = prefix.with_name(f"{prefix.name}_parallel_coordinates.png")
-    curves, averages = (
-        prefix.with_name(f"{prefix.name}_multi_trial_graph_{name}_vs_frames.png")
-        for name in ("mean_returns", "mean_returns_ma")
-    )
-    write_bytes(scatter, _draw_scatter(trials, keys, f"Search: {title}"))
-    write_bytes(parallel, _draw_parallel(trials, keys, f"Search: {title}"))
-    write_bytes(curves, _draw_curves(trials, f"Search: {title}", RETURN))
-    has_averages = any(read_curve(table, AVERAGE)[0].size for trial in trials for table in trial.tables)
-    write_bytes(averages, _draw_curves(trials, f"Search: {title}", AVERAGE if has_averages else RETURN))
-    page = parallel.with_suffix(".html")
-    write_page(page, _build_page(trials, keys, title), f"Search: {title}")
-    points = scatter.with_suffix(".html")
-    write_page(points, _build_points(trials, keys, title), f"Search: {title}")
-    return [scatter, points, parallel, page, curves, averages]
+    title = f"Search: {title}"
+    has_averages = any(read_curves(trial.tables, AVERAGE) for trial in trials)
+    graphs = {
+        "experiment_graph": _draw_scatter(trials, keys, title),
+        "parallel_coordinates": _draw_parallel(trials, keys, title),
+        "multi_trial_graph_mean_returns_vs_frames": _draw_curves(trials, title, RETURN),
+        "multi_trial_graph_mean_returns_ma_vs_frames": _draw_curves(trials, title, AVERAGE if has_averages else RETURN),
+    }
+    for name, png in graphs.items():
+        write_bytes(folder.graph_file(name), png)
+    return [folder.graph_file(name) for name in graphs]
 
 
 def _draw_scatter(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], title: str) -> bytes:
@@ -170,7 +154,7 @@ def _draw_curves(trials: Sequence[DrawnTrial], title: str, column: str) -> bytes
     style_axes(axes, font_size=10)
     named: set[str] = set()
     for trial in sorted(trials, key=lambda one: (one.is_best, one.is_done)):
-        sessions = [curve for table in trial.tables if (curve := read_curve(table, column))[0].size]
+        sessions = read_curves(trial.tables, column)
         if not sessions:
             continue
         average = average_curves(sessions)
@@ -186,56 +170,3 @@ def _draw_curves(trials: Sequence[DrawnTrial], title: str, column: str) -> bytes
     axes.set_title(wrap(title), loc="left", pad=10, **TITLE)
     figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return to_png(figure)
-
-
-def _build_page(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], title: str) -> dict[str, Any]:
-    """Parallel coordinates that can be narrowed by dragging along an axis."""
-    dimensions = []
-    for index, key in enumerate(keys):
-        axis = read_axis(key, [trial.values[index] for trial in trials])
-        look = dict(label=key.name, values=axis.place.tolist(), tickvals=axis.ticks, ticktext=axis.labels)
-        dimensions.append(look | dict(range=[0, 1]))
-    scores = [trial.score for trial in trials]
-    dimensions.append(dict(label=_SCORE, values=scores))
-    scale = [[place, to_hex(_SCALE(place))] for place in np.linspace(0, 1, 9).tolist()]
-    line = dict(color=scores, colorscale=scale, showscale=True, colorbar=dict(title=dict(text=_SCORE)))
-    data = [dict(type="parcoords", dimensions=dimensions, line=line)]
-    layout = dict(title=dict(text=f"<b>Search: {escape(title, quote=False)}</b>"), font=dict(size=14, color=INK))
-    return dict(data=data, layout=layout | dict(margin=dict(t=110), paper_bgcolor="white"))
-
-
-def _build_points(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], title: str) -> dict[str, Any]:
-    """The score against each key, with the trial under the pointer."""
-    data = []
-    layout: dict[str, Any] = dict(
-        title=dict(text=f"<b>Search: {escape(title, quote=False)}</b>"),
-        grid=dict(rows=-(-len(keys) // 2), columns=min(len(keys), 2), pattern="independent"),
-        showlegend=False,
-        font=dict(size=13, color=INK),
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-    )
-    told = [
-        "<br>".join(
-            [f"trial {trial.number}: {trial.score:.2f}{'' if trial.is_done else ', stopped early'}"]
-            + [f"{escape(key.name)} {escape(_show(value))}" for key, value in zip(keys, trial.values, strict=True)]
-        )
-        for trial in trials
-    ]
-    colors = [trial.color for trial in trials]
-    for index, key in enumerate(keys):
-        number = "" if index == 0 else str(index + 1)
-        values = [trial.values[index] for trial in trials]
-        x = [show_name(value) for value in values] if key.is_choice else values
-        marker = dict(color=colors, size=9)
-        trace = dict(type="scatter", mode="markers", x=x, y=[trial.score for trial in trials], text=told, marker=marker)
-        data.append(trace | dict(hoverinfo="text", xaxis=f"x{number}", yaxis=f"y{number}"))
-        kind = "category" if key.is_choice else "log" if key.is_log else "linear"
-        axis = dict(title=dict(text=escape(key.name)), type=kind, gridcolor="#E4E4E4", exponentformat="e")
-        layout[f"xaxis{number}"] = axis
-        layout[f"yaxis{number}"] = dict(title=dict(text=_SCORE), gridcolor="#E4E4E4")
-    return dict(data=data, layout=layout)
-
-
-def _show(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else show_name(value)

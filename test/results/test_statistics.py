@@ -8,7 +8,7 @@ from scipy import stats
 
 from slm_lab.results.metrics import calc_spread
 from slm_lab.results.statistics import (
-    Estimate,
+    Interval,
     calc_difference,
     calc_improvement,
     calc_iqm,
@@ -79,7 +79,7 @@ def test_difference_is_welch() -> None:
 def test_difference_without_spread(ours: list[float]) -> None:
     estimate = calc_difference(ours, [3.0, 3.0])
     assert estimate.value == 2.0
-    assert math.isnan(estimate.low) if len(ours) == 1 else estimate == Estimate(2.0, 2.0, 2.0)
+    assert math.isnan(estimate.low) if len(ours) == 1 else estimate == Interval(2.0, 2.0, 2.0)
 
 
 def test_number_of_sessions_is_that_of_a_power_table() -> None:
@@ -110,7 +110,7 @@ def test_iqm_over_envs() -> None:
     assert calc_iqm(scores) == estimate
     # resampled within envs: however it falls out, half of the scores are of each
     apart = calc_iqm({"a": [0.0, 0.0, 0.0, 0.0], "b": [1.0, 1.0, 1.0, 1.0]})
-    assert apart == Estimate(0.5, 0.5, 0.5)
+    assert apart == Interval(0.5, 0.5, 0.5)
 
 
 def test_iqm_of_one_session_has_no_interval() -> None:
