@@ -6,13 +6,8 @@ from typing import Any
 import ale_py
 import gymnasium as gym
 
-from slm_lab.env.random_baseline import (
-    SHIPPED_PATH,
-    RandomBaseline,
-    measure_random_baseline,
-    read_baselines,
-    write_baselines,
-)
+from slm_lab.env.random_baseline import measure_random_baseline, write_baselines
+from slm_lab.results.baseline import SHIPPED_PATH, RandomBaseline, read_baselines
 
 # Long games get fewer than 100 episodes so that the whole list is measured in reasonable time. The budget is in steps,
 # not seconds, so that every machine measures the same episodes; it is above the 27,000 steps a game can last.

@@ -86,7 +86,7 @@ def _find_stage_state(row: Row, result: Result | None, run: Run) -> RowState | N
     stage = find_stage(run)
     if stage is Stage.RUNNING:
         return RowState(row, Standing.RUNNING, result, run)
-    if stage is Stage.STOPPED and not run.metrics.get("failed"):
+    if stage is Stage.STOPPED and not run.failed:
         return None
     obstacles = find_obstacles(run, row)
     return RowState(row, Standing.REFUSED if obstacles else Standing.READY, result, run, tuple(obstacles))

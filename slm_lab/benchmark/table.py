@@ -8,7 +8,7 @@ from pathlib import Path
 from slm_lab.benchmark.matrix import Row, load_matrix, slug
 from slm_lab.benchmark.result import Result, is_stale, load_notes, load_results
 from slm_lab.lib.io import write_text
-from slm_lab.results.run import find_shipped_random_return
+from slm_lab.results.baseline import find_shipped_random_return
 
 PAGE = "BENCHMARKS.md"
 PLOTS = Path("plots") / "benchmark"

@@ -1,6 +1,5 @@
 """Random-policy baselines: the mean return of uniformly random play, the zero of the `strength` metric."""
 
-import functools
 import json
 import math
 import pickle
@@ -8,13 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ale_py
 import gymnasium as gym
 import numpy as np
 from loguru import logger
-from pydantic import FiniteFloat, TypeAdapter
 
 from slm_lab.env.build import make_random_env
 from slm_lab.env.make import EnvSettings
@@ -24,11 +22,10 @@ from slm_lab.env.worker import Worker, send_answer
 from slm_lab.lib.errors import EnvError, LabError, WorkerError
 from slm_lab.lib.io import cache_folder, write_text
 from slm_lab.lib.runtime import import_modules
+from slm_lab.results.baseline import RandomBaseline, read_baselines, read_shipped_baselines
 
 gym.register_envs(ale_py)
 
-# measured by scripts/measure_random_baselines.py
-SHIPPED_PATH = Path(__file__).with_name("random_baseline.json")
 CACHE_FILE = "random_baseline.json"
 NUM_EPISODE = 100
 # A baseline that is not shipped is measured within these limits: no episode starts after these steps or seconds, and
@@ -36,17 +33,6 @@ NUM_EPISODE = 100
 MAX_STEP = 100_000
 MAX_SECONDS = 30.0
 GIVE_UP_SECONDS = 60.0
-
-
-class RandomBaseline(NamedTuple):
-    """Mean and standard deviation of the random policy's returns, and the number of episodes behind them."""
-
-    mean: FiniteFloat
-    std: FiniteFloat
-    num_episode: int
-
-
-_BASELINES = TypeAdapter(dict[str, RandomBaseline])
 
 
 def measure_random_baseline(
@@ -134,23 +120,10 @@ def _to_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
 
 
-def read_baselines(path: Path) -> dict[str, RandomBaseline]:
-    """The baselines of a file; one that is missing, unreadable or corrupt has none."""
-    try:
-        return _BASELINES.validate_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-
-
 def write_baselines(path: Path, baselines: Mapping[str, RandomBaseline]) -> None:
     """Write the file atomically, sorted, one line per env."""
     lines = [f"  {json.dumps(key)}: {json.dumps(baselines[key]._asdict())}" for key in sorted(baselines)]
     write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
-
-
-@functools.cache
-def _shipped_baselines() -> dict[str, RandomBaseline]:
-    return read_baselines(SHIPPED_PATH)
 
 
 def get_random_baseline(
@@ -161,7 +134,7 @@ def get_random_baseline(
 ) -> float:
     """The mean random return: as shipped, else from the user's cache, else measured now and cached."""
     path = (cache_dir or cache_folder()) / CACHE_FILE
-    if baseline := _shipped_baselines().get(env_key) or read_baselines(path).get(env_key):
+    if baseline := read_shipped_baselines().get(env_key) or read_baselines(path).get(env_key):
         return baseline.mean
     if not may_measure:
         raise EnvError(f"that of {env_key} is not known yet")

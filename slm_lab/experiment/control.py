@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,8 +29,9 @@ from slm_lab.experiment.video import film_episodes, write_video
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, WorkerError
-from slm_lab.lib.io import lock_file, write_json
+from slm_lab.lib.io import lock_file
 from slm_lab.results.folder import RunFolder, previous_file
+from slm_lab.results.metrics import SessionResult
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
@@ -73,19 +74,6 @@ class Progress:
     # of the last evaluation
     eval_reward: float = math.nan
     what: What = "row"
-
-
-@dataclass(frozen=True)
-class SessionResult:
-    """How a session ended."""
-
-    session: int
-    is_done: bool
-    frame: int
-    wall_t: float
-    phases: dict[str, float]
-    # raw returns of the episodes played at the end, without exploring; none if it was stopped, or they never ended
-    final_eval: list[float] = field(default_factory=list)
 
 
 def build_agent(spec: Spec, env: VecEnv, session: int, num_envs: int | None = None, trial: int = 0) -> Agent:
@@ -582,16 +570,3 @@ def read_frame(state: dict[str, Any]) -> int:
     if type(frame) is not int or frame < 0:
         raise ValueError("its frame is not a whole number")
     return frame
-
-
-def write_session_metrics(folder: RunFolder, trial: int, result: SessionResult, metrics: dict[str, Any]) -> None:
-    """One session's numbers as a file."""
-    path = folder.session_metrics_file(trial, result.session)
-    content = {
-        "session": result.session,
-        "is_done": result.is_done,
-        **metrics,
-        "final_eval": result.final_eval,
-        "phases": result.phases,
-    }
-    write_json(path, content)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from loguru import logger
 
@@ -25,6 +26,7 @@ PUBLISHED_SUFFIX = "_spec.json"
 REPORT_NAME = "report.html"
 # of models, checkpoints, rows of replays and fault bundles
 STATE_SUFFIX = ".safetensors"
+_TABLE = re.compile(r"(?P<name>.+)_t(?P<trial>\d+)_s(?P<session>\d+)_session_df_(?P<kind>train|eval)\.csv")
 SUBFOLDERS = ("info", "model", "graph", "log", "video", "fault")
 
 
@@ -79,6 +81,16 @@ class RunFolder:
     def trial_metrics_file(self, trial: int) -> Path:
         return self.path / f"{self.prefix(trial)}_trial_metrics.json"
 
+    def published_metrics_file(self, trial: int) -> Path:
+        """Where the published SLM-Lab puts the metrics of a trial."""
+        return self.path / "info" / self.trial_metrics_file(trial).name
+
+    def find_spec_files(self, trial: int) -> list[Path]:
+        """The specs there are, the trial's own first."""
+        stems, suffixes = (self.prefix(trial), self.name), (SPEC_SUFFIX, PUBLISHED_SUFFIX)
+        files = [self.path / f"{stem}{suffix}" for stem in stems for suffix in suffixes]
+        return [file for file in files if file.exists()]
+
     def session_metrics_file(self, trial: int, session: int) -> Path:
         return self.path / "info" / f"{self.prefix(trial, session)}_session_metrics.json"
 
@@ -114,6 +126,24 @@ class RunFolder:
 
     def log_file(self, trial: int | None = None, session: int | None = None) -> Path:
         return self.path / "log" / f"{self.prefix(trial, session)}.log"
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """The table of a session, by its name."""
+
+    path: Path
+    name: str
+    session: int
+    kind: Literal["train", "eval"]
+
+
+def find_table_files(path: Path, trial: int | None = None) -> Iterator[TableFile]:
+    """The tables in a run folder, of one trial or of all."""
+    for file in sorted((path / "info").glob("*_session_df_*.csv")):
+        match = _TABLE.fullmatch(file.name)
+        if match is not None and trial in (None, int(match["trial"])):
+            yield TableFile(file, match["name"], int(match["session"]), "train" if match["kind"] == "train" else "eval")
 
 
 def find_best_trial(path: Path) -> int:

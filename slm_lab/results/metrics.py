@@ -1,16 +1,27 @@
-"""Scores of sessions and trials with their uncertainty; pure functions of tables.
+"""Scores of sessions and trials with their uncertainty: computed from tables, written as JSON and read back.
 
 s_i is the strength at checkpoint i: the return R_i minus that of a random policy. t_i is the frame or opt_step.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FiniteFloat,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from scipy.special import ndtr, stdtrit
 
+from slm_lab.lib.io import read_text, write_json
 from slm_lab.results.table import Array, Table
 
 # checkpoints in the moving average, and episodes in each checkpoint's mean
@@ -24,37 +35,114 @@ METRICS = (
     "training_efficiency",
     "stability",
 )
-
-
-@dataclass(frozen=True)
-class SessionMetrics:
-    """One session in numbers."""
-
-    frame: int
-    total_reward_ma: float
-    strength: float
-    max_strength: float
-    final_strength: float
-    sample_efficiency: float
-    training_efficiency: float
-    stability: float
-
-
 # fewer sessions say too little about their spread for an interval
 MIN_INTERVAL = 3
 NUM_RESAMPLE = 10_000
+# of metrics, which take many times as much once they are read
+MAX_JSON_BYTES = 10_000_000
+
+T = TypeVar("T")
+
+
+def _read_known(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return read(value)
+    except ValidationError:
+        return None
+
+
+# None where a file has nothing, or something of a wrong form
+Known = Annotated[T | None, WrapValidator(_read_known)]
+# JSON has no NaN
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """How a session ended."""
+
+    session: int
+    is_done: bool
+    frame: int
+    wall_t: float
+    phases: dict[str, float]
+    # raw returns of the episodes played at the end, without exploring; none if it was stopped, or they never ended
+    final_eval: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Spread:
     """A mean over sessions with its uncertainty; the bounds are NaN where there is no interval."""
 
-    mean: float
-    std: float
-    iqm: float
-    low: float
-    high: float
-    values: tuple[float, ...]
+    mean: Number
+    std: Number = math.nan
+    iqm: Number = math.nan
+    low: Number = math.nan
+    high: Number = math.nan
+    values: tuple[Number, ...] = ()
+
+
+class _File(BaseModel):
+    """A file of a run, which may be of another version, or anyone's: keys that are unknown are left out."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @classmethod
+    def read(cls, *paths: Path) -> Self | None:
+        """The first of some files that can be read; None where none can."""
+        for path in paths:
+            try:
+                return cls.model_validate_json(read_text(path, MAX_JSON_BYTES))
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def write(self, path: Path) -> None:
+        """Write the file, without what is not known."""
+        write_json(path, self.model_dump(exclude_none=True))
+
+
+class SessionMetrics(_File):
+    """One session in numbers."""
+
+    frame: Known[int] = None
+    total_reward_ma: Number = math.nan
+    strength: Number = math.nan
+    max_strength: Number = math.nan
+    final_strength: Number = math.nan
+    sample_efficiency: Number = math.nan
+    training_efficiency: Number = math.nan
+    stability: Number = math.nan
+
+
+class SessionFile(SessionMetrics):
+    """`session_metrics.json`: how a session ended, and its numbers."""
+
+    session: Known[int] = None
+    is_done: Known[bool] = None
+    final_eval: Known[tuple[FiniteFloat, ...]] = None
+    phases: Known[dict[str, FiniteFloat]] = None
+
+
+class MeanMetrics(SessionMetrics):
+    """The means over sessions, and how much alike they are."""
+
+    consistency: Number = math.nan
+
+
+class TrialMetrics(_File):
+    """`trial_metrics.json`: what the sessions of a trial came to."""
+
+    scalar: Known[MeanMetrics] = None
+    total_reward_ma: Known[Spread] = None
+    random_return: Known[FiniteFloat] = None
+    sessions: Known[tuple[SessionMetrics, ...]] = None
+    # asked for, those with a result, and those that failed
+    num_session: Known[int] = None
+    session_index: Known[tuple[int, ...]] = None
+    failed: Known[tuple[int, ...]] = None
+    final_eval: Known[Spread] = None
+    is_complete: Known[bool] = None
 
 
 def calc_total_reward_ma(total_reward: Array) -> float:
@@ -89,7 +177,7 @@ def calc_session_metrics(table: Table, random_return: float) -> SessionMetrics:
     reward = table["total_reward"][known]
     frame = int(table["frame"][-1]) if len(table["frame"]) else 0
     if not len(reward):
-        return SessionMetrics(frame, *[math.nan] * 7)
+        return SessionMetrics(frame=frame)
     strength = reward - random_return
     return SessionMetrics(
         frame=frame,
@@ -155,30 +243,31 @@ def format_spread(spread: Spread) -> str:
     return text
 
 
-def calc_trial_metrics(tables: Sequence[Table], random_return: float) -> dict[str, Any]:
+def calc_trial_metrics(tables: Mapping[int, Table], random_return: float) -> TrialMetrics:
     """Mean metrics of a trial, the spread of its score, and every session's own."""
-    sessions = [calc_session_metrics(table, random_return) for table in tables]
-    rows = [asdict(session) for session in sessions]
-    strengths = [table["total_reward"][np.isfinite(table["total_reward"])] - random_return for table in tables]
-    scalar: dict[str, float] = {"frame": max(session.frame for session in sessions)}
-    scalar |= {name: float(np.mean([row[name] for row in rows])) for name in METRICS}
-    scalar["consistency"] = calc_consistency(strengths)
-    return {
-        "scalar": scalar,
-        "total_reward_ma": asdict(calc_spread([session.total_reward_ma for session in sessions])),
-        "random_return": random_return,
-        "sessions": rows,
-    }
+    sessions = tuple(calc_session_metrics(table, random_return) for table in tables.values())
+    rows = [session.model_dump() for session in sessions]
+    strengths = [table["total_reward"][np.isfinite(table["total_reward"])] - random_return for table in tables.values()]
+    means = {name: float(np.mean([row[name] for row in rows])) for name in METRICS}
+    frame = max(session.frame or 0 for session in sessions)
+    return TrialMetrics(
+        scalar=MeanMetrics(frame=frame, consistency=calc_consistency(strengths), **means),
+        total_reward_ma=calc_spread([session.total_reward_ma for session in sessions]),
+        random_return=random_return,
+        sessions=sessions,
+        session_index=tuple(tables),
+    )
 
 
-def calc_final_eval(returns: Sequence[Sequence[float]]) -> dict[str, Any] | None:
+def calc_final_eval(returns: Sequence[Sequence[float]]) -> Spread | None:
     """The spread over sessions of the mean return of their last evaluation; None where no session has one."""
     means = [float(np.mean(values)) for values in returns if len(values)]
-    return asdict(calc_spread(means)) if means else None
+    return calc_spread(means) if means else None
 
 
-def format_trial_metrics(scalar: Mapping[str, float]) -> str:
+def format_trial_metrics(scalar: MeanMetrics) -> str:
     """The line people grep for."""
-    parts = [f"frame:{scalar['frame']:.2e}", f"total_reward_ma:{scalar['total_reward_ma']:.2f}"]
-    parts += [f"{name}:{scalar[name]:.4g}" for name in (*METRICS[1:], "consistency")]
+    values = scalar.model_dump()
+    parts = [f"frame:{scalar.frame or 0:.2e}", f"total_reward_ma:{scalar.total_reward_ma:.2f}"]
+    parts += [f"{name}:{values[name]:.4g}" for name in (*METRICS[1:], "consistency")]
     return "trial_metrics: " + " | ".join(parts)

@@ -15,7 +15,7 @@ import numpy as np
 from slm_lab.lib.io import dump_yaml, write_text
 from slm_lab.lib.unit import format_seconds
 from slm_lab.results.curve import list_metrics, read_curves
-from slm_lab.results.doctor import conclude, diagnose
+from slm_lab.results.doctor import Symptom, describe_health, diagnose
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import MA_WINDOW, METRICS, MIN_INTERVAL, Spread, calc_spread
 from slm_lab.results.page import NOTHING, format_interval, format_number, render_page, to_number
@@ -38,23 +38,35 @@ MEANINGS = {
 
 
 def write_report(
-    runs: Sequence[Run], path: Path, comparison: Mapping[str, Any] | None = None, problems: Sequence[str] = ()
+    runs: Sequence[Run],
+    path: Path,
+    comparison: Mapping[str, Any] | None = None,
+    problems: Sequence[str] = (),
+    symptoms: Sequence[Sequence[Symptom]] | None = None,
 ) -> None:
     """Write the page; `comparison` is of `compare_runs`, `problems` what else could not be read."""
-    write_text(path, render_page(build_report(runs, path.parent, comparison, problems)))
+    write_text(path, render_page(build_report(runs, path.parent, comparison, problems, symptoms)))
 
 
 def build_report(
-    runs: Sequence[Run], folder: Path, comparison: Mapping[str, Any] | None = None, problems: Sequence[str] = ()
+    runs: Sequence[Run],
+    folder: Path,
+    comparison: Mapping[str, Any] | None = None,
+    problems: Sequence[str] = (),
+    symptoms: Sequence[Sequence[Symptom]] | None = None,
 ) -> dict[str, Any]:
     """All that the page shows, as plain data; links to files are relative to `folder`."""
     names = name_runs(runs)
     labels, envs = (dict.fromkeys(words) for words in ([run.label for run in runs], [run.env_name for run in runs]))
     kind = find_common_kind(runs)
     graph = build_graph(runs, names, f"{', '.join(labels)} on {', '.join(envs)}")
+    found = symptoms if symptoms is not None else [diagnose(run) for run in runs]
     return graph | {
         "problems": list(problems),
-        "runs": [own | _build_run(run, folder, kind) for run, own in zip(runs, graph["runs"], strict=True)],
+        "runs": [
+            look | _build_run(run, folder, kind) | {"doctor": _build_doctor(run, seen)}
+            for run, look, seen in zip(runs, graph["runs"], found, strict=True)
+        ],
         "comparison": comparison,
         "spec_diff": build_spec_diff(runs, names) if len(runs) > 1 else None,
     }
@@ -79,7 +91,6 @@ def _build_run(run: Run, folder: Path, kind: ScoreKind) -> dict[str, Any]:
             "high": to_number(spread.high),
             "values": [[session, to_number(value)] for session, value in scores.items()],
         },
-        "doctor": _build_doctor(run),
         "sessions": _build_sessions(run, scores),
         "metrics": _build_metrics(run),
         "phases": _build_phases(run),
@@ -93,12 +104,11 @@ def _build_run(run: Run, folder: Path, kind: ScoreKind) -> dict[str, Any]:
 def find_problems(run: Run) -> list[str]:
     """What a reader should know about a run that was read, a line each."""
     problems = list(run.score_notes)
-    failed = run.metrics.get("failed")
-    if isinstance(failed, list) and failed:
-        problems.append(f"failed and not in the score: session {', '.join(map(str, failed))}")
-    if not run.metrics:
+    if run.failed:
+        problems.append(f"failed and not in the score: session {', '.join(map(str, run.failed))}")
+    if run.metrics is None:
         problems.append("no trial_metrics.json: the run has not ended, or was killed; the score is of the rows so far")
-    elif run.metrics.get("is_complete") is False:
+    elif run.metrics.is_complete is False:
         problems.append("not every session is done: the score is of the rows so far")
     if not run.provenance:
         problems.append("no provenance.json: machine and versions are unknown")
@@ -117,8 +127,7 @@ def find_problems(run: Run) -> list[str]:
 
 def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
     """The numbers at the top: name, value, what to know about it."""
-    asked = run.metrics.get("num_session")
-    asked = asked if isinstance(asked, int) else len(run.tables)
+    asked = (run.metrics.num_session if run.metrics is not None else None) or len(run.tables)
     count = sum(math.isfinite(value) for value in spread.values)
     facts = [["Score", format_number(spread.mean), run.score_meaning]]
     if count >= MIN_INTERVAL:
@@ -136,19 +145,19 @@ def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
     return facts
 
 
-def _build_doctor(run: Run) -> dict[str, Any]:
+def _build_doctor(run: Run, symptoms: Sequence[Symptom]) -> dict[str, Any]:
     """What stands out in the tables, and a line for where nothing does."""
-    findings = diagnose(run)
-    return {"findings": [asdict(finding) for finding in findings], "conclusion": "" if findings else conclude(run)}
+    return {
+        "findings": [asdict(symptom) for symptom in symptoms],
+        "conclusion": "" if symptoms else describe_health(run),
+    }
 
 
 def _build_sessions(run: Run, scores: Mapping[int, float]) -> dict[str, Any]:
-    failed = run.metrics.get("failed")
-    failed = failed if isinstance(failed, list) else []
     rows = []
     for session, table in run.tables.items():
-        is_done = run.session_metrics.get(session, {}).get("is_done")
-        state = "failed" if session in failed else "done" if is_done is True else "not done"
+        is_done = session in run.session_metrics and run.session_metrics[session].is_done
+        state = "failed" if session in run.failed else "done" if is_done else "not done"
         row = [str(session), state, format_number(scores.get(session))]
         row += [format_number(_last(table, column)) for column in ("total_reward", "frame", "epi", "opt_step", "fps")]
         rows.append(row)
@@ -158,28 +167,23 @@ def _build_sessions(run: Run, scores: Mapping[int, float]) -> dict[str, Any]:
 
 def _build_metrics(run: Run) -> dict[str, Any] | None:
     """The lab's metrics as they were written at the end: over all sessions, and for each."""
-    scalar, sessions, index = (run.metrics.get(key) for key in ("scalar", "sessions", "session_index"))
-    if not isinstance(scalar, Mapping):
+    if run.metrics is None or run.metrics.scalar is None:
         return None
-    parts = [part for part in sessions if isinstance(part, Mapping)] if isinstance(sessions, list) else []
-    numbers = index if isinstance(index, list) and len(index) == len(parts) else list(range(len(parts)))
+    means = run.metrics.scalar.model_dump()
+    sessions = [session.model_dump() for session in run.metrics.sessions or ()]
+    index = run.metrics.session_index or ()
+    numbers = index if len(index) == len(sessions) else range(len(sessions))
     rows = []
     for name in ("frame", *METRICS, "consistency"):
-        cells = [format_number(part.get(name)) if name in part else "" for part in parts]
-        rows.append([name, format_number(scalar.get(name)), *cells, MEANINGS[name]])
-    heads = [f"session {number}" for number in numbers]
-    return {"head": ["metric", "all", *heads, "meaning"], "rows": rows}
+        cells = [format_number(session[name]) if name in session else "" for session in sessions]
+        rows.append([name, format_number(means[name]), *cells, MEANINGS[name]])
+    return {"head": ["metric", "all", *(f"session {number}" for number in numbers), "meaning"], "rows": rows}
 
 
 def _build_phases(run: Run) -> dict[str, Any] | None:
     """How the time was spent: over all sessions, and for each."""
-    parts: dict[str, dict[str, float]] = {}
-    for session, metrics in run.session_metrics.items():
-        phases = metrics.get("phases")
-        if isinstance(phases, Mapping):
-            known = {str(name): float(value) for name, value in phases.items() if to_number(value) is not None}
-            if sum(known.values()) > 0:
-                parts[f"session {session}"] = known
+    parts = {f"session {session}": file.phases for session, file in run.session_metrics.items() if file.phases}
+    parts = {label: phases for label, phases in parts.items() if sum(phases.values()) > 0}
     names = list(dict.fromkeys(name for phases in parts.values() for name in phases))
     if not names:
         return None

@@ -34,6 +34,8 @@ def read_session_table(path: Path) -> dict[str, Array]:
     missing = [name for name in NEEDED if name not in table]
     if missing:
         raise RunFolderError(f"{path.name} is left out: it has no column {' and no column '.join(missing)}")
+    if not np.isfinite(table["frame"]).all():
+        raise RunFolderError(f"{path.name} is left out: a frame is not a number")
     return table
 
 

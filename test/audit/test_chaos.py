@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import pytest
 
 from slm_lab.audit.chaos import Chaos, Kill, find_descendants, is_alive
 from slm_lab.experiment.checkpoint.state import load_state, save_state
-from slm_lab.experiment.control import Session, write_session_metrics
+from slm_lab.experiment.control import Session
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import RunFolder
+from slm_lab.results.metrics import SessionFile
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 
@@ -65,13 +65,13 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
     shaken = Chaos(spec, tmp_path, 1, 0, lambda _: None)
     folder = RunFolder(tmp_path / "one", NAME)
     result = Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
-    write_session_metrics(folder, 0, result, {})
+    SessionFile(final_eval=tuple(result.final_eval)).write(folder.session_metrics_file(0, 0))
     copy = RunFolder(Path(shutil.copytree(folder.path, tmp_path / "two")), NAME)
     assert shaken._compare(folder.path, copy.path).is_same
     state = load_state(copy.resume_file(0, 0))
     state["agent"]["act_generator"][0] ^= 1
     save_state(copy.resume_file(0, 0), state)
-    write_session_metrics(copy, 0, replace(result, final_eval=[1.0]), {})
+    SessionFile(final_eval=(1.0,)).write(copy.session_metrics_file(0, 0))
     names = [difference.name for difference in shaken._compare(folder.path, copy.path).values]
     assert names == ["session 0, agent.act_generator[0]", "session 0, final_eval"]
 

@@ -39,7 +39,7 @@ def make_run(data: Path, row: Row, final: float = 480.0, stamp: str = "2026_01_0
     spec = row.load_spec()
     path = data / f"{spec.name}_{stamp}"
     (path / "info").mkdir(parents=True)
-    tables = []
+    tables = {}
     for session in range(row.max_session):
         file = path / "info" / f"{spec.name}_t0_s{session}_session_df_train.csv"
         frames = np.linspace(row.max_frame / 40, row.max_frame, 40).astype(int)
@@ -48,10 +48,10 @@ def make_run(data: Path, row: Row, final: float = 480.0, stamp: str = "2026_01_0
             writer = csv.writer(opened)
             writer.writerow(["total_reward", "total_reward_ma", "fps", "frame", "opt_step"])
             writer.writerows(zip(rewards, rewards, [1000.0] * 40, frames, frames, strict=True))
-        tables.append(read_table(file))
-    metrics: dict[str, Any] = calc_trial_metrics(tables, 20.0)
-    metrics |= {"num_session": 4, "session_index": [0, 1, 2, 3], "failed": [], "is_complete": True}
-    write_json(path / f"{spec.name}_t0_trial_metrics.json", metrics)
+        tables[session] = read_table(file)
+    ended = {"num_session": 4, "failed": (), "is_complete": True}
+    metrics = calc_trial_metrics(tables, 20.0).model_copy(update=ended)
+    metrics.write(path / f"{spec.name}_t0_trial_metrics.json")
     write_yaml(path / f"{spec.name}_spec.yaml", dump_spec(spec))
     facts = {"git_sha": "0" * 40, "versions": {"slm-lab": "0.1.0"}, "imports": []}
     write_json(path / "info" / f"{spec.name}_provenance.json", facts)

@@ -14,12 +14,11 @@ from measure_random_baselines import main
 
 from slm_lab.env.random_baseline import (
     CACHE_FILE,
-    SHIPPED_PATH,
-    RandomBaseline,
     baseline_key,
     get_random_baseline,
     measure_random_baseline,
 )
+from slm_lab.results.baseline import SHIPPED_PATH, RandomBaseline
 
 
 class CoinEnv(gym.Env[int, int]):

@@ -549,7 +549,7 @@ def test_a_run_starts_and_ends_a_ray_of_its_own(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.results[0].is_done
     assert result.metrics is not None
-    assert result.metrics["is_complete"]
+    assert result.metrics.is_complete
     assert not ray.is_initialized()
     assert signal.getsignal(signal.SIGTERM) is old
     # nothing stays where the session ran

@@ -261,14 +261,16 @@ def test_episodes_without_an_end_leave_no_evaluation(tmp_path: Path) -> None:
     short = {"env.max_frame": 1500, "meta.max_session": 1, "meta.compile": False}
     result = start(load_spec("ppo_pendulum", overrides=short).spec, Options(data_dir=tmp_path))
     assert result.metrics is not None
-    assert result.metrics["final_eval"] is None
+    assert result.metrics.final_eval is None
     log = RunFolder(result.folder, "ppo_pendulum").log_file(0).read_text()
     assert "0 of 10 episodes ended within 1,500 steps" in log
 
 
 def test_no_last_evaluation_where_none_is_asked_for(tmp_path: Path) -> None:
     spec = tiny(meta={"final_eval": 0, "compile": False})
-    assert start(spec, Options(data_dir=tmp_path)).metrics["final_eval"] is None
+    result = start(spec, Options(data_dir=tmp_path))
+    assert result.metrics is not None
+    assert result.metrics.final_eval is None
 
 
 def test_evaluation_counts_one_episode_of_each_env_first() -> None:
@@ -472,8 +474,8 @@ def test_a_crashed_session_is_told_and_counted(tmp_path: Path, monkeypatch: pyte
     assert "planted fault" in result.failures[1]
     assert "Traceback" in result.failures[1]
     assert result.metrics is not None
-    assert result.metrics["failed"] == [1]
-    assert not result.metrics["is_complete"]
+    assert result.metrics.failed == (1,)
+    assert not result.metrics.is_complete
     assert len(result.session_scores) == 1
 
 

@@ -33,7 +33,6 @@ from slm_lab.lib.io import AppendFile
 from slm_lab.lib.log import log_to, setup_console
 from slm_lab.results.folder import RunFolder, previous_file
 from slm_lab.results.run import load_run
-from slm_lab.results.table import read_table
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from slm_lab.lib.io import write_json, write_yaml
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import calc_trial_metrics
+from slm_lab.results.metrics import SessionFile, calc_trial_metrics
 from slm_lab.results.run import Run, read_run
 from slm_lab.results.table import Array, Table
 
@@ -46,7 +46,7 @@ def make_spec(algorithm: str = "PPO", env: str = "CartPole-v1", memory: str = "O
 
 def make_run(tables: Tables, evals: Tables | None = None, algorithm: str = "PPO", path: Path = Path("run")) -> Run:
     """A run that never was in a folder."""
-    return Run(path, "demo", 0, make_spec(algorithm), tables, evals or {}, {}, {}, {}, ())
+    return Run(path, "demo", 0, make_spec(algorithm), tables, evals or {}, None, {}, {}, ())
 
 
 def write_table(path: Path, table: Table) -> None:
@@ -79,10 +79,9 @@ def write_run(
     if provenance:
         write_json(folder.provenance_file, provenance)
     if has_end:
-        metrics = calc_trial_metrics(list(tables.values()), 20.0)
-        metrics |= {"num_session": len(tables), "session_index": list(tables), "failed": [], "is_complete": True}
-        write_json(folder.trial_metrics_file(0), metrics)
+        ended = {"num_session": len(tables), "failed": (), "is_complete": True}
+        calc_trial_metrics(tables, 20.0).model_copy(update=ended).write(folder.trial_metrics_file(0))
         for session in tables:
-            own = {"session": session, "is_done": True, "phases": {"act": 1.0, "env": 2.0, "update": 5.0}}
-            write_json(folder.session_metrics_file(0, session), own)
+            own = SessionFile(session=session, is_done=True, phases={"act": 1.0, "env": 2.0, "update": 5.0})
+            own.write(folder.session_metrics_file(0, session))
     return read_run(path)

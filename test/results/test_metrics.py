@@ -47,17 +47,19 @@ def test_metrics_of_a_session() -> None:
 
 def test_metrics_of_a_trial_are_means_and_consistency() -> None:
     tables = [table([20.0, 40.0]), table([30.0, 60.0])]
-    metrics = calc_trial_metrics(tables, 10.0)
-    scalar = metrics["scalar"]
-    assert scalar["frame"] == 200
-    assert scalar["total_reward_ma"] == (30.0 + 45.0) / 2
-    assert scalar["strength"] == (20.0 + 35.0) / 2
-    assert scalar["max_strength"] == scalar["final_strength"] == (30.0 + 50.0) / 2
-    assert scalar["stability"] == 1.0
+    metrics = calc_trial_metrics(dict(enumerate(tables)), 10.0)
+    scalar = metrics.scalar
+    assert scalar is not None
+    assert scalar.frame == 200
+    assert scalar.total_reward_ma == (30.0 + 45.0) / 2
+    assert scalar.strength == (20.0 + 35.0) / 2
+    assert scalar.max_strength == scalar.final_strength == (30.0 + 50.0) / 2
+    assert scalar.stability == 1.0
     # strengths 10, 30 and 20, 50: sample stds 5 and 10 times the root of 2, means 15 and 40
-    assert scalar["consistency"] == pytest.approx(1 - 2 * 15 * math.sqrt(2) / 55)
-    assert metrics["total_reward_ma"]["values"] == (30.0, 45.0)
-    assert [session["strength"] for session in metrics["sessions"]] == [20.0, 35.0]
+    assert scalar.consistency == pytest.approx(1 - 2 * 15 * math.sqrt(2) / 55)
+    assert metrics.total_reward_ma is not None
+    assert metrics.total_reward_ma.values == (30.0, 45.0)
+    assert [session.strength for session in metrics.sessions or ()] == [20.0, 35.0]
 
 
 def test_consistency_counts_up_to_the_shortest_session() -> None:
@@ -122,7 +124,8 @@ def test_a_curve_has_no_average_over_a_window_that_is_not_full() -> None:
 
 
 def test_the_line_that_people_grep_for() -> None:
-    scalar = calc_trial_metrics([table([10.0, 30.0])], 10.0)["scalar"]
+    scalar = calc_trial_metrics({0: table([10.0, 30.0])}, 10.0).scalar
+    assert scalar is not None
     line = format_trial_metrics(scalar)
     assert line.startswith("trial_metrics: frame:2.00e+02 | total_reward_ma:20.00 | strength:10 | max_strength:20 | ")
     assert line.endswith(" | stability:1 | consistency:1")
