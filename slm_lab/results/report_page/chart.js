@@ -355,7 +355,11 @@ function scatter({ axes, lines }) {
         draw("line", { class: "gridline", x1: left, x2: width - right, y1: toY(place), y2: toY(place) }, svg);
         draw("text", { class: "tick", x: left - 6, y: toY(place), dy: "0.32em", "text-anchor": "end" }, svg).textContent = short(Number(text));
       }
-      for (const [place, text] of marks) draw("text", { class: "tick", x: toX(place), y: height - 8, "text-anchor": "middle" }, svg).textContent = text;
+      // labels that would touch each other are left out
+      const step = marks.length * 75 > width ? 2 : 1;
+      for (const [place, text] of marks.filter((_, mark) => mark % step === 0)) {
+        draw("text", { class: "tick", x: toX(place), y: height - 8, "text-anchor": "middle" }, svg).textContent = text;
+      }
       for (const line of inLayers(lines)) {
         const dot = draw("circle", { class: "trial", "data-trial": line.trial, cx: toX(line.places[i]), cy: toY(line.places[axes.length - 1]), r: line.is_best ? 6 : 4, "stroke-width": 1.4 }, svg);
         dot.style.stroke = trialColor(line);
