@@ -1,6 +1,7 @@
 """What the tables of a run say about it, in plain words: rules with thresholds taken from runs that went well."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -68,8 +69,11 @@ class Symptom:
     seen: str
     meaning: str
     advice: str
-    # dotted keys of the spec that the advice names
-    keys: tuple[str, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The dotted keys of the spec that the advice names."""
+        return tuple(dict.fromkeys(re.findall(r"\b(?:agent|env|meta)\.[\w.]*\w", self.advice)))
 
 
 def diagnose(run: Run) -> list[Symptom]:
@@ -110,18 +114,14 @@ def find_entropy_collapse(case: Case) -> Symptom | None:
         return None
     session, frame = min(hit.items(), key=lambda item: item[1])
     lr = case.find_lr_key("actor")
-    if "alpha" in case.run.tables[session]:
-        keys: tuple[str, ...] = ("agent.algorithm.target_entropy", lr)
-    else:
-        keys = ("agent.algorithm.entropy_coef_spec", lr)
+    bonus = "target_entropy" if "alpha" in case.run.tables[session] else "entropy_coef_spec"
     return Symptom(
         "warn",
         "entropy collapsed early",
         f"entropy fell below {ENTROPY_COLLAPSED} nats at frame {frame:,.0f} and stayed there"
         f"{case.where(hit)}, with a score of {case.end(session):.4g}",
         "the policy is certain of its actions before it found good ones, so it tries nothing else any more",
-        f"raise {keys[0]}, or lower {lr}",
-        keys,
+        f"raise agent.algorithm.{bonus}, or lower {lr}",
     )
 
 
@@ -138,61 +138,45 @@ def find_useless_values(case: Case) -> Symptom | None:
     if not hit:
         return None
     lr = case.find_lr_key("critic")
-    keys = (lr, "agent.algorithm.val_loss_coef", "agent.algorithm.normalize_v_targets")
     return Symptom(
         "warn",
         "values explain nothing",
         f"explained_var is {min(hit.values()):.2g} in the last quarter{case.where(hit)}, and val_loss has not fallen",
         "the critic predicts no better than a constant, so advantages are as noisy as the returns",
-        f"change {lr} (up if val_loss never moved, down if it jumps), raise {keys[1]} where the net is shared, "
-        f"or set {keys[2]} where returns are large",
-        keys,
+        f"change {lr} (up if val_loss never moved, down if it jumps), raise agent.algorithm.val_loss_coef where the "
+        "net is shared, or set agent.algorithm.normalize_v_targets where returns are large",
     )
 
 
 def find_high_clip_frac(case: Case) -> Symptom | None:
     """Policy steps that the clip has to hold back all the time; worth a change only if the score suffers."""
-    hit: dict[int, float] = {}
-    is_hurt = False
-    for session, table in case.judged.items():
-        median = calc_median(pick_part(table.get("clip_frac", EMPTY), SETTLED, 1))
-        if median > CLIP_FRAC_HIGH:
-            hit[session] = median
-            is_hurt |= case.is_low(session) or case.is_hurt(session)
+    hit = case.find_high("clip_frac", CLIP_FRAC_HIGH, SETTLED)
     if not hit:
         return None
-    lr = case.find_lr_key("actor")
-    keys = (lr, "agent.algorithm.training_epoch", "agent.algorithm.target_kl")
+    is_hurt = any(case.is_low(session) or case.is_hurt(session) for session in hit)
     return Symptom(
         "warn" if is_hurt else "info",
         "clip fraction high",
         f"clip_frac is {max(hit.values()):.2g}, the median after the first fifth{case.where(hit)}",
         "many samples leave the clip range: steps are large for their data"
         + ("" if is_hurt else "; the score does not suffer from it"),
-        f"lower {lr} or {keys[1]}, or set {keys[2]}",
-        keys,
+        f"lower {case.find_lr_key('actor')} or agent.algorithm.training_epoch, or set agent.algorithm.target_kl",
     )
 
 
 def find_large_kl(case: Case) -> Symptom | None:
     """Policies that move far with each batch."""
-    hit: dict[int, float] = {}
-    for session, table in case.judged.items():
-        median = calc_median(pick_part(table.get("kl", EMPTY), SETTLED, 1))
-        if median > KL_LARGE:
-            hit[session] = median
+    hit = case.find_high("kl", KL_LARGE, SETTLED)
     if not hit:
         return None
-    lr = case.find_lr_key("actor")
-    keys = ("agent.algorithm.target_kl", lr, "agent.algorithm.training_epoch")
     return Symptom(
         "warn",
         "KL large",
         f"kl is {max(hit.values()):.2g}, the median after the first fifth{case.where(hit)}; runs that go well stay "
         "below 0.05",
         "each training takes the policy far from the one that gathered the data, where the data say little",
-        f"set {keys[0]} (0.02 is common), or lower {lr} or {keys[2]}",
-        keys,
+        f"set agent.algorithm.target_kl (0.02 is common), or lower {case.find_lr_key('actor')} or "
+        "agent.algorithm.training_epoch",
     )
 
 
@@ -212,7 +196,7 @@ def find_norm_drift(case: Case) -> Symptom | None:
             is_hurt |= case.is_low(session) or case.is_hurt(session)
     if not observations and not rewards:
         return None
-    seen, advice, keys = [], ["train longer: raise env.max_frame"], ["env.max_frame"]
+    seen, advice = [], ["train longer: raise env.max_frame"]
     if observations:
         seen.append(
             f"obs_norm_shift adds up to {max(observations.values()):.2g} stds over the last fifth"
@@ -220,12 +204,10 @@ def find_norm_drift(case: Case) -> Symptom | None:
         )
         advice.append("lower env.clip_obs against rare large values")
         advice.append("turn env.normalize_obs off if observations are of one size anyway")
-        keys += ["env.clip_obs", "env.normalize_obs"]
     if rewards:
         first, last = max(rewards.values(), key=lambda pair: abs(math.log(pair[1] / pair[0])))
         seen.append(f"reward_norm_std went from {first:.4g} to {last:.4g} over the last fifth{case.where(rewards)}")
         advice.append(f"turn env.normalize_reward off and set a fixed env.reward_scale, about {1 / last:.2g}")
-        keys += ["env.normalize_reward", "env.reward_scale"]
     what = " and ".join(name for name, hit in (("observations", observations), ("rewards", rewards)) if hit)
     return Symptom(
         "warn" if is_hurt else "info",
@@ -234,7 +216,6 @@ def find_norm_drift(case: Case) -> Symptom | None:
         f"the same {what} look different to the net from one batch to the next, so it learns after a moving target"
         + ("" if is_hurt else "; the score does not suffer from it"),
         "; or ".join(advice),
-        tuple(keys),
     )
 
 
@@ -268,14 +249,13 @@ def find_overestimation(case: Case) -> Symptom | None:
     lr = case.find_lr_key("critic")
     name = str(look_up(case.run.spec, "agent", "algorithm", "name"))
     kind = ALGORITHM_SPECS.get(name, AlgorithmSpec)
-    keys: tuple[str, ...] = (lr,)
     advice = f"lower {lr}"
     if kind.actions == "joint" and name != "DoubleDQN":
-        keys += ("agent.algorithm.name",)
-        advice += f", or use DoubleDQN as {keys[1]}"
+        advice += ", or use DoubleDQN as agent.algorithm.name"
     if kind.has_target:
-        keys += ("agent.net.update_frequency", "agent.net.polyak_coef")
-        advice += f", or let the target net follow more slowly: {keys[-2]} up, {keys[-1]} down"
+        advice += (
+            ", or let the target net follow more slowly: agent.net.update_frequency up, agent.net.polyak_coef down"
+        )
     return Symptom(
         "warn",
         "Q far above returns",
@@ -283,7 +263,6 @@ def find_overestimation(case: Case) -> Symptom | None:
         f"{bound:.4g} at most",
         "the values feed on their own errors (overestimation), and the policy follows them",
         advice,
-        keys,
     )
 
 
@@ -316,7 +295,6 @@ def find_rise(case: Case) -> Symptom | None:
         f"the score rose by {rise:.4g} to {end:.4g} over the last fifth, {rise / gained:.0%} of all it gained",
         "learning was not over when the run was",
         "train longer: raise env.max_frame, and the ends of schedules with it",
-        ("env.max_frame",),
     )
 
 
@@ -331,14 +309,13 @@ def find_loss_of_score(case: Case) -> Symptom | None:
     best = curve.max() - random_return
     if best <= LOW * abs(random_return) or end - random_return >= LOST * best:
         return None
-    keys = (case.find_lr_key("actor"), "agent.net.lr_scheduler_spec", "agent.net.clip_grad_val")
+    lr = case.find_lr_key("actor")
     return Symptom(
         "warn",
         "score lost again",
         f"the score at the end is {end:.4g}, after {curve.max():.4g} in the best tenth of the run",
         "learning went on until it undid what it had learned",
-        f"lower {keys[0]}, let it fall with {keys[1]}, or set {keys[2]}",
-        keys,
+        f"lower {lr}, let it fall with agent.net.lr_scheduler_spec, or set agent.net.clip_grad_val",
     )
 
 
@@ -352,15 +329,13 @@ def find_no_learning(case: Case) -> Symptom | None:
     if not score <= random_return + RANDOM_MARGIN * abs(random_return):
         return None
     lr = case.find_lr_key("actor")
-    keys = (lr, "env.normalize_obs", "env.max_frame")
     return Symptom(
         "warn",
         "no better than random",
         f"the score at the end is {score:.4g}; random play has {random_return:.4g}",
         "nothing was learned that shows in the score",
-        f"another {lr} (ten times up or down), {keys[1]} for observations on different scales, "
-        f"or a larger {keys[2]} if the run was short or rewards are rare",
-        keys,
+        f"another {lr} (ten times up or down), env.normalize_obs for observations on different scales, "
+        "or a larger env.max_frame if the run was short or rewards are rare",
     )
 
 
@@ -377,15 +352,13 @@ def find_disagreement(case: Case) -> Symptom | None:
     if not behind:
         return None
     lr = case.find_lr_key("actor")
-    keys = (lr, "meta.max_session")
     listed = ", ".join(f"session {session} at {end:.4g}" for session, end in sorted(behind.items()))
     return Symptom(
         "warn",
         "sessions disagree",
         f"{len(behind)} of {len(ends)} are far behind the best one at {max(ends.values()):.4g}: {listed}",
         "whether it works depends on the seed, so the mean describes none of the sessions",
-        f"lower {lr} for steadier learning, and raise {keys[1]} to know how often it fails",
-        keys,
+        f"lower {lr} for steadier learning, and raise meta.max_session to know how often it fails",
     )
 
 
@@ -404,27 +377,24 @@ def find_bound(case: Case) -> Symptom | None:
     share = seconds / total
     if share < BOUND or name not in _BOUND_ADVICE:
         return None
-    meaning, advice, keys = _BOUND_ADVICE[name]
+    meaning, advice = _BOUND_ADVICE[name]
     if name == "update" and look_up(case.run.spec, "meta", "compile") is not True:
-        advice, keys = f"set meta.compile to true; else {advice}", ("meta.compile", *keys)
-    return Symptom("info", f"{name}-bound", f"{name} took {share:.0%} of the time", meaning, advice, keys)
+        advice = f"set meta.compile to true; else {advice}"
+    return Symptom("info", f"{name}-bound", f"{name} took {share:.0%} of the time", meaning, advice)
 
 
-_BOUND_ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
+_BOUND_ADVICE = {
     "env": (
         "the envs are the limit",
         "set env.num_workers to step them in processes, or try another env.backend",
-        ("env.num_workers", "env.backend"),
     ),
     "act": (
         "choosing actions is the limit: each step of the envs asks the net once",
         "raise env.num_envs, so that one call serves more of them (this changes learning too)",
-        ("env.num_envs",),
     ),
     "update": (
         "gradient steps are the limit; faster envs would change little",
-        "a smaller net or fewer gradient steps per frame (both change learning too)",
-        ("agent.net.hid_layers",),
+        "a smaller net (agent.net.hid_layers) or fewer gradient steps per frame (both change learning too)",
     ),
 }
 

@@ -81,6 +81,11 @@ class Case:
         best = max(calc_tenths(self.run.tables[session]["total_reward"])) - random_return
         return self.end(session) - random_return < HURT * best
 
+    def find_high(self, column: str, limit: float, begin: float) -> dict[int, float]:
+        """Sessions in which the median of a column is above a limit, from a share of the run on."""
+        medians = {s: calc_median(pick_part(table.get(column, EMPTY), begin, 1)) for s, table in self.judged.items()}
+        return {session: median for session, median in medians.items() if median > limit}
+
     def find_late_evals(self) -> tuple[float, float]:
         """Means over sessions of the last evaluation in the second half but before the last fifth, and of the score.
 

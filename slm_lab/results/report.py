@@ -148,7 +148,7 @@ def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
 def _build_doctor(run: Run, symptoms: Sequence[Symptom]) -> dict[str, Any]:
     """What stands out in the tables, and a line for where nothing does."""
     return {
-        "findings": [asdict(symptom) for symptom in symptoms],
+        "findings": [asdict(symptom) | {"keys": symptom.keys} for symptom in symptoms],
         "conclusion": "" if symptoms else describe_health(run),
     }
 

@@ -4,7 +4,7 @@ scipy.stats takes as long to load as all else in a session, so what a run itself
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,6 @@ POWER = 0.8
 LEVEL = 0.95
 # beyond this many sessions a difference is not worth knowing
 MAX_SESSION = 1000
-NUM_RESAMPLE = 2000
 EDGE = 1e-9
 NOT_DISTINGUISHABLE = "not distinguishable"
 
@@ -145,34 +144,3 @@ def describe_improvement(comparison: ScoreComparison) -> str:
     else:
         advice = "no number of sessions would tell"
     return f"{text}: {NOT_DISTINGUISHABLE}, {advice}"
-
-
-def normalize(scores: Sequence[float], random_score: float, reference_score: float) -> list[float]:
-    """Scores on a scale where random play is 0 and a reference is 1."""
-    if reference_score == random_score:
-        raise ValueError("the reference scores as random play does: there is no scale between them")
-    return [(score - random_score) / (reference_score - random_score) for score in scores]
-
-
-def calc_iqm(scores_by_env: Mapping[str, Sequence[float]], seed: int = 0) -> Interval:
-    """Interquartile mean of normalised scores over envs; the interval is a bootstrap within each env."""
-    samples = [np.asarray(scores, float) for scores in scores_by_env.values()]
-
-    def calc(*drawn: np.ndarray, axis: int = -1) -> np.ndarray:
-        joined: np.ndarray = stats.trim_mean(np.concatenate(drawn, axis=axis), 0.25, axis=axis)
-        return joined
-
-    value = float(calc(*samples))
-    if any(len(sample) < 2 for sample in samples):
-        return Interval(value, math.nan, math.nan)
-    generator = np.random.default_rng(seed)
-    result = stats.bootstrap(
-        samples,
-        calc,
-        n_resamples=NUM_RESAMPLE,
-        vectorized=True,
-        confidence_level=LEVEL,
-        method="percentile",
-        rng=generator,
-    )
-    return Interval(value, float(result.confidence_interval.low), float(result.confidence_interval.high))
