@@ -26,8 +26,6 @@ INK = "#222222"
 MUTED = "#666666"
 GRID = "#E4E4E4"
 FRAMES = "frames (env steps)"
-# more sessions than this have one name in a legend
-MAX_NAMED = 4
 # A dollar sign in a name is no formula.
 TITLE: dict[str, Any] = dict(fontsize=13, fontweight="bold", color=INK, parse_math=False)
 # From here on a reward is written in k or M.
@@ -76,15 +74,6 @@ class Chart:
     def shows_legend(self) -> bool:
         """Whether curves are named: one alone is named by the title."""
         return self.has_legend and (len(self.lines) > 1 or any(line.is_mean for line in self.lines))
-
-    @property
-    def sessions(self) -> list[Line]:
-        """The curves of single sessions."""
-        return [line for line in self.lines if not line.is_mean and not line.is_dotted]
-
-    def name_line(self, line: Line) -> str:
-        """What the legend calls a curve; more sessions than can be told apart share one name."""
-        return "each session" if line in self.sessions and len(self.sessions) > MAX_NAMED else line.name
 
     def weight(self, line: Line) -> tuple[float, float]:
         """Width and opacity: thin, paler sessions below a bold mean; a lone curve in between."""
@@ -195,10 +184,9 @@ def _build_figure(chart: Chart) -> tuple[Figure, Text]:
     named: set[str] = set()
     for line in chart.lines:
         width, opacity = chart.weight(line)
-        # Curves that look alike are named once; matplotlib skips a leading underscore.
-        name = chart.name_line(line)
-        label = f"_{name}" if name in named or not line.is_named else name
-        named.add(name)
+        # Curves of one name are named once; matplotlib skips a leading underscore.
+        label = f"_{line.name}" if line.name in named or not line.is_named else line.name
+        named.add(line.name)
         look: dict[str, Any] = dict(color=line.look.color, alpha=opacity, linewidth=width, label=label)
         if line.is_dotted:
             look |= dict(linestyle="None", marker="o", markersize=4.5, markerfacecolor="white", zorder=3)

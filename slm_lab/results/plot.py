@@ -14,7 +14,7 @@ from slm_lab.results.curve import (
     read_curve,
     read_curves,
 )
-from slm_lab.results.figure import MAX_NAMED, Band, Chart, Line, draw_alike, draw_chart, draw_panels, shorten
+from slm_lab.results.figure import Band, Chart, Line, draw_alike, draw_chart, draw_panels, shorten
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import MIN_INTERVAL
 from slm_lab.results.palette import Look, find_look, find_looks, find_place
@@ -30,6 +30,8 @@ RETURN_LABELS = {
     AVERAGE: "total_reward_ma, mean of the last 100 rows",
 }
 _EVAL_LABELS = {RETURN: "total reward, evaluation", AVERAGE: "total reward, mean of the last 100 evaluations"}
+# more sessions than this cannot be told apart by dashes
+MAX_NAMED = 4
 _BAND = "95 % interval of the mean"
 _EVALUATION = "evaluation, deterministic policy"
 _NO_AVERAGE = "fewer than 100 rows, so no moving average"
@@ -136,11 +138,11 @@ def build_trial_chart(run: Run, name: str) -> Chart | None:
     curves = {session: curve for session, table in tables.items() if (curve := read_curve(table, shown))[0].size}
     if not curves:
         return None
-    is_named = len(curves) <= MAX_NAMED
-    lines = [
-        Line(f"session {session}", *curve, Look(look.name, place if is_named else 0))
-        for place, (session, curve) in enumerate(curves.items())
-    ]
+    if len(curves) <= MAX_NAMED:
+        looks = {session: (f"session {session}", Look(look.name, place)) for place, session in enumerate(curves)}
+    else:
+        looks = dict.fromkeys(curves, ("each session", look))
+    lines = [Line(looks[session][0], *curve, looks[session][1]) for session, curve in curves.items()]
     chart = _add_mean(Chart(run.title, "", RETURN_LABELS[shown], lines), look)
     if shown == RETURN:
         chart.lines.extend(_average_evals(list(run.evaluations.values()), look))

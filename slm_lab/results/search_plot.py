@@ -6,27 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from slm_lab.lib.io import write_bytes
 from slm_lab.results.curve import average_curves, read_curves
-from slm_lab.results.figure import FRAMES, INK, MUTED, TITLE, style_axes, to_png, wrap
+from slm_lab.results.figure import INK, MUTED, TITLE, Chart, Line, draw_chart, style_axes, to_png, wrap
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.palette import find_look
+from slm_lab.results.palette import Look, find_look
 from slm_lab.results.plot import AVERAGE, RETURN, RETURN_LABELS
 from slm_lab.results.search_axis import SearchedKey, read_axis
 from slm_lab.results.table import Array, Table
 
 _SCORE = "score"
-# from low to high scores: the brighter end of viridis cannot be seen on white
-_SCALE = ListedColormap(colormaps["viridis"](np.linspace(0, 0.58, 64)))
-_EARLY = "#8F8F8F"
-_DONE = "#444444"
 
 
 @dataclass(frozen=True)
@@ -43,9 +37,9 @@ class DrawnTrial:
     algorithm: str
 
     @property
-    def color(self) -> str:
-        """The algorithm's own for the best trial; the others are grey, those that were stopped paler."""
-        return find_look(self.algorithm).color if self.is_best else _DONE if self.is_done else _EARLY
+    def look(self) -> Look:
+        """The algorithm's own for the best trial; the others are dark, those that were stopped grey."""
+        return Look(find_look(self.algorithm).name if self.is_best else "ink" if self.is_done else "grey")
 
 
 def plot_search(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], folder: RunFolder, title: str) -> list[Path]:
@@ -108,8 +102,8 @@ def _scatter(axes: Axes, x: Array, trials: Sequence[DrawnTrial]) -> None:
     )
     for label, picked, look in groups:
         if picked:
-            edge = dict(edgecolors=trials[picked[0]].color)
-            look = edge | dict(facecolors=trials[picked[0]].color) | look
+            edge = dict(edgecolors=trials[picked[0]].look.color)
+            look = edge | dict(facecolors=trials[picked[0]].look.color) | look
             axes.scatter(x[picked], [trials[i].score for i in picked], label=label, **look)
 
 
@@ -126,17 +120,11 @@ def _draw_parallel(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], ti
     axes = figure.add_subplot()
     axes.set_title(wrap(title), loc="left", pad=14, **TITLE)
     axes.set_axis_off()
-    scores = np.array([trial.score for trial in trials])
-    norm = Normalize(scores.min(), scores.max() if scores.max() > scores.min() else scores.min() + 1)
-    for index in np.argsort(scores):
-        trial = trials[index]
-        line = [axis.place[index] for axis in axes_of]
-        look: dict[str, Any] = dict(
-            color=_SCALE(norm(scores[index])), linewidth=1.2, alpha=0.9 if trial.is_done else 0.5
-        )
+    for index, trial in sorted(enumerate(trials), key=lambda pair: (pair[1].is_best, pair[1].score)):
+        look: dict[str, Any] = dict(linewidth=1.2, alpha=0.9 if trial.is_done else 0.5)
         if trial.is_best:
-            look = dict(color=trial.color, linewidth=2.6, zorder=3)
-        axes.plot(range(len(line)), line, solid_joinstyle="round", **look)
+            look = dict(linewidth=2.6, zorder=3)
+        axes.plot([axis.place[index] for axis in axes_of], color=trial.look.color, solid_joinstyle="round", **look)
     for position, (axis, name) in enumerate(zip(axes_of, names, strict=True)):
         axes.plot([position, position], [0, 1], color=MUTED, linewidth=0.9, zorder=2)
         axes.text(position, -0.09, name, ha="center", va="top", fontsize=10, color=INK, parse_math=False)
@@ -149,24 +137,12 @@ def _draw_parallel(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], ti
 
 def _draw_curves(trials: Sequence[DrawnTrial], title: str, column: str) -> bytes:
     """The mean curve of each trial: where the weak ones were stopped is seen."""
-    figure = Figure(figsize=(8.0, 5.0), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
-    axes = figure.add_subplot()
-    style_axes(axes, font_size=10)
-    named: set[str] = set()
+    lines = []
     for trial in sorted(trials, key=lambda one: (one.is_best, one.is_done)):
         sessions = read_curves(trial.tables, column)
-        if not sessions:
-            continue
         average = average_curves(sessions)
-        x, y = (average.x, average.mean) if average is not None else sessions[0]
-        kind = f"best (trial {trial.number})" if trial.is_best else "done" if trial.is_done else "stopped early"
-        look: dict[str, Any] = dict(color=trial.color, linewidth=2.4 if trial.is_best else 1.2)
-        axes.plot(x, y, label=None if kind in named else kind, **look)
-        if not trial.is_done:
-            axes.plot(x[-1:], y[-1:], "o", color=trial.color, markersize=3.5)
-        named.add(kind)
-    axes.set_xlabel(FRAMES, fontsize=11, color=INK)
-    axes.set_ylabel(RETURN_LABELS[column].replace(", ", ",\n"), fontsize=11, color=INK)
-    axes.set_title(wrap(title), loc="left", pad=10, **TITLE)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    return to_png(figure)
+        if sessions:
+            x, y = (average.x, average.mean) if average is not None else sessions[0]
+            name = f"best (trial {trial.number})" if trial.is_best else "done" if trial.is_done else "stopped early"
+            lines.append(Line(name, x, y, trial.look, is_mean=trial.is_best))
+    return draw_chart(Chart(title, "", RETURN_LABELS[column], lines))

@@ -168,7 +168,7 @@ def test_sessions_keep_their_numbers_and_one_alone_needs_no_legend() -> None:
     alone = build_trial([make_table()])
     assert (names(alone), alone.shows_legend) == (["session 0"], False)
     many = build_trial([make_table(5, seed=i) for i in range(5)])
-    assert {many.name_line(line) for line in many.lines} == {"each session", "mean of 5 sessions"}
+    assert set(names(many)) == {"each session", "mean of 5 sessions"}
 
 
 def test_intervals_stay_within_what_sessions_reached() -> None:
