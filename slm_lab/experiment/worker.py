@@ -15,7 +15,7 @@ from slm_lab.experiment.run import prepare
 from slm_lab.experiment.signals import StopSignal, end_hangs
 from slm_lab.lib.errors import DivergenceError, EnvHangError, LabError, StorageError, WorkerDeathError, WorkerError
 from slm_lab.lib.log import log_to, setup_console
-from slm_lab.lib.runtime import import_modules
+from slm_lab.lib.runtime import import_modules, share_niceness
 from slm_lab.lib.secret import redact
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import load_spec
@@ -40,6 +40,7 @@ def main(task: SessionTask, descriptor: int, parent: int) -> int:
             tell("killed" if is_stopping else "error", redact(str(error)))
 
         setup_console(task.console_level, task.log_format)
+        share_niceness()
         folder = RunFolder(Path(task.folder).absolute(), task.name)
         try:
             import_modules(task.imports)

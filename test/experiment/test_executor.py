@@ -183,6 +183,19 @@ def test_a_session_tells_how_it_failed(
         assert json.loads(told.read()) == [kind, "gone"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not group processes")
+def test_a_session_keeps_its_niceness_among_all_processes(tmp_path: Path) -> None:
+    # in a session of its own as the executor starts it; the group that Linux makes for it begins at 0
+    program = (
+        "import os, sys; os.nice(7); from slm_lab.experiment import worker\n"
+        f"task = worker.SessionTask({str(tmp_path)!r}, 'name', 0, 0)\n"
+        "worker.main(task, os.open(os.devnull, os.O_WRONLY), os.getppid())\n"
+        "print(open('/proc/self/autogroup').read())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], start_new_session=True, capture_output=True, text=True)
+    assert done.stdout.strip().endswith("nice 7")
+
+
 def test_whoever_stops_a_command_gives_it_more_time_than_a_session_has() -> None:
     # Docker waits for ten seconds; what is left is for the command itself
     assert executor.STOP_SECONDS <= 8.0
