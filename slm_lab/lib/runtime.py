@@ -43,7 +43,7 @@ def num_cores() -> int:
 
 
 def share_niceness() -> None:
-    """Let the process's niceness count among all processes: Linux groups them by session, and a new group begins at 0."""
+    """Let the niceness count among all processes: Linux groups them by session, and a new group begins at 0."""
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(os.nice(0)), encoding="utf-8")
 
