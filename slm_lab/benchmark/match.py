@@ -44,11 +44,14 @@ class Stage(StrEnum):
 
 
 def find_row(run: Run, rows: Sequence[Row]) -> Row | None:
-    """The row that a run was made for, by the names of its spec and env."""
-    for row in rows:
-        if run.env_name == row.env and run.name in (row.spec_name, name_for_env(row.spec_name, row.env)):
-            return row
-    return None
+    """The row that a run was made for, by the names of its spec and env; a short row only by its frames too."""
+    named = [
+        row
+        for row in rows
+        if run.env_name == row.env and run.name in (row.spec_name, name_for_env(row.spec_name, row.env))
+    ]
+    frames = look_up(run.spec, "env", "max_frame")
+    return next((row for row in named if row.max_frame == frames), next((r for r in named if not r.is_short), None))
 
 
 def find_stage(run: Run) -> Stage:
