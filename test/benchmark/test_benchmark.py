@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from slm_lab.benchmark import local
 from slm_lab.benchmark.curves import curves_file, find_reach, load_curves, pick_column, save_curves, thin
 from slm_lab.benchmark.intake import take_in
-from slm_lab.benchmark.local import launch_command, order_by_cost, run_rows, wait_for_core
+from slm_lab.benchmark.local import Outcome, launch_command, order_by_cost, run_rows, wait_for_core
 from slm_lab.benchmark.match import find_obstacles, find_row
 from slm_lab.benchmark.matrix import Row, load_matrix, select_rows
 from slm_lab.benchmark.plan import estimate, find_open, load_costs, measure_fps
@@ -329,7 +329,12 @@ def test_idle_lowers_the_priority_and_says_what_rows_take(tmp_path, monkeypatch)
     seen: list[Any] = []
     monkeypatch.setattr(local.os, "nice", seen.append)
     monkeypatch.setattr(local, "share_niceness", lambda: seen.append("group"))
-    monkeypatch.setattr(bench, "run_rows", lambda rows, *_, **options: seen.append((rows, options["wait"])) or [])
+
+    def run(rows: list[Row], *_: object, wait: object, **__: object) -> list[Outcome]:
+        seen.append((rows, wait))
+        return []
+
+    monkeypatch.setattr(bench, "run_rows", run)
     where = ("--data-dir", str(tmp_path), "--docs", str(tmp_path))
     code, text = call("run", "--idle", "--filter", "CartPole-v1 PPO", *where)
     assert code == 0
