@@ -9,7 +9,7 @@ from typing import Any
 from slm_lab.benchmark.matrix import Row
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import is_running, is_search
-from slm_lab.results.run import Run
+from slm_lab.results.run import Run, look_up
 from slm_lab.spec.loading import dump_spec, flatten_spec, name_for_env, parse_spec
 from slm_lab.spec.schema import Spec
 

@@ -31,7 +31,7 @@ from slm_lab.lib.parent import VARIABLE
 from slm_lab.results.metrics import calc_trial_metrics
 from slm_lab.results.run import load_run
 from slm_lab.results.table import read_table
-from slm_lab.spec.loading import dump_spec
+from slm_lab.spec.loading import dump_spec, read_specs
 
 PPO, A2C = select_rows(["CartPole-v1 PPO"])[0], select_rows(["CartPole-v1 A2C"])[0]
 PONG = select_rows(["Pong ppo"])[0]
@@ -112,6 +112,20 @@ def test_settings_of_the_matrix_are_those_of_the_specs(spec_name) -> None:
         assert spec.env.num_envs == row.num_envs
         assert spec.meta.max_session == row.max_session
         assert spec.meta.log_frequency == row.log_frequency
+
+
+def test_a_spec_as_torcharc_has_the_values_of_its_twin() -> None:
+    folder = Path(load_matrix()[0].spec_file).parents[2]
+    plain, arc = (
+        {name: spec for file in (folder / kind).rglob("*.*") for name, spec in read_specs(file).items()}
+        for kind in ("benchmark", "benchmark_arc")
+    )
+    twins = {name: f"{name}_arc" for name in plain if f"{name}_arc" in arc}
+    assert len(twins) > 50
+    shape = {"type", "arc", "hid_layers", "layer_norm", "conv_hid_layers", "fc_hid_layers"}
+    for spec in (spec for name, twin in twins.items() for spec in (plain[name], arc[twin])):
+        spec["agent"]["net"] = {key: value for key, value in spec["agent"]["net"].items() if key not in shape}
+    assert [name for name, twin in twins.items() if plain[name] != arc[twin]] == []
 
 
 def test_filters_are_words_that_all_fit() -> None:
