@@ -94,6 +94,9 @@ def run(
         bool,
         typer.Option("--idle", help="Only when a core is free, the cheapest row first, at the lowest priority."),
     ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also rows that have a result: the newest run counts.")
+    ] = False,
     max_parallel: Annotated[int, typer.Option(help="Rows at once, with --remote.", min=1)] = 10,
     retries: Annotated[int, typer.Option(help="How often a failed row is tried again, under a new name.", min=0)] = 1,
     volume: VolumeOption = None,
@@ -107,7 +110,7 @@ def run(
     setup_console("INFO")
     with user_errors():
         rows = select_rows(filters or [])
-        results = load_results(docs)
+        results = {} if again else load_results(docs)
         given = {"volume": volume, "spot": spot, "max_price": max_price, "max_duration": max_duration}
         if local and (wrong := [name for name, value in given.items() if value is not None]):
             raise LabError(f"--{wrong[0].replace('_', '-')} goes with --remote")
@@ -119,7 +122,7 @@ def run(
                 _run_remote(rows, results, data_dir, max_parallel, retries, request)
             return
         if idle:
-            rows = _begin_idle(rows, data_dir, docs)
+            rows = _begin_idle(find_states(rows, results, data_dir, find_submitted(data_dir)), data_dir, docs)
         outcomes = run_rows(
             rows,
             results,
@@ -258,10 +261,10 @@ def _run_remote(
     sys.exit(1 if any(remote.status != "done" for remote in runs.values()) else 0)
 
 
-def _begin_idle(rows: list[Row], data_dir: Path, docs: Path) -> list[Row]:
+def _begin_idle(states: list[RowState], data_dir: Path, docs: Path) -> list[Row]:
     """Lower the priority of all that follows, and say what each row would take; the rows, the cheapest first."""
     become_idle()
-    costs = order_by_cost(_states(rows, data_dir, docs), _measure(data_dir, docs))
+    costs = order_by_cost(states, _measure(data_dir, docs))
     for row, seconds in costs:
         sys.stdout.write(f"{row.key:<56} {seconds / 3600:>11,.1f} core-hours\n")
     return [row for row, _ in costs]

@@ -354,6 +354,10 @@ def test_idle_lowers_the_priority_and_says_what_rows_take(tmp_path, monkeypatch)
     assert code == 0
     assert seen == [19, "group", ([PPO], wait_for_core)]
     assert re.search(r"CartPole-v1 PPO +0\.1 core-hours", text)
+    save_results(tmp_path, {PPO.key: make_result(300.0, run=f"{PPO.spec_name}_2026_01_03_000000")})
+    for more, rows in (([], []), (["--again"], [PPO])):
+        assert call("run", "--idle", "--filter", "CartPole-v1 PPO", *more, *where)[0] == 0
+        assert seen[-1] == (rows, wait_for_core)
     code, text = call("run", "--idle", "--remote", *where)
     assert (code, "--idle goes with --local" in text) == (2, True)
 
