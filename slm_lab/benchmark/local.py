@@ -21,7 +21,7 @@ from slm_lab.lib.runtime import num_cores, share_niceness
 # exit codes of a run that was told to stop and saved itself
 STOP_CODES = (130, 143)
 # how long the machine is watched for a free core, and between two looks
-WATCH_SECONDS, POLL_SECONDS = 5.0, 60.0
+WATCH_SECONDS, POLL_SECONDS = 5.0, 15.0
 
 
 @dataclass(frozen=True)
