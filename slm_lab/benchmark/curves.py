@@ -1,4 +1,4 @@
-"""Learning curves of results: a few points of each session beside the page, so that figures need no run at hand."""
+"""Learning curves of results: a few points of each session beside the page, so that figures need no runs."""
 
 import csv
 import io

@@ -116,7 +116,7 @@ def run_rows(
     submitted: Collection[str] = (),
     wait: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """Train what is missing, each row after a `wait`; a stopped run goes on, a failed one is tried in a new folder."""
+    """Train what is missing, each row after a `wait`; a stopped run resumes, a failed one is tried in a new folder."""
     outcomes = []
     for number, row in enumerate(rows, 1):
         (state,) = find_states([row], results, data_dir, submitted)

@@ -55,7 +55,7 @@ def find_row(run: Run, rows: Sequence[Row]) -> Row | None:
 
 
 def find_stage(run: Run) -> Stage:
-    """Whether a run has ended, goes on, or was stopped or killed."""
+    """Whether a run has ended, trains, or was stopped or killed."""
     if run.metrics is not None and run.metrics.is_complete:
         return Stage.FINISHED
     return Stage.RUNNING if is_running(run.path) else Stage.STOPPED

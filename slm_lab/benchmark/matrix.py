@@ -1,4 +1,4 @@
-"""What is to be measured: envs and algorithms, the spec and settings that go with them, and the scores to reach.
+"""What is measured: envs and algorithms, the spec and settings that go with them, and the scores to reach.
 
 The reference scores are those that the published SLM-Lab reports for the same settings. Beside its 292 rows stand
 rows of our own (phase further), and rows of its envs with fewer frames (phase short), which count for themselves.
@@ -82,7 +82,7 @@ class Row:
         return ["run", *set_, self.spec_file, self.spec_name, "train"]
 
     def load_spec(self) -> Spec:
-        """The spec as it is to be run."""
+        """The spec with the settings of the row."""
         return load_spec(self.spec_file, self.spec_name, self.changes).spec
 
 
@@ -110,7 +110,7 @@ def load_matrix() -> tuple[Row, ...]:
                 reference=float(line["reference"]) if line["reference"] else None,
                 peer=line["peer"],
             )
-            for line in csv.DictReader(file)
+            for line in csv.DictReader(file, restval="")
         )
 
 

@@ -42,7 +42,7 @@ class Estimate:
     is_measured: bool
     # of all sessions together, on one core each
     core_seconds: float
-    # of the row, its sessions so many at once
+    # of the row, with its sessions side by side as far as cores allow
     seconds: float
 
 
@@ -85,7 +85,7 @@ def measure_fps(
 
 
 def estimate(row: Row, measured: Speeds, at_once: int) -> Estimate:
-    """What a row takes whose sessions run so many at once."""
+    """What a row takes that runs at most `at_once` sessions side by side."""
     known = [measured[kind] for kind in ((row.env, row.algorithm), (row.phase, row.algorithm)) if kind in measured]
     rough = ROUGH_FPS[row.phase]
     session = row.max_frame / (known[0] if known else rough.get(row.algorithm, rough[""]))

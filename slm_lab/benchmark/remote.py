@@ -1,4 +1,4 @@
-"""Train rows with dstack, so many at a time; what was submitted is kept in a file, so that one can leave and return."""
+"""Train rows with dstack, a few at a time; a file keeps what was submitted, so that one can leave and return."""
 
 import json
 import time
@@ -134,7 +134,7 @@ class RemoteRuns:
             self._save()
 
     def _is_over(self, row: Row, retries: int) -> bool:
-        """Whether nothing more is to be done for a row now; a run that ended well is brought home."""
+        """Whether a row needs nothing more now; a run that ended well is fetched."""
         run = self.runs.get(row.key)
         if run is None or run.is_active:
             return False
@@ -150,7 +150,7 @@ class RemoteRuns:
                 logger.warning(f"{row.key}: {run.name} is done, but there is no run to take in: slm-lab bench status")
             return True
         if run.status == "terminated" and tries:
-            # stopped by someone, or by its limits: the same command goes on with it
+            # stopped by someone, or by its limits: the same command resumes it
             logger.warning(f"{row.key}: {run.name} was stopped before its end; dstack logs {run.name}")
             return True
         if run.status == "failed" and tries:

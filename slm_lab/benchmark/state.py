@@ -106,7 +106,7 @@ def _find_state(row: Row, result: Result | None, runs: Sequence[Run], is_submitt
 
 
 def _find_stage_state(row: Row, result: Result | None, run: Run) -> RowState | None:
-    """The state of a row whose run goes on or has ended; None if it was stopped and can go on."""
+    """The state of a row whose run trains or has ended; None if it was stopped and can resume."""
     stage = find_stage(run)
     if stage is Stage.RUNNING:
         return RowState(row, Standing.RUNNING, result, run)

@@ -84,7 +84,7 @@ def plan(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DOCS
         out.write(f"Next     {shlex.join(['slm-lab', 'bench', 'run', *words, '--local'])}\n")
 
 
-@app.command(help="Train the rows that lack a result; started again, it goes on where it was stopped.")
+@app.command(help="Train the rows that lack a result; started again, it resumes.")
 def run(
     filters: Filter = None,
     local: Annotated[
@@ -140,7 +140,7 @@ def run(
     for outcome in failed:
         out.write(f"Failed   {outcome.row.key} in {outcome.num_attempt} attempts, exit code {outcome.exit_code}\n")
     if stopped:
-        out.write("Stopped; the same command goes on with it\n")
+        out.write("Stopped; the same command resumes\n")
     out.write("Next     slm-lab bench intake\n")
     sys.exit(stopped or (1 if failed else 0))
 
@@ -187,7 +187,7 @@ def table(data_dir: DataDir = DATA_DIR, docs: Docs = DOCS) -> None:
 
 @app.command(help="Show how far the benchmark is.")
 def status(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DOCS) -> None:
-    """Counts by phase, and what goes on."""
+    """Counts by phase, and what runs."""
     with user_errors():
         states = _states(select_rows(filters or []), data_dir, docs)
     out = sys.stdout
@@ -253,7 +253,7 @@ def _run_remote(
     try:
         runs = RemoteRuns(data_dir, cloud, request).run(rows, results, max_parallel, retries)
     except KeyboardInterrupt:
-        sys.stdout.write("\nLeft; what was submitted goes on. The same command comes back to it\n")
+        sys.stdout.write("\nLeft; what was submitted runs on. The same command returns to it\n")
         sys.exit(130)
     for key, remote in runs.items():
         sys.stdout.write(f"{remote.status:<10} {key} as {remote.name}\n")

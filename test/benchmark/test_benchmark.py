@@ -455,7 +455,7 @@ def test_a_figure_shows_runs_that_are_no_longer_here(tmp_path) -> None:
     assert not take_in(find_states([PPO], load_results(docs), data), docs, data, None).refused
     assert list(load_curves(docs, PPO.env)) == [old.name, new.name]
     assert (docs / plot_file(PPO.env)).read_bytes() != alone
-    # a row that is trained anew leaves nothing of the old curve
+    # a row that is trained again leaves nothing of the old curve
     newer = make_run(data, PPO, stamp="2026_01_02_000000")
     take_in(find_states([PPO], load_results(docs), data), docs, data, None)
     assert list(load_curves(docs, PPO.env)) == [old.name, newer.name]

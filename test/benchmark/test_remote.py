@@ -1,4 +1,4 @@
-"""Rows on other machines: so many at once, nothing submitted twice, nothing forgotten, failures under a new name."""
+"""Rows on other machines: a few at once, nothing submitted twice, nothing forgotten, failures under a new name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_a_failure_gets_a_new_name_a_few_times(tmp_path: Path) -> None:
     runs = run_remote(rows, tmp_path, 10, 1, cloud.as_cloud())
     assert runs["CartPole-v1 PPO"] == RemoteRun("ppo-cartpole-arc-2", 2, "done")
     assert runs["CartPole-v1 A2C"] == RemoteRun("a2c-gae-cartpole-arc-2", 2, "failed")
-    # asked again, it goes on counting
+    # asked again, it counts further
     assert run_remote(rows, tmp_path, 10, 1, cloud.as_cloud())["CartPole-v1 A2C"].name == "a2c-gae-cartpole-arc-3"
 
 
