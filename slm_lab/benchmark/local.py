@@ -22,6 +22,8 @@ from slm_lab.lib.runtime import num_cores, share_niceness
 STOP_CODES = (130, 143)
 # how long the machine is watched for a free core, and between two looks
 WATCH_SECONDS, POLL_SECONDS = 5.0, 15.0
+# share of a core that is worth a start; at the lowest priority even that is no loss to others
+MIN_FREE = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,12 @@ def order_by_cost(states: Sequence[RowState], measured: Speeds) -> list[tuple[Ro
 
 
 def wait_for_core() -> None:
-    """Return once half a core or more is free of work that is not at low priority itself."""
-    is_told = False
-    while _find_free_cores() < 0.5:
-        if not is_told:
+    """Return once a core has time left by work that is not at low priority itself."""
+    has_said = False
+    while _find_free_cores() < MIN_FREE:
+        if not has_said:
             logger.info("No core is free; waiting for one")
-            is_told = True
+            has_said = True
         time.sleep(POLL_SECONDS)
 
 
