@@ -239,7 +239,7 @@ def test_critic_net_has_keys_of_its_own(lab) -> None:
     ],
 )
 def test_every_algorithm_trains_every_encoder_and_its_weights_load_exactly(lab, which: str, env: str) -> None:
-    spec = build_spec(lab, which, env, normalize_obs=which == "PPO")
+    spec = build_spec(lab, which, env, normalize_obs=which == "ActorCritic")
     agent = lab.train(spec, 64).agent
     other, envs = lab.build(spec)
     envs.close()
