@@ -38,14 +38,6 @@ FAMILIES: dict[str, ActionFamily] = {
 NAMES = list(FAMILIES)
 
 
-def draw_action(
-    family: ActionFamily, param: Tensor, strategy: Any, explore_var: float, generator: torch.Generator
-) -> Tensor:
-    config = AlgorithmSpec(name="any", action_policy=strategy, explore_var_spec=explore_var)
-    policy = build_policy(family, config)
-    return policy.choose(param, policy.noise(len(param), generator, 0))
-
-
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
