@@ -120,7 +120,7 @@ def find_limits(curves: Sequence[Curve]) -> Limits | None:
 
 
 def pick_points(y: Array, limit: int) -> Array:
-    """Indices of at most `limit` points: the ends, and the lowest and the highest of each stretch between them."""
+    """Indices of at most `limit` points: the ends, and the lowest and the highest of each sequence between them."""
     if y.size <= limit:
         return np.arange(y.size)
     num_stretch = (limit - 2) // 2

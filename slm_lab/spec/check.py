@@ -72,20 +72,20 @@ def _recurrent_problems(spec: Spec) -> list[str]:
 
 
 def _sequence_problems(memory: ReplaySpec, net: RecurrentNetSpec, num_envs: int) -> list[str]:
-    """What a replay cannot do when whole stretches are drawn from it."""
+    """What a replay cannot do when whole sequences are drawn from it."""
     problems = []
     if isinstance(memory, PrioritizedReplaySpec):
-        problems.append("agent.memory.name: stretches for a RecurrentNet are drawn uniformly; use Replay")
+        problems.append("agent.memory.name: sequences for a RecurrentNet are drawn uniformly; use Replay")
     if memory.num_step_returns > 1:
         problems.append(
-            "agent.memory.num_step_returns: a RecurrentNet learns from single steps of a stretch; remove it"
+            "agent.memory.num_step_returns: a RecurrentNet learns from single steps of a sequence; remove it"
         )
     if memory.use_cer:
-        problems.append("agent.memory.use_cer: stretches for a RecurrentNet are drawn whole; remove it")
+        problems.append("agent.memory.use_cer: sequences for a RecurrentNet are drawn whole; remove it")
     length = net.burn_in + net.seq_len
     if length * num_envs > memory.max_size:
         problems.append(
-            f"agent.memory.max_size: {memory.max_size} holds no stretch of burn_in + seq_len = {length} steps of "
+            f"agent.memory.max_size: {memory.max_size} holds no sequence of burn_in + seq_len = {length} steps of "
             f"{num_envs} envs; use at least {length * num_envs}"
         )
     return problems

@@ -360,9 +360,9 @@ class RecurrentNetSpec(NetSpec):
     rnn_hidden_size: PositiveInt = Field(64, description="Width of the hidden state.")
     rnn_num_layers: PositiveInt = Field(1, description="Recurrent layers on top of each other.")
     bidirectional: Bool = Field(False, description="Kept for older specs; only false is known.")
-    seq_len: PositiveInt = Field(16, description="Steps of the stretches it is trained over.")
+    seq_len: PositiveInt = Field(16, description="Steps of the sequences it is trained over.")
     burn_in: NonNegativeInt = Field(
-        0, description="First steps of a replayed stretch that only warm up the hidden state."
+        0, description="First steps of a replayed sequence that only warm up the hidden state."
     )
 
     @model_validator(mode="after")
@@ -372,7 +372,7 @@ class RecurrentNetSpec(NetSpec):
         for role, override in (("actor", self.actor), ("critic", self.critic)):
             for key in ("seq_len", "burn_in"):
                 if key in override:
-                    raise ValueError(f"{role}_{key}: actor and critic learn from the same stretches; give {key} alone")
+                    raise ValueError(f"{role}_{key}: actor and critic learn from the same sequences; give {key} alone")
         return self
 
 

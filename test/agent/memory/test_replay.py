@@ -258,7 +258,7 @@ def test_sequences_against_brute_force(history: tuple[int, int, Letters], length
     feed(memory, rows)
     assert memory.can_sample_sequence(length) == (min(len(rows), capacity) >= length)
     if not memory.can_sample_sequence(length):
-        with pytest.raises(ValueError, match=f"no stretch of {length} rows"):
+        with pytest.raises(ValueError, match=f"no sequence of {length} rows"):
             memory.sample_sequence(length)
         return
     batch = memory.sample_sequence(length)

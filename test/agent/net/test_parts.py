@@ -82,7 +82,7 @@ def test_parts_are_taken_in_the_order_asked(keys: list[str], expected: list[int]
         np.testing.assert_array_equal(flat[:, part.start : part.stop], rows()[:, old.start : old.stop])
 
 
-@pytest.mark.parametrize("lead", [(2,), (3, 2)], ids=["rows", "stretches"])
+@pytest.mark.parametrize("lead", [(2,), (3, 2)], ids=["rows", "sequences"])
 def test_a_single_part_has_its_own_shape(lead: tuple[int, ...]) -> None:
     view = build_view(MLPNetSpec(obs_keys=["image"]), (SIZE,), PARTS)
     assert view.shape == (1, 4, 4)

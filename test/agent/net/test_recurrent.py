@@ -1,4 +1,4 @@
-"""Recurrent bodies and nets: one step at a time or whole stretches, the same numbers and gradients."""
+"""Recurrent bodies and nets: one step at a time or whole sequences, the same numbers and gradients."""
 
 from typing import Any
 
@@ -254,7 +254,7 @@ def test_init_fn_reaches_every_gate() -> None:
     ("keys", "message"),
     [
         ({"bidirectional": True}, "bidirectional: true would read the future"),
-        ({"actor": {"seq_len": 4}}, "actor_seq_len: actor and critic learn from the same stretches"),
+        ({"actor": {"seq_len": 4}}, "actor_seq_len: actor and critic learn from the same sequences"),
         ({"critic_burn_in": 4}, "critic_burn_in"),
         ({"cell_type": "gru"}, "cell_type"),
         ({"seq_len": 0}, "seq_len"),
