@@ -11,30 +11,20 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.faults.specs import NAME
+from bench.faults.specs import make_spec as make_small_spec
 from slm_lab.audit.chaos import Chaos, Kill, find_descendants, is_alive
 from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.experiment.control import Session
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import SessionFile
-from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
-
-NAME = "shaken"
 
 
 def make_spec(max_frame: int = 3000, **meta: Any) -> Spec:
-    raw = {
-        "name": NAME,
-        "agent": {
-            "algorithm": {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2},
-            "memory": {"name": "OnPolicyBatchReplay"},
-            "net": {"type": "MLPNet", "hid_layers": [16]},
-        },
-        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": max_frame},
-        "meta": {"log_frequency": 500, "compile": False, "final_eval": 2, **meta},
-    }
-    return parse_spec(raw)[0]
+    own = {"log_frequency": 500, "checkpoint_frequency": None, "rigorous_eval": None, "final_eval": 2}
+    return make_small_spec("PPO", env={"max_frame": max_frame}, meta={**own, **meta})
 
 
 def test_a_killed_run_ends_the_same(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from bench.faults.specs import NAME
+from bench.faults.specs import make_spec as make_small_spec
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.audit.difference import Comparison, compare_tensors
 from slm_lab.audit.verify import Settings, Verdict, Verification
@@ -22,29 +24,15 @@ from slm_lab.experiment.run import Options, load_trained, write_origin
 from slm_lab.lib.errors import CheckpointError, RunFolderError
 from slm_lab.lib.io import lock_file, write_yaml
 from slm_lab.results.folder import RunFolder, previous_file, replay_file
-from slm_lab.spec.loading import dump_spec, parse_spec
+from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.schema import Spec
 from test.agent.conftest import build_step
 
-NAME = "checked"
-PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2}
-DQN = {"name": "DQN", "training_start_step": 100, "training_frequency": 16, "training_iter": 2}
-REPLAY = {"name": "Replay", "batch_size": 16, "max_size": 400}
 
-
-def make_spec(algorithm: dict[str, Any] = PPO, env: dict[str, Any] | None = None, **meta: Any) -> Spec:
-    raw = {
-        "name": NAME,
-        "agent": {
-            "algorithm": algorithm,
-            "memory": REPLAY if algorithm is DQN else {"name": "OnPolicyBatchReplay"},
-            "net": {"type": "MLPNet", "hid_layers": [16]},
-        },
-        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 1200, **(env or {})},
-        "meta": {"log_frequency": 100, "checkpoint_frequency": 400, "compile": False, "final_eval": 0, **meta},
-    }
-    return parse_spec(raw)[0]
+def make_spec(algorithm: str = "PPO", env: dict[str, Any] | None = None, **meta: Any) -> Spec:
+    meta = {"checkpoint_frequency": 400, "rigorous_eval": 1, "eval_frequency": 400, **meta}
+    return make_small_spec(algorithm, env={"max_frame": 1200, **(env or {})}, meta=meta)
 
 
 def train(spec: Spec, path: Path, stop: int | None = None) -> RunFolder:
@@ -65,7 +53,7 @@ def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dqn_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(make_spec(DQN, env={"max_frame": 800}), tmp_path_factory.mktemp("dqn") / "run").path
+    return train(make_spec("DQN", env={"max_frame": 800}), tmp_path_factory.mktemp("dqn") / "run").path
 
 
 @pytest.fixture
@@ -107,18 +95,18 @@ def snapshot(path: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-@pytest.mark.parametrize(("run", "first", "last", "num_row"), [("ppo_run", 800, 1200, 4), ("dqn_run", 400, 800, 7)])
+@pytest.mark.parametrize(("run", "first", "last"), [("ppo_run", 800, 1200), ("dqn_run", 400, 800)])
 def test_a_run_is_the_same_between_its_last_two_checkpoints(
-    run: str, first: int, last: int, num_row: int, request: pytest.FixtureRequest
+    run: str, first: int, last: int, request: pytest.FixtureRequest
 ) -> None:
     path = request.getfixturevalue(run)
     before = snapshot(path)
     verdict = verify(path)
     assert verdict.is_same, verdict.describe()
-    # four rows of training, and evaluations; the checkpoint at the end is not written twice
-    assert (verdict.first, verdict.last, verdict.comparison.num_row) == (first, last, num_row)
+    # four rows of training and one evaluation; the checkpoint at the end is not written twice
+    assert (verdict.first, verdict.last, verdict.comparison.num_row) == (first, last, 5)
     assert verdict.comparison.num_tensor > 20
-    assert verdict.describe()[0].startswith(f"Session 0: same from frame {first:,} to {last:,} ({num_row} rows, ")
+    assert verdict.describe()[0].startswith(f"Session 0: same from frame {first:,} to {last:,} (5 rows, ")
     # not a byte and not a time of change
     assert snapshot(path) == before
 
@@ -126,7 +114,7 @@ def test_a_run_is_the_same_between_its_last_two_checkpoints(
 def test_a_run_is_the_same_from_its_start(ppo_run: Path) -> None:
     whole = verify(ppo_run, from_start=True)
     assert whole.is_same
-    assert (whole.first, whole.last, whole.comparison.num_row) == (0, 1200, 13)
+    assert (whole.first, whole.last, whole.comparison.num_row) == (0, 1200, 15)
     assert whole.comparison.num_tensor > 20
     part = verify(ppo_run, segment=500)
     assert part.is_same
@@ -339,7 +327,7 @@ def test_a_run_without_checkpoints_is_compared_by_its_table(copied: RunFolder) -
     shutil.rmtree(copied.path / "model")
     verdict = verify(copied.path)
     assert verdict.is_same
-    assert (verdict.last, verdict.comparison.num_row, verdict.comparison.num_tensor) == (1200, 13, 0)
+    assert (verdict.last, verdict.comparison.num_row, verdict.comparison.num_tensor) == (1200, 15, 0)
     assert "only tables" in verdict.comparison.notes[0]
 
 
@@ -378,7 +366,7 @@ def test_the_command_says_same_or_what_differs(
 
     code, out = call()
     assert code == 0
-    assert out.startswith("Session 0: same from frame 800 to 1,200 (4 rows, ")
+    assert out.startswith("Session 0: same from frame 800 to 1,200 (5 rows, ")
     code, out = call("--threads", "2", "--segment", "300")
     assert "threads: 1 there, 2 here" in out
     torch.set_num_threads(1)
@@ -500,7 +488,7 @@ def test_a_run_with_odd_contents_is_not_continued_with_a_traceback(copied_dqn: R
     path = folder.resume_file(0, 0)
     for file in (path, previous_file(path)):
         spoil(file, ODD[name])
-    spec = make_spec(DQN, env={"max_frame": 900})
+    spec = make_spec("DQN", env={"max_frame": 900})
     with pytest.raises(CheckpointError) as caught:
         Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
     assert str(path) in str(caught.value)
@@ -509,7 +497,7 @@ def test_a_run_with_odd_contents_is_not_continued_with_a_traceback(copied_dqn: R
 
 def test_a_run_with_odd_rows_goes_on_from_the_checkpoint_before(copied_dqn: RunFolder) -> None:
     spoil(copied_dqn.resume_file(0, 0), {"rows": 5})
-    session = Session(make_spec(DQN, env={"max_frame": 900}), copied_dqn, 0, 0, lambda _: None, lambda: False)
+    session = Session(make_spec("DQN", env={"max_frame": 900}), copied_dqn, 0, 0, lambda _: None, lambda: False)
     assert session.run().is_done
     assert session.grade == "exact"
 

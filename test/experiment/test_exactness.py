@@ -8,57 +8,29 @@ from typing import Any
 
 import pytest
 
+from bench.faults.specs import ALGORITHMS, NAME, NETS, make_spec
 from slm_lab.audit.difference import find_difference
 from slm_lab.experiment import control
 from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.experiment.control import Session
 from slm_lab.results.folder import RunFolder
-from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 
-NAME = "exact"
-PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2}
-LATE = {"training_start_step": 100}
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "Random": {"name": "Random"},
-    "Reinforce": {"name": "Reinforce", "training_frequency": 40, "entropy_coef_spec": 0.01},
-    "ActorCritic": {"name": "ActorCritic", "training_frequency": 16, "lam": 0.95, "normalize_v_targets": True},
-    "ActorCritic-n": {"name": "ActorCritic", "num_step_returns": 8},
-    "PPO": PPO,
-    "PPO-percentile": {
-        **PPO,
-        "normalize_advantages": "percentile",
-        "symlog": True,
-        "clip_eps_spec": {"name": "linear_decay", "start_val": 0.3, "end_val": 0.0, "end_step": 2000},
-    },
-    "SARSA": {"name": "SARSA", "training_frequency": 12},
-    "VanillaDQN": {"name": "VanillaDQN", **LATE, "training_frequency": 12},
-    "DQN": {"name": "DQN", **LATE, "training_frequency": 16, "training_iter": 2},
+# algorithms of the table, with other keys
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ActorCritic-n": ("ActorCritic", {"lam": None, "num_step_returns": 8}),
+    "PPO-percentile": (
+        "PPO",
+        {
+            "normalize_advantages": "percentile",
+            "symlog": True,
+            "clip_eps_spec": {"name": "linear_decay", "start_val": 0.3, "end_val": 0.0, "end_step": 2000},
+        },
+    ),
     # a target that is replaced at frames between two trainings
-    "DQN-replace": {"name": "DQN", **LATE, "training_frequency": 40},
-    "DoubleDQN": {"name": "DoubleDQN", **LATE, "training_frequency": 16, "training_batch_iter": 2},
-    "SoftActorCritic": {"name": "SoftActorCritic", **LATE, "training_iter": 1, "policy_delay": 2},
-    "CrossQ": {
-        "name": "CrossQ",
-        **LATE,
-        "training_iter": 1,
-        "entropy_anneal": {"start_ratio": 0.9, "end_ratio": 0.1, "frames": 800},
-    },
-    "SIL": {"name": "SIL", "training_frequency": 32, "lam": 0.95, "training_iter": 2},
-    "PPOSIL": {**PPO, "name": "PPOSIL"},
+    "DQN-replace": ("DQN", {"training_frequency": 40}),
+    "CrossQ-anneal": ("CrossQ", {"entropy_anneal": {"start_ratio": 0.9, "end_ratio": 0.1, "frames": 800}}),
 }
-# a ring that is overwritten before the end
-REPLAY = {"name": "Replay", "batch_size": 16, "max_size": 400, "use_cer": True}
-PRIORITIZED = {"name": "PrioritizedReplay", "batch_size": 16, "max_size": 400, "num_step_returns": 3}
-MEMORIES: dict[str, dict[str, Any]] = {
-    "VanillaDQN": {**REPLAY, "use_cer": False},
-    "DQN": REPLAY,
-    "DQN-replace": REPLAY,
-    "DoubleDQN": PRIORITIZED,
-    "SoftActorCritic": PRIORITIZED,
-    "CrossQ": REPLAY,
-}
-MLP: dict[str, Any] = {"type": "MLPNet", "hid_layers": [16], "optim_spec": {"name": "Adam", "lr": 3e-3}}
 SHARED: dict[str, Any] = {
     "type": "MLPNet",
     "hid_layers": [16],
@@ -100,37 +72,24 @@ class Case:
     """A spec, and the frames at which it is stopped."""
 
     algorithm: str
-    net: dict[str, Any] = field(default_factory=lambda: MLP)
+    net: str | dict[str, Any] = "MLP"
     env: dict[str, Any] = field(default_factory=dict)
-    memory: str = "OnPolicyBatchReplay"
+    memory: dict[str, Any] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
     # before anything was learned, in the middle of a rollout, and right after an update
     stops: tuple[int, ...] = (4, 300, 640)
 
     @property
     def spec(self) -> Spec:
-        raw = {
-            "name": NAME,
-            "agent": {
-                "algorithm": ALGORITHMS[self.algorithm],
-                "memory": MEMORIES.get(self.algorithm, {"name": self.memory}),
-                "net": {**self.net, "update_frequency": 30} if self.algorithm == "DQN-replace" else self.net,
-            },
-            "env": {"name": "CartPole-v1", "num_envs": 4, "num_workers": 0, "max_frame": 800, **self.env},
-            "meta": {
-                "log_frequency": 100,
-                "rigorous_eval": 2,
-                "eval_frequency": 350,
-                "checkpoint_frequency": 10_000_000,
-                "compile": False,
-                **self.meta,
-            },
-        }
-        return parse_spec(raw)[0]
+        name, keys = VARIANTS.get(self.algorithm, (self.algorithm, {}))
+        meta = {"rigorous_eval": 2, "eval_frequency": 350, "checkpoint_frequency": 10_000_000, **self.meta}
+        return make_spec(name, self.net, self.env, meta, keys, self.memory)
 
 
+EPISODES = {"name": "OnPolicyReplay"}
 GRID: dict[str, Case] = {
-    **{name: Case(name) for name in ALGORITHMS},
+    **{name: Case(name) for name in (*ALGORITHMS, *VARIANTS)},
+    "DQN-replace": Case("DQN-replace", {**NETS["MLP"], "update_frequency": 30}),
     **{f"{name}, TorchArcNet": Case(name, ARC) for name in ("Reinforce", "ActorCritic")},
     **{f"{name}, shared": Case(name, SHARED) for name in ("ActorCritic", "SIL")},
     **{f"{name}, RecurrentNet": Case(name, RECURRENT) for name in ("Reinforce", "ActorCritic", "PPO", "VanillaDQN")},
@@ -139,10 +98,8 @@ GRID: dict[str, Case] = {
     "PPO, LunarLander": Case("PPO", env={"name": "LunarLander-v3", "max_t": 150}),
     "PPO, a worker": Case("PPO", env={"name": "Acrobot-v1", "num_envs": 1, "max_t": 60, "num_workers": 1}),
     "PPO, two workers": Case("PPO", env={"name": "Hopper-v5", "num_workers": 2}, stops=(300,)),
-    "ActorCritic, episodes": Case("ActorCritic", env={"name": "probe/MultiAction-v0"}, memory="OnPolicyReplay"),
-    "Reinforce, episodes": Case(
-        "Reinforce", env={"normalize_obs": True, "clip_reward": [-1, 1]}, memory="OnPolicyReplay"
-    ),
+    "ActorCritic, episodes": Case("ActorCritic", env={"name": "probe/MultiAction-v0"}, memory=EPISODES),
+    "Reinforce, episodes": Case("Reinforce", env={"normalize_obs": True, "clip_reward": [-1, 1]}, memory=EPISODES),
     "ActorCritic, images": Case("ActorCritic", IMAGE, {"name": "probe/Image-v0", "max_frame": 480}, stops=(200, 444)),
     "DQN, Atari": Case("DQN", GAME, BREAKOUT, meta={"rigorous_eval": 0, "checkpoint_frequency": 100}, stops=(250,)),
     "PPO, Atari": Case("PPO", GAME, BREAKOUT, meta={"rigorous_eval": 0, "checkpoint_frequency": 100}, stops=(250,)),
@@ -206,17 +163,17 @@ def test_another_seed_gives_another_run(train_whole: Callable[[str], Path], tmp_
     [
         pytest.param(*case, marks=[] if case[0] == "DQN" else pytest.mark.slow)
         for case in [
-            ("DQN", MLP),
-            ("PPO", MLP),
+            ("DQN", "MLP"),
+            ("PPO", "MLP"),
             ("ActorCritic", SHARED),
             ("ActorCritic", ARC),
-            ("SoftActorCritic", MLP),
-            ("CrossQ", MLP),
-            ("SIL", MLP),
+            ("SoftActorCritic", "MLP"),
+            ("CrossQ", "MLP"),
+            ("SIL", "MLP"),
         ]
     ],
 )
-def test_a_compiled_run_repeats_and_resumes_exactly(algorithm: str, net: dict[str, Any], tmp_path: Path) -> None:
+def test_a_compiled_run_repeats_and_resumes_exactly(algorithm: str, net: str | dict[str, Any], tmp_path: Path) -> None:
     spec = Case(algorithm, net, {"max_frame": 500}, meta={"compile": True}).spec
     whole = train(spec, tmp_path / "whole")
     assert find_difference(whole, train(spec, tmp_path / "stopped", stops=(300,)), NAME) is None

@@ -14,6 +14,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from bench.faults.specs import ALGORITHMS, NETS
+from bench.faults.specs import make_spec as make_small_spec
 from slm_lab.agent.action.distribution import Categorical
 from slm_lab.agent.algorithm import critic, dqn, reinforce, sac, sarsa
 from slm_lab.agent.learn.gradient import GradientFaultError, GradientStep, Loss
@@ -28,30 +30,10 @@ from slm_lab.experiment.fault import MAX_BYTES
 from slm_lab.experiment.run import Options, start
 from slm_lab.lib.errors import DivergenceError, EnvFaultError, LabError
 from slm_lab.results.folder import RunFolder, save_spec
-from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 
-START = {"training_start_step": 40, "training_frequency": 8}
-PPO_KEYS = {"time_horizon": 16, "minibatch_size": 16, "training_epoch": 2}
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "Reinforce": {"name": "Reinforce", "training_frequency": 16},
-    "SARSA": {"name": "SARSA", "training_frequency": 8},
-    "DQN": {"name": "DQN", **START, "training_iter": 3},
-    "DoubleDQN": {"name": "DoubleDQN", **START, "training_batch_iter": 2},
-    "ActorCritic": {"name": "ActorCritic", "training_frequency": 16, "lam": 0.95},
-    "PPO": {"name": "PPO", **PPO_KEYS},
-    "SIL": {"name": "SIL", "training_frequency": 16, "lam": 0.95, "training_iter": 2},
-    "PPOSIL": {"name": "PPOSIL", **PPO_KEYS},
-    "SoftActorCritic": {"name": "SoftActorCritic", **START, "training_iter": 2},
-    "CrossQ": {"name": "CrossQ", **START, "training_iter": 1},
-}
-REPLAY = {"name": "Replay", "batch_size": 8, "max_size": 400}
-MEMORIES = {
-    "DQN": REPLAY,
-    "DoubleDQN": {**REPLAY, "name": "PrioritizedReplay"},
-    "SoftActorCritic": REPLAY,
-    "CrossQ": REPLAY,
-}
+# those that learn
+LEARNERS = [name for name in ALGORITHMS if name not in ("Random", "VanillaDQN")]
 BODY = [{"LazyLinear": {"out_features": 8}}, {"Dropout": {"p": 0.5}}]
 DROPOUT = {"type": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": BODY}}}}
 # the frame from which on something is wrong: weights have been trained and saved by then
@@ -97,24 +79,9 @@ def spoiled_env() -> Iterator[None]:
     del gym.registry["Spoiled-v0"]
 
 
-def make_spec(algorithm: str, net: dict[str, Any] | None = None, **env: Any) -> Spec:
-    raw = {
-        "name": "fault",
-        "agent": {
-            "algorithm": ALGORITHMS[algorithm],
-            "memory": MEMORIES.get(algorithm, {"name": "OnPolicyBatchReplay"}),
-            "net": net if net and "type" in net else {"type": "MLPNet", "hid_layers": [8], **(net or {})},
-        },
-        "env": {"name": "CartPole-v1", "num_envs": NUM_ENVS, "max_frame": 2000, "num_workers": 0, **env},
-        "meta": {
-            "log_frequency": 1000,
-            "checkpoint_frequency": 16,
-            "rigorous_eval": 0,
-            "final_eval": 0,
-            "compile": False,
-        },
-    }
-    return parse_spec(raw)[0]
+def make_spec(algorithm: str, net: str | dict[str, Any] = "MLP", **env: Any) -> Spec:
+    env = {"num_envs": NUM_ENVS, "max_frame": 2000, **env}
+    return make_small_spec(algorithm, net, env, {"log_frequency": 1000, "checkpoint_frequency": 16})
 
 
 def do_again(path: Path) -> Replayed:
@@ -290,7 +257,7 @@ PLANTS = {"target": plant_target, "log_prob": plant_log_prob, "gradient": plant_
 # a return is all the advantage that there is without a critic; values of actions have no probabilities
 CASES = [
     (algorithm, what, "advantage" if (algorithm, what) == ("Reinforce", "target") else what)
-    for algorithm in ALGORITHMS
+    for algorithm in LEARNERS
     for what in PLANTS
     if what != "log_prob" or algorithm not in ("SARSA", "DQN", "DoubleDQN")
 ]
@@ -367,7 +334,7 @@ def test_weights_that_a_step_has_thrown_away_are_not_saved(
         assert not do_again(run.bundle).is_reproduced
 
 
-@pytest.mark.parametrize("net", [{"batch_norm": True}, DROPOUT])
+@pytest.mark.parametrize("net", [{**NETS["MLP"], "batch_norm": True}, DROPOUT])
 def test_statistics_and_generators_are_those_of_before(
     net: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

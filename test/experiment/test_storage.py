@@ -17,6 +17,8 @@ import pytest
 import yaml
 from loguru import logger
 
+from bench.faults.specs import NAME
+from bench.faults.specs import make_spec as make_small_spec
 from slm_lab.audit.difference import find_difference
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
@@ -33,30 +35,16 @@ from slm_lab.lib.io import AppendFile
 from slm_lab.lib.log import log_to, setup_console
 from slm_lab.results.folder import RunFolder, previous_file
 from slm_lab.results.run import load_run
-from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 
 ROOT = Path(__file__).parents[2]
-NAME = "stored"
-PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 1}
-DQN = {"name": "DQN", "training_start_step": 100, "training_frequency": 16, "training_iter": 1}
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-def make_spec(algorithm: dict[str, Any] = DQN, max_frame: int = 600, max_size: int = 2000, **meta: Any) -> Spec:
-    raw = {
-        "name": NAME,
-        "agent": {
-            "algorithm": algorithm,
-            "memory": {"name": "Replay", "batch_size": 16, "max_size": max_size}
-            if algorithm is DQN
-            else {"name": "OnPolicyBatchReplay"},
-            "net": {"type": "MLPNet", "hid_layers": [16]},
-        },
-        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": max_frame},
-        "meta": {"log_frequency": 100, "checkpoint_frequency": 200, "compile": False, "final_eval": 0, **meta},
-    }
-    return parse_spec(raw)[0]
+def make_spec(algorithm: str = "DQN", max_frame: int = 600, max_size: int = 2000, **meta: Any) -> Spec:
+    memory = {"name": "Replay", "batch_size": 16, "max_size": max_size} if algorithm == "DQN" else None
+    meta = {"checkpoint_frequency": 200, "rigorous_eval": None, **meta}
+    return make_small_spec(algorithm, env={"max_frame": max_frame}, meta=meta, memory=memory)
 
 
 def train(spec: Spec, path: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> RunFolder:
@@ -390,7 +378,7 @@ def test_the_disk_that_a_run_takes_is_foretold(
 ) -> None:
     folder, need = finished
     if algorithm == "PPO":
-        spec = make_spec(PPO, 2000)
+        spec = make_spec("PPO", 2000)
         folder = train(spec, tmp_path)
         env = build_vec_env(build_settings(spec.env, (0,)), 0)
         need = estimate_disk(spec, build_agent(spec, env, 0))
