@@ -19,7 +19,7 @@ from slm_lab.env.local import Slots
 from slm_lab.env.make import EnvSettings
 from slm_lab.env.vec_env import Array, Step, VecEnv
 from slm_lab.env.watch import CLOSE_SECONDS, Watchdog, Watched, watch
-from slm_lab.lib.errors import EnvHangError, LabError, WorkerDeathError, WorkerError
+from slm_lab.lib.errors import EnvExitError, EnvHangError, LabError, WorkerDeathError, WorkerError
 from slm_lab.lib.runtime import import_modules
 
 # what a worker takes for itself, beside the envs
@@ -195,7 +195,7 @@ def serve(descriptor: int) -> None:
                     answer: Any = slots.facts
                 else:
                     answer = _serve_one(slots, *message)
-            except LabError as error:
+            except (LabError, EnvExitError) as error:
                 answer = error
             except Exception:
                 answer = WorkerError(f"an env worker failed:\n{traceback.format_exc()}")
