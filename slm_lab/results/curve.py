@@ -60,11 +60,13 @@ def read_curve(table: Table, column: str) -> Curve:
     x, y = x[:size], y[:size]
     # NaN compares false as well.
     drawable = (np.abs(x) < LARGEST) & (np.abs(y) < LARGEST)
-    x, y = x[drawable][::-1], y[drawable][::-1]
-    x, last = np.unique(x, return_index=True)
+    x, y = x[drawable], y[drawable]
+    if not (x[1:] > x[:-1]).all():
+        x, last = np.unique(x[::-1], return_index=True)
+        y = y[::-1][last]
     # the last row is among them, and sessions with the same frames keep the same
     step = max(-(-x.size // MAX_POINTS), 1)
-    return x[::-step][::-1], y[last][::-step][::-1]
+    return x[::-step][::-1], y[::-step][::-1]
 
 
 def read_curves(tables: Iterable[Table], column: str) -> list[Curve]:

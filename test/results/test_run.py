@@ -157,6 +157,7 @@ def test_what_cannot_be_read_is_told_and_left_out(tmp_path: Path) -> None:
     (path / "info" / "demo_t0_s3_session_df_train.csv").write_text("a,b\n1,2\n")
     (path / "info" / "demo_t0_s4_session_df_train.csv").write_text("frame,total_reward\n1,what\n")
     (path / "info" / "demo_t0_s5_session_df_train.csv").write_text("frame,total_reward\n")
+    (path / "info" / "demo_t0_s6_session_df_train.csv").write_text("frame,total_reward\n1,2\nnan,3\n")
     (path / "demo_spec.yaml").unlink()
     run = load_run("run", tmp_path)
     assert list(run.tables) == [0, 1, 2]
@@ -165,6 +166,7 @@ def test_what_cannot_be_read_is_told_and_left_out(tmp_path: Path) -> None:
     assert "demo_t0_s3_session_df_train.csv is left out: it has no column frame and no column total_reward" in told
     assert "demo_t0_s4_session_df_train.csv is left out: could not convert" in told
     assert "demo_t0_s5_session_df_train.csv is left out: it has no rows yet" in told
+    assert "demo_t0_s6_session_df_train.csv is left out: a frame is not a number" in told
     assert "so env and algorithm are unknown" in told
 
 
