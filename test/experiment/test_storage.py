@@ -125,6 +125,7 @@ def copied(finished: tuple[RunFolder, DiskNeed], tmp_path: Path) -> RunFolder:
 RAW_WRITES = {
     "slm_lab/lib/io.py",  # the mechanism itself
     "slm_lab/lib/terminal.py",  # the streams of the process itself
+    "slm_lab/lib/runtime.py",  # a setting of the system
     "slm_lab/agent/compile/engine.py",  # a lock of the compiler's cache, empty
     "slm_lab/experiment/video.py",  # a temporary name, taken before ffmpeg writes
     "slm_lab/experiment/search_run.py",  # the journal of a search, empty at first
