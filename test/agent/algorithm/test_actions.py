@@ -85,8 +85,6 @@ def test_actions_of_every_kind(lab, which: str, name: str) -> None:
         ("SARSA", "BoxInfinite", {}, "agent.algorithm.name: SARSA values each of a number of actions"),
         ("DQN", "Many", {}, "10,000 combinations, more than the 4,096 .* use PPO or ActorCritic"),
         ("SoftActorCritic", "Many", {}, "10,000 combinations"),
-        ("PPO", "MultiDiscreteTable", {"action_pdtype": "Normal"}, r"Normal does not fit actions of MultiDiscrete\("),
-        ("PPO", "BoxUnequal", {"action_pdtype": "Categorical"}, "use default or Normal or TanhNormal"),
         ("PPO", "Text", {}, "env.name: actions of Text are not supported"),
         ("ActorCritic", "Dict", {}, "env.name: actions of Dict are not supported"),
     ],
