@@ -145,6 +145,7 @@ class Lab:
         *,
         memory: str | dict[str, Any] = "OnPolicyBatchReplay",
         net: dict[str, Any] | None = None,
+        critic_net: dict[str, Any] | None = None,
         num_envs: int = 4,
         seed: int = 0,
         **env_keys: Any,
@@ -156,7 +157,7 @@ class Lab:
         net = {"optim_spec": OPTIM, **({} if "type" in given else SMALL_NET), **given}
         raw = {
             "name": "test",
-            "agent": {"algorithm": algorithm, "memory": memory, "net": net},
+            "agent": {"algorithm": algorithm, "memory": memory, "net": net, "critic_net": critic_net},
             "env": {"name": env, "num_envs": num_envs, "max_frame": 1_000_000, **env_keys},
             "meta": {"seed": seed, "device": "cpu"},
         }
@@ -208,6 +209,15 @@ class Lab:
             obs, carry = step.obs, reset_rows(act.carry, step.done)
         seen, action, then, *arrays = zip(*rows, strict=True)
         return Record(torch.stack(seen), torch.stack(action), torch.stack(then), *(np.stack(array) for array in arrays))
+
+
+def recall(agent: Agent) -> list[int]:
+    """The deterministic actions at the end of the two episodes of the memory probe."""
+    obs, carry = np.array([[-1.0], [1.0]], np.float32), agent.init_carry(2)
+    for _ in range(4):
+        act = agent.act(obs, carry)
+        obs, carry = np.zeros((2, 1), np.float32), act.carry
+    return act.action.tolist()
 
 
 @pytest.fixture

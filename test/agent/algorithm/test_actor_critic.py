@@ -164,14 +164,3 @@ def test_normalised_targets_use_running_statistics(lab) -> None:
         # ten updates of 64 samples, or none
         assert stats.count == (640 if normalize else 0)
     assert losses[True] < 10 < 1000 < losses[False]
-
-
-def test_critic_learns_nothing_from_the_policy_loss(lab) -> None:
-    """Dropping the detach of the advantage would push the critic through the policy loss."""
-    algorithm = {**A2C, "lam": 0.9, "training_frequency": 16, "val_loss_coef": 0.0}
-    agent, env = lab.build(lab.spec(**CARTPOLE, algorithm=algorithm, net=SGD))
-    before = copy.deepcopy(agent.algorithm.modules["net"].state_dict())
-    lab.collect(agent, env, 16)
-    agent.update(64)
-    for name, value in agent.algorithm.modules["net"].state_dict().items():
-        assert torch.equal(value, before[name]) == name.startswith("critic"), name

@@ -190,15 +190,6 @@ def test_an_actor_that_differs_in_training_is_refused(lab, name: str, net: dict[
         lab.build(lab.spec("probe/ObsAction-v0", {**FIRST, "name": name}, net=net))
 
 
-def test_ratio_leaves_one_after_the_first_minibatch(lab) -> None:
-    spec = lab.spec(
-        "probe/ObsAction-v0", {**FIRST, "training_epoch": 20}, net={"optim_spec": {"name": "Adam", "lr": 0.1}}
-    )
-    metrics = lab.train(spec, 32).metrics[0]
-    assert metrics["kl"] > 0.01
-    assert metrics["clip_frac"] > 0.1
-
-
 # --- a whole update
 
 
@@ -308,25 +299,6 @@ def test_update_equals_a_plain_one(lab, option: str, shared: bool) -> None:
     assert metrics["clip_eps"] == 0.001
     assert metrics["entropy_coef"] == 0.02
     assert metrics["clip_frac"] > 0.03
-
-
-def test_every_sample_is_used_once_per_epoch_in_a_fresh_order(lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rsl_rl draws one order for all epochs; a slice too short leaves samples out."""
-    agent, env = lab.build(lab.spec(**CARTPOLE, algorithm={**BASE, "training_epoch": 3}))
-    lab.collect(agent, env, 40)
-    seen: list[float] = []
-    calc_loss = agent.algorithm.calc_loss
-
-    def spy(batch: Any, *rest: Any) -> Any:
-        seen.extend(batch.ret.tolist())
-        return calc_loss(batch, *rest)
-
-    monkeypatch.setattr(agent.algorithm.step, "calc_loss", spy)
-    agent.update(160)
-    assert len(seen) == 3 * 160
-    epochs = [seen[start : start + 160] for start in (0, 160, 320)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
-    assert epochs[0] != epochs[1] != epochs[2]
 
 
 # --- options over several updates

@@ -14,6 +14,7 @@ from slm_lab.agent.algorithm.sequence import calc_reset, cut, cut_rollout, join,
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.model import ActorCriticNet
 from slm_lab.lib.errors import SpecError
+from test.agent.conftest import recall
 
 GAMMA = 0.9
 NET: dict[str, Any] = {
@@ -51,15 +52,6 @@ def build_spec(lab, which: str, env: str = "probe/Memory-v0", **changes: Any) ->
     net = {**NET, **net, **changes.pop("net", {})}
     algorithm = {**algorithm, **changes.pop("algorithm", {})}
     return lab.spec(env, algorithm, memory=memory, net=net, num_envs=8, **changes)
-
-
-def recall(agent: Agent) -> list[int]:
-    """The deterministic actions at the end of the two episodes of the memory probe."""
-    obs, carry = np.array([[-1.0], [1.0]], np.float32), agent.init_carry(2)
-    for _ in range(4):
-        act = agent.act(obs, carry)
-        obs, carry = np.zeros((2, 1), np.float32), act.carry
-    return act.action.tolist()
 
 
 class Solved:

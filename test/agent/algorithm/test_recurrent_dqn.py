@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,6 +9,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import DQN
 from slm_lab.agent.memory.batch import SequenceBatch
 from slm_lab.lib.errors import SpecError
+from test.agent.conftest import recall
 
 NET: dict[str, Any] = {
     "type": "RecurrentNet",
@@ -36,15 +36,6 @@ def build_spec(lab, name: str, net: dict[str, Any] | None = None, memory: dict[s
         net={**NET, **own, **(net or {})},
         num_envs=8,
     )
-
-
-def recall(agent: Agent) -> list[int]:
-    """The greedy actions at the end of the two episodes of the memory probe."""
-    obs, carry = np.array([[-1.0], [1.0]], np.float32), agent.init_carry(2)
-    for _ in range(4):
-        act = agent.act(obs, carry)
-        obs, carry = np.zeros((2, 1), np.float32), act.carry
-    return act.action.tolist()
 
 
 @pytest.mark.parametrize("name", ["VanillaDQN", "DQN", "DoubleDQN"])

@@ -284,7 +284,7 @@ def test_each_loss_reaches_its_own_net_alone(lab, kind: str, name: str) -> None:
     assert not algorithm.actor.flat.grad.any()
     assert not torch.equal(flat(critic_net), critic)
     critic = flat(critic_net)
-    algorithm.train_actor(batch, alpha)
+    algorithm.actor_step(batch.obs, alpha, algorithm.calc_target_entropy(), *algorithm.draw_noise(8))
     assert torch.equal(flat(critic_net), critic)
     # what the policy loss left here would be part of the next critic step
     assert not algorithm.critic.flat.grad.any()

@@ -160,18 +160,6 @@ def test_imitation_equals_a_plain_step(lab, monkeypatch: pytest.MonkeyPatch) -> 
         np.testing.assert_allclose(mine.detach(), (theirs - 0.1 * theirs.grad).detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_past_of_losses_teaches_nothing(lab) -> None:
-    net = {"optim_spec": {"name": "SGD", "lr": 1.0}}
-    agent, _ = build(lab, net=net)
-    hold_value(agent, 0.0)
-    agent.algorithm.observe(step(0, (-5, -5), "TT"))
-    before = copy.deepcopy(agent.algorithm.net.state_dict())
-    metrics = agent.algorithm.auxiliary.update(2)
-    assert metrics["sil_policy_loss"] == metrics["sil_val_loss"] == 0
-    for name, value in agent.algorithm.net.state_dict().items():
-        assert torch.equal(value, before[name]), name
-
-
 def test_priorities_become_the_gains(lab) -> None:
     memory = {"name": "PrioritizedReplay", "batch_size": 16, "alpha": 1.0, "epsilon": 0.01}
     agent, _ = build(lab, sil_memory=memory)

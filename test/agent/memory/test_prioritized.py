@@ -223,17 +223,6 @@ def test_forced_newest_have_the_weight_of_their_own_probability() -> None:
     assert batch.weight.tolist() == pytest.approx((expected.min() / expected).tolist())
 
 
-def test_n_step_works_as_in_the_uniform_replay() -> None:
-    memory = build(1, num_step_returns=2)
-    feed(memory, 3)
-    batch = memory.sample(0)
-    found = {
-        int(o): (r, n, d) for o, r, n, d in zip(batch.obs, *(x.flatten().tolist() for x in batch[2:5]), strict=True)
-    }
-    # 0 + 10/2, 10 + 20/2, and the newest alone
-    assert found == {0: (5, 10.5, 0.25), 10: (20, 20.5, 0.25), 20: (20, 20.5, 0.5)}
-
-
 # --- continuing
 
 

@@ -142,25 +142,6 @@ def test_dtypes_are_kept_and_stored_values_are_copies() -> None:
 # --- several steps
 
 
-def test_n_step_by_hand() -> None:
-    memory = build(1, max_size=6, num_step_returns=3)
-    feed(memory, [".", ".", "T", ".", "C", "."])
-    batch = memory.sample(0)
-    found = {
-        int(o): (r, n, d) for o, r, n, d in zip(*(x.flatten().tolist() for x in batch[0:1] + batch[2:5]), strict=True)
-    }
-    assert found == {
-        0: (0 + 10 / 2 + 20 / 4, 20.5, 0.0),
-        10: (10 + 20 / 2, 20.5, 0.0),
-        20: (20, 20.5, 0.0),
-        # cut by the clock after two steps: the value of what followed still counts
-        30: (30 + 40 / 2, 40.5, 0.25),
-        40: (40, 40.5, 0.5),
-        # the newest row
-        50: (50, 50.5, 0.5),
-    }
-
-
 @settings(deadline=None, max_examples=60)
 @given(histories(), st.integers(2, 5))
 def test_n_step_against_brute_force(history: tuple[int, int, Letters], num_step: int) -> None:
