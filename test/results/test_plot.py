@@ -93,9 +93,9 @@ def test_nothing_to_draw_writes_nothing(tmp_path, table) -> None:
 
 def test_what_is_hard_to_draw_is_drawn(tmp_path) -> None:
     extreme = make_table(3) | dict(total_reward=np.array([-1e99, 0, 1e99]), loss=np.array([1e38, 1e-38, -1e38]))
-    many = [make_table(rows=1 if i == 0 else 5, seed=i) for i in range(30)]
+    many = [make_table(rows=1 if i == 0 else 5, seed=i) for i in range(6)]
     assert len(draw(tmp_path / "extreme", [extreme, make_table(4)])) == 8
-    assert len(draw(tmp_path / "many", many)) == 92
+    assert len(draw(tmp_path / "many", many)) == 20
 
 
 def test_sessions_share_their_axes_and_have_curves_of_their_own(tmp_path) -> None:
