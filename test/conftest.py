@@ -9,6 +9,7 @@ import torch
 from slm_lab.lib.io import write_yaml
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
+from test.tiny import make_tiny_spec
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,3 +33,9 @@ def write_spec() -> Callable[[Spec, Path], Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def tiny_spec() -> Callable[..., Spec]:
+    """Makes specs that train in a second: `tiny_spec("DQN", env={"max_frame": 400})`."""
+    return make_tiny_spec

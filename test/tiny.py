@@ -1,0 +1,51 @@
+"""A spec that trains in a second, for every test that needs a real run."""
+
+from typing import Any
+
+from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.schema import Spec
+
+Section = dict[str, Any]
+REPLAY: Section = {"name": "Replay", "batch_size": 16, "max_size": 2000}
+# algorithm and memory
+AGENTS: dict[str, tuple[Section, Section]] = {
+    "PPO": ({"time_horizon": 32, "minibatch_size": 32, "training_epoch": 1}, {"name": "OnPolicyBatchReplay"}),
+    "Reinforce": ({"training_frequency": 1}, {"name": "OnPolicyReplay"}),
+    "DQN": ({"training_start_step": 100, "training_frequency": 16, "training_iter": 1}, REPLAY),
+    "SoftActorCritic": ({"training_start_step": 100, "training_iter": 1}, REPLAY),
+}
+
+
+def make_tiny_spec(
+    algorithm: str = "PPO",
+    *,
+    name: str = "tiny",
+    net: Section | None = None,
+    memory: Section | None = None,
+    env: Section | None = None,
+    meta: Section | None = None,
+    search: Section | None = None,
+    **keys: Any,
+) -> Spec:
+    """CartPole, 4 envs, 600 frames, one session; `keys` are of the algorithm, the rest is laid over its section."""
+    algorithm_keys, own_memory = AGENTS[algorithm]
+    raw = {
+        "name": name,
+        "agent": {
+            "algorithm": {"name": algorithm, **algorithm_keys, **keys},
+            "memory": {**own_memory, **(memory or {})},
+            "net": net if net and "type" in net else {"type": "MLPNet", "hid_layers": [16], **(net or {})},
+        },
+        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 600, **(env or {})},
+        "meta": {
+            "max_session": 1,
+            "log_frequency": 200,
+            "rigorous_eval": 0,
+            "final_eval": 0,
+            "compile": False,
+            "device": "cpu",
+            **(meta or {}),
+        },
+        "search": search or {},
+    }
+    return parse_spec(raw)[0]
