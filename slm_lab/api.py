@@ -10,8 +10,10 @@ import numpy as np
 from slm_lab.agent.agent import reset_rows
 from slm_lab.agent.algorithm.base import Carry
 from slm_lab.env.layout import flatten_obs
-from slm_lab.experiment.run import Options, enjoy, load_trained, start
-from slm_lab.experiment.run import resume as resume_run
+from slm_lab.experiment.launch import resume as resume_run
+from slm_lab.experiment.launch import start
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import enjoy, load_trained
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
@@ -61,9 +63,9 @@ def search(
     if isinstance(spec, dict):
         spec = parse_spec(spec)[0]
     setup_console(log_level)
-    options = Options(Path(data_dir), log_level, imports=tuple(imports))
+    options = Options(Path(data_dir), log_level, imports=tuple(imports), keep=keep)
     # loaded only here: the sampler takes a second
-    return vars(import_module("slm_lab.experiment.search_run"))["start_search"](spec, options, keep)
+    return vars(import_module("slm_lab.experiment.search_run"))["start_search"](spec, options)
 
 
 def record(

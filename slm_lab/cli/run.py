@@ -22,7 +22,9 @@ from slm_lab.cli.options import (
     list_changes,
 )
 from slm_lab.cli.upload import check_upload, upload_run
-from slm_lab.experiment.run import Options, enjoy, resume, start, start_or_continue, summarize, summarize_training
+from slm_lab.experiment.launch import resume, start, start_or_continue, summarize, summarize_training
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import enjoy
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console

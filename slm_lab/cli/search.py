@@ -23,7 +23,8 @@ from slm_lab.cli.options import (
 )
 from slm_lab.cli.run import DEMO
 from slm_lab.cli.upload import check_upload, upload_run
-from slm_lab.experiment.run import Options, summarize
+from slm_lab.experiment.launch import summarize
+from slm_lab.experiment.options import Options
 from slm_lab.experiment.search_result import SearchResult
 from slm_lab.experiment.search_run import resume_search, start_or_continue_search, start_search, validate
 from slm_lab.experiment.search_view import show_values
@@ -61,7 +62,9 @@ def run(
 ) -> None:
     """Entry of the command."""
     setup_console(log_level, log_format)
-    options = Options(data_dir, log_level, imports=tuple(imports or ()), log_format=log_format, ray_address=ray_address)
+    options = Options(
+        data_dir, log_level, imports=tuple(imports or ()), log_format=log_format, ray_address=ray_address, keep=keep
+    )
     with user_errors():
         *names, mode = arguments
         if mode != "search" and not mode.startswith("search@"):
@@ -81,7 +84,7 @@ def run(
                     "a continued search keeps its saved spec; -s, --seed and --device do not go with search@"
                 )
             expected = locate(names[0], names[1] if len(names) > 1 else None)[1] if names else None
-            result = resume_search(mode.removeprefix("search@"), options, keep, expected)
+            result = resume_search(mode.removeprefix("search@"), options, expected)
         else:
             import_modules(options.imports)
             source, name = (names[0] if names else DEMO), (names[1] if len(names) > 1 else None)
@@ -89,7 +92,7 @@ def run(
             for note in loaded.notes:
                 logger.info(f"Spec note: {note}")
             begin = start_or_continue_search if continue_ else start_search
-            result = begin(loaded.spec, options, keep)
+            result = begin(loaded.spec, options)
         _conclude(result)
         code = result.exit_code
         if upload_hf and not code:

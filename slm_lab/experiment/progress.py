@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 from loguru import logger
@@ -13,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from slm_lab.experiment.messages import Progress
 from slm_lab.lib.log import console_to
 from slm_lab.lib.unit import format_seconds
 
@@ -31,7 +33,7 @@ class ProgressView:
         # lines for machines are not drawn over
         self.may_draw = may_draw
         self.max_frame = max_frame
-        self.rows: dict[int, Mapping[str, Any] | None] = dict.fromkeys(range(num_session))
+        self.rows: dict[int, Progress | None] = dict.fromkeys(range(num_session))
         # what a session does instead of training, and since when
         self.states: dict[int, tuple[str, float]] = {}
         self.begun: dict[int, tuple[float, int]] = {}
@@ -55,23 +57,23 @@ class ProgressView:
     def __exit__(self, *error: Any) -> None:
         self.stack.__exit__(*error)
 
-    def update(self, progress: Mapping[str, Any]) -> None:
+    def update(self, progress: Progress) -> None:
         """Take a session's progress."""
-        session, what = progress["session"], progress.get("what", "row")
+        session, what = progress.session, progress.what
         now = time.monotonic()
         if what != "row":
             self._take_state(session, what, now)
             return
         self.states.pop(session, None)
-        self.begun.setdefault(session, (now, progress["frame"]))
+        self.begun.setdefault(session, (now, progress.frame))
         self.rows[session] = progress
-        if progress["total_reward"] is not None and not math.isnan(progress["total_reward"]):
-            self.history[session].append((progress["frame"], progress["total_reward"]))
+        if not math.isnan(progress.total_reward):
+            self.history[session].append((progress.frame, progress.total_reward))
         if self.live is None and (
-            now - self.last_line.get(session, -math.inf) >= LINE_SECONDS or progress["frame"] >= self.max_frame
+            now - self.last_line.get(session, -math.inf) >= LINE_SECONDS or progress.frame >= self.max_frame
         ):
             self.last_line[session] = now
-            logger.bind(progress=dict(progress)).info(self._line(progress))
+            logger.bind(progress=asdict(progress)).info(self._line(progress))
 
     def _take_state(self, session: int, what: str, now: float) -> None:
         if what == "compiled":
@@ -84,19 +86,19 @@ class ProgressView:
                 self.told.add(session)
                 logger.info(f"Session {session} compiling")
 
-    def _time_left(self, progress: Mapping[str, Any]) -> str:
-        since, frame = self.begun.setdefault(progress["session"], (time.monotonic(), progress["frame"]))
-        done = progress["frame"] - frame
+    def _time_left(self, progress: Progress) -> str:
+        since, frame = self.begun.setdefault(progress.session, (time.monotonic(), progress.frame))
+        done = progress.frame - frame
         if done <= 0:
             return "?"
-        seconds = (self.max_frame - progress["frame"]) * (time.monotonic() - since) / done
+        seconds = (self.max_frame - progress.frame) * (time.monotonic() - since) / done
         return format_seconds(seconds)
 
-    def _line(self, progress: Mapping[str, Any]) -> str:
+    def _line(self, progress: Progress) -> str:
         return (
-            f"Session {progress['session']} frame {progress['frame']:,}/{self.max_frame:,} | "
-            f"total_reward {_score(progress['total_reward'])} | eval {_score(progress['eval_reward'])} | "
-            f"fps {progress['fps']:,.0f} | left {self._time_left(progress)}"
+            f"Session {progress.session} frame {progress.frame:,}/{self.max_frame:,} | "
+            f"total_reward {_score(progress.total_reward)} | eval {_score(progress.eval_reward)} | "
+            f"fps {progress.fps:,.0f} | left {self._time_left(progress)}"
         )
 
     def _table(self) -> Table:
@@ -116,7 +118,7 @@ class ProgressView:
             table.add_column("", no_wrap=True)
         for session, (number, *cells) in rows.items():
             progress = self.rows[session]
-            frame = 0 if progress is None else progress["frame"]
+            frame = 0 if progress is None else progress.frame
             bars = [ProgressBar(self.max_frame, frame, width=bar)] if bar else []
             curve = [draw_curve(self.history[session], self.max_frame)] if has_curve else []
             table.add_row(number, *bars, *cells, *curve)
@@ -129,9 +131,9 @@ class ProgressView:
             state = f"{state} {format_seconds(time.monotonic() - since)}"
         if progress is None:
             return str(session), state, "", "", "", ""
-        rewards = (_score(progress[key]) for key in ("total_reward", "eval_reward"))
-        last = (state, "") if state else (f"{progress['fps']:,.0f}", self._time_left(progress))
-        return str(session), f"{progress['frame']:,}", *rewards, *last
+        rewards = (_score(value) for value in (progress.total_reward, progress.eval_reward))
+        last = (state, "") if state else (f"{progress.fps:,.0f}", self._time_left(progress))
+        return str(session), f"{progress.frame:,}", *rewards, *last
 
 
 def draw_curve(history: Sequence[tuple[int, float]], max_frame: int) -> str:
@@ -150,5 +152,5 @@ def draw_curve(history: Sequence[tuple[int, float]], max_frame: int) -> str:
     ).rstrip()
 
 
-def _score(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.2f}"
+def _score(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"

@@ -31,16 +31,8 @@ from ray.exceptions import (
 )
 
 import slm_lab
-from slm_lab.experiment.executor import (
-    NOT_STARTED,
-    STOP_SECONDS,
-    Event,
-    Key,
-    LocalExecutor,
-    Outcome,
-    Resources,
-    SessionTask,
-)
+from slm_lab.experiment.executor import STOP_SECONDS, Event, Key, LocalExecutor, Resources, SessionTask
+from slm_lab.experiment.messages import Progress, SessionEnd
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.io import lock_file, move_into_place, temporary_name
 from slm_lab.lib.runtime import num_cores
@@ -68,7 +60,7 @@ LOST = (RayActorError, NodeDiedError, WorkerCrashedError, ObjectLostError, OutOf
 # what tells whether a file has changed: its inode, time and size
 Mark = tuple[int, int, int]
 # calls of a node, one after the other, and how the session ended
-Steps = Generator[Any, Any, Outcome]
+Steps = Generator[Any, Any, SessionEnd]
 
 
 class TransferError(Exception):
@@ -87,8 +79,8 @@ class SentFile:
 class Report:
     """What has happened on a node since the last one."""
 
-    progress: list[dict[str, Any]]
-    outcome: Outcome | None
+    progress: list[Progress]
+    end: SessionEnd | None
     files: list[SentFile]
     # every replay file there is, so that others can be deleted; None if nobody has looked
     replays: frozenset[str] | None
@@ -154,8 +146,8 @@ class SessionHost:
 
     def __init__(self, task: SessionTask) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="slm_lab_"))
-        self.task = replace(task, folder=str(self.home / "run"))
-        self.folder = RunFolder(Path(self.task.folder), task.name)
+        self.task = replace(task, folder=self.home / "run")
+        self.folder = RunFolder(self.task.folder, task.name)
         self.prefix = self.folder.session_prefix(task.trial, task.session)
         self.staging = self.home / "staging"
         self.executor = LocalExecutor(max_parallel=1)
@@ -186,15 +178,15 @@ class SessionHost:
         """What has happened, and the files that are new; they can be read until the next call."""
         events = self.executor.poll(seconds)
         progress = [event.progress for event in events if event.progress is not None]
-        outcome = next((event.outcome for event in events if event.outcome is not None), None)
+        end = next((event.end for event in events if event.end is not None), None)
         resume = self.folder.resume_file(self.task.trial, self.task.session)
         is_saved = mark_of(resume) != self.sent.get(resume.relative_to(self.folder.path).as_posix())
         replays = None
         self.files = []
-        if outcome is not None or is_saved or time.monotonic() - self.last_sent > SYNC_SECONDS:
+        if end is not None or is_saved or time.monotonic() - self.last_sent > SYNC_SECONDS:
             replays = self._take_snapshot()
             self.last_sent = time.monotonic()
-        return Report(progress, outcome, self.files, replays)
+        return Report(progress, end, self.files, replays)
 
     def read(self, index: int, offset: int) -> bytes:
         """A piece of a file of the last report."""
@@ -264,7 +256,7 @@ class _Remote:
 
     @property
     def folder(self) -> RunFolder:
-        return RunFolder(Path(self.task.folder), self.task.name)
+        return RunFolder(self.task.folder, self.task.name)
 
     @property
     def prefix(self) -> str:
@@ -376,7 +368,7 @@ class RayExecutor:
             # calls of an actor are done in order: this one comes after the one under way
             one.actor.stop.remote()
         else:
-            self._end(one, Outcome(one.task.session, error=NOT_STARTED))
+            self._end(one, SessionEnd(one.task.session, error="not started", reason="not started"))
 
     def close(self) -> None:
         """Kill what still runs; a cluster that was there before stays."""
@@ -384,7 +376,7 @@ class RayExecutor:
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for one in list(self.running.values()):
-            self._end(one, Outcome(one.task.session, error="killed"))
+            self._end(one, SessionEnd(one.task.session, error="killed"))
         self.events.clear()
         if self.must_leave:
             ray.shutdown()
@@ -404,17 +396,17 @@ class RayExecutor:
                     reason = _first_line(error)
                     if one.is_stopping:
                         lost = f"its node was lost while it ended: {reason}"
-                        return Outcome(task.session, error=lost, is_killed=True)
+                        return SessionEnd(task.session, error=lost, reason="killed")
                     if restart < MAX_RESTART:
                         logger.warning(
                             f"Session {task.session} of trial {task.trial} has lost its node and starts again from its "
                             f"last checkpoint, {restart + 1} of {MAX_RESTART} times: {reason}"
                         )
-            return Outcome(task.session, error=f"lost its node {MAX_RESTART + 1} times: {reason}")
+            return SessionEnd(task.session, error=f"lost its node {MAX_RESTART + 1} times: {reason}")
         except LabError as error:
-            return Outcome(task.session, error=str(error), is_user_error=True)
+            return SessionEnd(task.session, error=str(error), reason="input")
         except (RayError, TransferError, OSError) as error:
-            return Outcome(task.session, error=f"its node or its files failed: {error}")
+            return SessionEnd(task.session, error=f"its node or its files failed: {error}")
 
     def _run_once(self, one: _Remote) -> Steps:
         task, folder = one.task, one.folder
@@ -441,16 +433,16 @@ class RayExecutor:
                     yield actor.write.remote(name, data)
                 one.has_begun = True
                 yield actor.begin.remote()
-                outcome = None
-                while outcome is None:
+                end = None
+                while end is None:
                     report: Report = yield actor.poll.remote(ANSWER_SECONDS)
                     self.events += [Event(task.key, progress=progress) for progress in report.progress]
                     if report.replays is not None:
                         yield from fetch_files(one, report.files, report.replays)
-                    outcome = report.outcome
+                    end = report.end
             with suppress(RayError):
                 yield actor.close.remote()
-            return outcome
+            return end
         except (LabError, RayTaskError, TransferError, OSError):
             # the node is well, and should keep nothing
             with suppress(RayError):
@@ -476,18 +468,18 @@ class RayExecutor:
         except StopIteration as stop:
             self._end(one, stop.value)
 
-    def _end(self, one: _Remote, outcome: Outcome) -> None:
+    def _end(self, one: _Remote, end: SessionEnd) -> None:
         assert one.steps is not None
         one.steps.close()
         del self.running[one.task.key]
-        self.events.append(Event(one.task.key, outcome=outcome))
+        self.events.append(Event(one.task.key, end=end))
 
     def _give_up_late(self) -> None:
         """The far end kills a session that does not stop; this is for a far end that does not answer."""
         for one in list(self.running.values()):
             if one.is_stopping and time.monotonic() - one.heard > STOP_SECONDS:
                 silent = f"its node was silent for {STOP_SECONDS:.0f} seconds"
-                self._end(one, Outcome(one.task.session, error=silent, is_killed=True))
+                self._end(one, SessionEnd(one.task.session, error=silent, reason="killed"))
 
     def _cpu(self, task: SessionTask) -> float:
         cpu = task.num_threads if self.resources.cpu is None else self.resources.cpu

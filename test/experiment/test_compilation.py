@@ -10,9 +10,11 @@ from slm_lab.agent.algorithm import ppo
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
+from slm_lab.experiment.build import build_session_agent
 from slm_lab.experiment.compilation import resolve_compile
-from slm_lab.experiment.control import build_agent
-from slm_lab.experiment.run import Options, prepare, resume, start, to_play
+from slm_lab.experiment.launch import prepare, resume, start
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import to_play
 from slm_lab.lib.errors import SpecError
 from slm_lab.results.folder import open_run_folder
 from slm_lab.spec.loading import parse_spec
@@ -41,7 +43,7 @@ def build_spec(
 
 def resolve(spec: Spec) -> tuple[bool, str]:
     env = build_vec_env(build_settings(spec.env, (0,), 1))
-    resolved, note = resolve_compile(spec, build_agent(spec.replace(meta={"compile": False}), env, 0))
+    resolved, note = resolve_compile(spec, build_session_agent(spec.replace(meta={"compile": False}), env, 0))
     env.close()
     assert isinstance(resolved.meta.compile, bool)
     return resolved.meta.compile, note

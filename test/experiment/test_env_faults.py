@@ -21,7 +21,7 @@ from slm_lab.env.worker import WorkerVecEnv
 from slm_lab.experiment import signals
 from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.run import Options, start
+from slm_lab.experiment.launch import Options, start
 from slm_lab.experiment.trial import Trial, find_random_return
 from slm_lab.lib.errors import CheckpointError, EnvExitError, EnvHangError, LabError
 from slm_lab.lib.io import write_yaml
@@ -138,7 +138,7 @@ def make_trial(spec: Spec, path: Path) -> Trial:
         (path / name).mkdir(parents=True, exist_ok=True)
     write_yaml(folder.trial_spec_file(0), dump_spec(spec))
     write_yaml(folder.spec_file, dump_spec(spec))
-    return Trial(spec, folder, 0, (), "WARNING", False)
+    return Trial(spec, folder, Options(log_level="WARNING"))
 
 
 def run_command(spec: Spec, tmp_path: Path, mode: str = "train") -> subprocess.Popen[str]:

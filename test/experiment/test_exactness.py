@@ -306,10 +306,10 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(tmp_path: Path) -> None:
     whole = train(spec, tmp_path / "whole")
     session = Session(spec, RunFolder(tmp_path / "stopped", spec.name), 0, 0, lambda _: None, lambda: False)
     # its envs are made when the first evaluation begins
-    session.should_stop = lambda: session.eval_env is not None
+    session.should_stop = lambda: session.evaluation.env is not None
     session.run()
-    assert session.is_eval_due
-    assert not session.eval_tracker.rows
+    assert session.evaluation.is_owed
+    assert not session.evaluation.tracker.rows
     assert_equal(whole, train(spec, tmp_path / "stopped"))
     assert rows(tmp_path / "whole", "eval") == rows(tmp_path / "stopped", "eval")
 

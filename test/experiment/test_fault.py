@@ -24,7 +24,7 @@ from slm_lab.experiment import fault as fault_module
 from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.fault import MAX_BYTES, Replayed, read_bundle, replay_fault
-from slm_lab.experiment.run import Options, start
+from slm_lab.experiment.launch import Options, start
 from slm_lab.experiment.search_run import start_search
 from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, LabError
 from slm_lab.lib.io import seal
@@ -699,7 +699,7 @@ def test_a_search_counts_a_trial_that_diverges_as_failed(tmp_path: Path, monkeyp
     raw = spec.model_dump(mode="json", serialize_as_any=True)
     raw["meta"] |= {"max_session": 1, "max_trial": 3}
     raw["search"] = {"env.kwargs.bad__choice": [0, 1]}
-    result = start_search(parse_spec(raw)[0], Options(data_dir=tmp_path / "data"), 1)
+    result = start_search(parse_spec(raw)[0], Options(data_dir=tmp_path / "data", keep=1))
     wrong = [row for row in result.rows if row.values["env.kwargs.bad"]]
     assert 0 < len(wrong) < len(result.rows) == 3
     for row in result.rows:

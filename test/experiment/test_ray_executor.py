@@ -17,8 +17,10 @@ import pytest
 import torch
 
 from slm_lab.experiment.checkpoint.state import load_state
-from slm_lab.experiment.executor import Executor, LocalExecutor, Outcome, Resources, SessionTask, load_ray, run_tasks
-from slm_lab.experiment.run import Options, start
+from slm_lab.experiment.executor import Executor, LocalExecutor, Resources, SessionTask, load_ray, run_tasks
+from slm_lab.experiment.launch import start
+from slm_lab.experiment.messages import SessionEnd, SessionResult
+from slm_lab.experiment.options import Options
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import lock_file, write_text, write_yaml
 from slm_lab.results.folder import RunFolder, previous_file
@@ -59,30 +61,30 @@ def make_spec(algorithm: str, max_frame: int, **meta: Any) -> Spec:
 
 def make_tasks(spec: Spec, path: Path, trial: int = 0) -> list[SessionTask]:
     write_yaml(RunFolder(path, spec.name).trial_spec_file(trial), dump_spec(spec))
-    return [SessionTask(str(path), spec.name, trial, session) for session in range(spec.meta.max_session)]
+    return [SessionTask(path, spec.name, trial, session) for session in range(spec.meta.max_session)]
 
 
 def run(
     executor: Executor, tasks: list[SessionTask], on_idle: Callable[[], None] = lambda: None
-) -> list[dict[str, Any]]:
-    outcomes = run_tasks(executor, tasks, lambda _: None, lambda: False, on_idle)
-    assert [outcome.error for outcome in outcomes] == [None] * len(tasks)
-    return [outcome.result for outcome in outcomes if outcome.result is not None]
+) -> list[SessionResult]:
+    ends = run_tasks(executor, tasks, on_idle=on_idle)
+    assert [end.error for end in ends] == [""] * len(tasks)
+    return [end.result for end in ends if end.result is not None]
 
 
 def follow(executor: Executor, is_enough: Callable[[], bool]) -> None:
     """Let a session run until something is true."""
     while not is_enough():
         for event in executor.poll(0.2):
-            assert event.outcome is None, event.outcome
+            assert event.end is None, event.end
 
 
-def end(executor: Executor, task: SessionTask) -> Outcome:
+def end(executor: Executor, task: SessionTask) -> SessionEnd:
     while True:
         for event in executor.poll(0.2):
-            if event.outcome is not None:
+            if event.end is not None:
                 assert event.key == task.key
-                return event.outcome
+                return event.end
 
 
 def rows(folder: RunFolder, task: SessionTask) -> list[dict[str, str]]:
@@ -111,7 +113,7 @@ def assert_equal(one: Any, two: Any, where: str) -> None:
 
 def assert_same(one: SessionTask, two: SessionTask) -> None:
     """Tables, models, replay files and the state that a continuation begins with, bit for bit."""
-    here, there = (RunFolder(Path(task.folder), task.name) for task in (one, two))
+    here, there = (RunFolder(task.folder, task.name) for task in (one, two))
     assert len(rows(here, one)) > 1
     assert rows(here, one) == rows(there, two)
     states = [load_state(folder.resume_file(one.trial, one.session)) for folder in (here, there)]
@@ -125,10 +127,9 @@ def assert_same(one: SessionTask, two: SessionTask) -> None:
         assert (here.path / "model" / name).read_bytes() == (there.path / "model" / name).read_bytes(), name
 
 
-def assert_same_result(one: dict[str, Any], two: dict[str, Any]) -> None:
-    timeless = [{k: v for k, v in result.items() if k not in ("wall_t", "phases")} for result in (one, two)]
-    assert timeless[0] == timeless[1]
-    assert timeless[0]["is_done"]
+def assert_same_result(one: SessionResult, two: SessionResult) -> None:
+    assert replace(one, wall_t=two.wall_t, phases=two.phases) == two
+    assert one.is_done
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +207,7 @@ def test_another_environment_is_refused() -> None:
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The far end without Ray, and without a session that would write."""
     monkeypatch.setattr(remote.tempfile, "tempdir", str(tmp_path))
-    host = remote.SessionHost(SessionTask("/elsewhere", "x", 0, 1))
+    host = remote.SessionHost(SessionTask(Path("/elsewhere"), "x", 0, 1))
     yield host
     host.close()
 
@@ -295,7 +296,7 @@ class FakeNode:
 
     def fetch(self, root: Path, replays: set[str], lost_after: int | None = None) -> list[int]:
         """Bring all files into a run folder; how large the pieces were."""
-        one = remote._Remote(SessionTask(str(root), "x", 0, 1), actor=self)
+        one = remote._Remote(SessionTask(root, "x", 0, 1), actor=self)
         steps = remote.fetch_files(one, self.sent, frozenset(replays))
         sizes: list[int] = []
         with suppress(StopIteration):
@@ -377,18 +378,18 @@ def attend(task: SessionTask) -> Any:
 
 
 def test_a_session_that_loses_every_node_is_given_up(tmp_path: Path) -> None:
-    steps = attend(SessionTask(str(tmp_path), "x", 0, 1))
+    steps = attend(SessionTask(tmp_path, "x", 0, 1))
     next(steps)
     for _ in range(3):
         steps.throw(ray.exceptions.RayActorError())
     with pytest.raises(StopIteration) as end:
         steps.throw(ray.exceptions.NodeDiedError("gone"))
     assert end.value.value.error == "lost its node 4 times: NodeDiedError: gone"
-    assert not end.value.value.is_user_error
+    assert end.value.value.reason == "failed"
 
 
 def test_trouble_of_ray_itself_ends_one_session_and_not_the_run(tmp_path: Path) -> None:
-    steps = attend(SessionTask(str(tmp_path), "x", 0, 1))
+    steps = attend(SessionTask(tmp_path, "x", 0, 1))
     next(steps)
     with pytest.raises(StopIteration) as end:
         steps.throw(ray.exceptions.RaySystemError("no disk"))
@@ -396,14 +397,14 @@ def test_trouble_of_ray_itself_ends_one_session_and_not_the_run(tmp_path: Path) 
 
 
 def test_a_node_without_the_lab_is_a_mistake_of_the_user(tmp_path: Path) -> None:
-    steps = attend(SessionTask(str(tmp_path), "x", 0, 1))
+    steps = attend(SessionTask(tmp_path, "x", 0, 1))
     next(steps)
     missing = ModuleNotFoundError("No module named 'slm_lab'")
     steps.throw(ray.exceptions.RayTaskError("describe", "ModuleNotFoundError: No module named 'slm_lab'", missing))
     with pytest.raises(StopIteration) as end:
         steps.send(None)
     assert "cannot load this lab (ModuleNotFoundError: No module named 'slm_lab')" in end.value.value.error
-    assert end.value.value.is_user_error
+    assert end.value.value.reason == "input"
 
 
 @pytest.mark.parametrize(
@@ -441,7 +442,7 @@ def test_a_trial_is_the_same_as_a_local_one(executor: Any, cluster: Any, tmp_pat
     assert not ray.is_initialized()
     again = remote.RayExecutor(cluster.address)
     (result,) = run(again, [replace(there[0])])
-    assert result["is_done"]
+    assert result.is_done
 
 
 @pytest.mark.slow
@@ -456,7 +457,7 @@ def test_a_lost_node_costs_only_the_time_since_the_checkpoint(executor: Any, clu
     lost: list[int] = []
 
     def lose_node() -> None:
-        files = [RunFolder(Path(task.folder), task.name).resume_file(task.trial, task.session) for task in there]
+        files = [RunFolder(task.folder, task.name).resume_file(task.trial, task.session) for task in there]
         if not lost and all(file.exists() for file in files):
             lost.extend(load_state(file)["frame"] for file in files)
             cluster.add_node(num_cpus=2, object_store_memory=STORE)
@@ -468,7 +469,7 @@ def test_a_lost_node_costs_only_the_time_since_the_checkpoint(executor: Any, clu
     assert max(lost) < 24_000
     for one, two in zip(here, there, strict=True):
         assert_same(one, two)
-        log = RunFolder(Path(two.folder), two.name).log_file(two.trial, two.session).read_text()
+        log = RunFolder(two.folder, two.name).log_file(two.trial, two.session).read_text()
         assert "continues at frame" in log
         assert ": exact" in log
 
@@ -485,10 +486,10 @@ def test_a_stopped_session_continues_locally(algorithm: str, executor: Any, tmp_
     executor.stop(there.key)
     outcome = end(executor, there)
     assert outcome.result is not None, outcome.error
-    assert not outcome.result["is_done"]
-    assert 0 < outcome.result["frame"] < 20_000
+    assert not outcome.result.is_done
+    assert 0 < outcome.result.frame < 20_000
     # its last files came before its end was told
-    assert load_state(RunFolder(tmp_path / "there", spec.name).resume_file(0, 0))["frame"] == outcome.result["frame"]
+    assert load_state(RunFolder(tmp_path / "there", spec.name).resume_file(0, 0))["frame"] == outcome.result.frame
     (rest,) = run(LocalExecutor(), [there])
     assert_same_result(whole, rest)
     assert_same(here, there)
@@ -514,12 +515,12 @@ def test_a_session_that_fails_is_not_tried_again(executor: Any, tmp_path: Path) 
     write_text(broken, "no checkpoint")
     executor.submit(task)
     outcome = end(executor, task)
-    assert outcome.is_user_error
-    assert "no good checkpoint is left" in str(outcome.error)
+    assert outcome.reason == "input"
+    assert "no good checkpoint is left" in outcome.error
     # neither is one that another process trains
     with lock_file(RunFolder(tmp_path, spec.name).lock_file(0, 0), 0):
         executor.submit(task)
-        assert "another process is using" in str(end(executor, task).error)
+        assert "another process is using" in end(executor, task).error
 
 
 @pytest.mark.slow

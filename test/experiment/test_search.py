@@ -22,8 +22,9 @@ from optuna.storages.journal import JournalFileBackend
 from slm_lab.cli.main import is_search, main
 from slm_lab.experiment import search as search_module
 from slm_lab.experiment import search_result, search_run
-from slm_lab.experiment.executor import Event, Key, Outcome, SessionTask
-from slm_lab.experiment.run import Options
+from slm_lab.experiment.executor import Event, Key, SessionTask
+from slm_lab.experiment.messages import Progress, SessionEnd, SessionResult
+from slm_lab.experiment.options import Options
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
 from slm_lab.experiment.search_result import calc_importance, rank
 from slm_lab.experiment.search_run import Probe, advise, start_search, validate
@@ -84,7 +85,7 @@ class FakeExecutor:
         self.started: list[Key] = []
 
     def submit(self, task: SessionTask) -> None:
-        folder = RunFolder(Path(task.folder), task.name)
+        folder = RunFolder(task.folder, task.name)
         self.tasks[task.key] = task
         self.specs[task.key] = load_spec(folder.trial_spec_file(task.trial), task.name).spec
         self.started.append(task.key)
@@ -101,39 +102,39 @@ class FakeExecutor:
         events = []
         for key in self.running[: self.num_slot]:
             task = self.tasks[key]
-            folder = RunFolder(Path(task.folder), task.name)
+            folder = RunFolder(task.folder, task.name)
             spec = self.specs[key]
             if key in self.stopped:
-                events.append(Event(key, outcome=self._end(key, False)))
+                events.append(Event(key, end=self._end(key, False)))
                 continue
             error = self.error_at(key, self.frames[key])
             if error is not None:
                 self.running.remove(key)
-                events.append(Event(key, outcome=Outcome(key[1], error=error)))
+                events.append(Event(key, end=SessionEnd(key[1], error=error)))
                 continue
             if self.frames[key] < spec.env.max_frame:
                 self.frames[key] += 1000
                 events.append(Event(key, progress=self._row(folder, spec, key)))
             if self.frames[key] >= spec.env.max_frame:
-                events.append(Event(key, outcome=self._end(key, True)))
+                events.append(Event(key, end=self._end(key, True)))
         return events
 
-    def _row(self, folder: RunFolder, spec: Spec, key: Key) -> dict[str, Any]:
+    def _row(self, folder: RunFolder, spec: Spec, key: Key) -> Progress:
         frame = self.frames[key]
         path = folder.table_file(*key, "train")
         score = self.curve(spec, key[1], frame)
         lines = path.read_text() if path.exists() else "total_reward,total_reward_ma,frame,opt_step\n"
         write_text(path, lines + f"{score},{score},{frame},{frame}\n")
-        return {"session": key[1], "frame": frame, "total_reward_ma": score, "total_reward": score, "fps": 1.0}
+        return Progress(key[1], frame, total_reward=score, total_reward_ma=score, fps=1.0)
 
-    def _end(self, key: Key, is_done: bool) -> Outcome:
+    def _end(self, key: Key, is_done: bool) -> SessionEnd:
         self.running.remove(key)
-        result = {"session": key[1], "is_done": is_done, "frame": self.frames[key], "wall_t": 1.0, "phases": {}}
-        folder = RunFolder(Path(self.tasks[key].folder), self.tasks[key].name)
+        result = SessionResult(key[1], is_done, self.frames[key], 1.0, {})
+        folder = RunFolder(self.tasks[key].folder, self.tasks[key].name)
         model = folder.model_file(*key, "best")
         model.parent.mkdir(exist_ok=True)
         model.write_bytes(b"weights")
-        return Outcome(key[1], result)
+        return SessionEnd(key[1], result)
 
     def stop(self, key: Key) -> None:
         self.stopped.append(key)
@@ -157,7 +158,7 @@ def make_folder(path: Path, spec: Spec) -> RunFolder:
 
 def search(spec: Spec, path: Path, executor: FakeExecutor | None = None, keep: int = 3) -> Any:
     folder = make_folder(path, spec)
-    return Search(spec, folder, executor or FakeExecutor(), keep=keep).run()
+    return Search(spec, folder, executor or FakeExecutor(), Options(keep=keep)).run()
 
 
 def values_of(result: Any) -> dict[int, dict[str, Any]]:
@@ -861,12 +862,14 @@ def probe(monkeypatch: pytest.MonkeyPatch, *events: Event) -> tuple[Probe | None
 
 
 def test_what_a_probe_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    notes, progress = Event((0, 0), notes=["one"]), Event((0, 0), progress={"fps": 90.0})
-    found, told = probe(monkeypatch, notes, progress, Event((0, 0), outcome=Outcome(0, {})))
+    notes, progress = Event((0, 0), notes=["one"]), Event((0, 0), progress=Progress(0, fps=90.0))
+    found, told = probe(
+        monkeypatch, notes, progress, Event((0, 0), end=SessionEnd(0, SessionResult(0, False, 1, 1.0, {})))
+    )
     assert found is not None
     assert (found.fps, told) == (90.0, ["one"])
     # other values may not diverge; a wish to stop is no failure
-    for outcome in (Outcome(0, error="loss is nan", is_diverged=True), Outcome(0, error="late", is_killed=True)):
-        assert probe(monkeypatch, notes, Event((0, 0), outcome=outcome)) == (None, ["one"])
+    for end in (SessionEnd(0, error="loss is nan", reason="diverged"), SessionEnd(0, error="late", reason="killed")):
+        assert probe(monkeypatch, notes, Event((0, 0), end=end)) == (None, ["one"])
     with pytest.raises(LabError, match=r"^env.name: no such env$"):
-        probe(monkeypatch, Event((0, 0), outcome=Outcome(0, error="env.name: no such env", is_user_error=True)))
+        probe(monkeypatch, Event((0, 0), end=SessionEnd(0, error="env.name: no such env", reason="input")))

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,16 @@ import slm_lab
 from slm_lab.agent.compile.engine import CompileClock
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
-from slm_lab.experiment import control
+from slm_lab.experiment import evaluation
+from slm_lab.experiment.build import FINAL_ENV, build_session_agent
 from slm_lab.experiment.checkpoint import state as checkpoint
 from slm_lab.experiment.checkpoint.state import load_latest, load_state, save_state
 from slm_lab.experiment.clock import Stopwatch
-from slm_lab.experiment.control import FINAL_ENV, Session, build_agent, check_form, play_episodes
+from slm_lab.experiment.control import Session, check_form
 from slm_lab.experiment.executor import LocalExecutor, SessionTask, run_tasks
-from slm_lab.experiment.run import Options, best_session, load_trained, resume, start
+from slm_lab.experiment.launch import resume, start
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import best_session, load_trained, play_episodes
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, SpecError
@@ -168,9 +170,9 @@ def test_evaluation_is_deterministic_and_leaves_training_alone(tmp_path: Path) -
 def test_evaluations_by_default_stay_within_their_share_of_the_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert control.EVAL_SHARE == 0.05
+    assert evaluation.EVAL_SHARE == 0.05
     # a run long enough for that share would take minutes
-    monkeypatch.setattr(control, "EVAL_SHARE", 0.5)
+    monkeypatch.setattr(evaluation, "EVAL_SHARE", 0.5)
     spec = tiny(env={"max_frame": 8000})
     assert (spec.meta.num_eval_episode, spec.eval_every) == (4, 400)
     session = Session(spec, RunFolder(tmp_path, spec.name), 0, 0, lambda _: None, lambda: False)
@@ -178,9 +180,9 @@ def test_evaluations_by_default_stay_within_their_share_of_the_steps(
     evaluate = session._evaluate
 
     def watch() -> None:
-        before = session.eval_step
+        before = session.evaluation.num_step
         evaluate()
-        held.append((session.frame, session.eval_step - before))
+        held.append((session.frame, session.evaluation.num_step - before))
 
     session._evaluate = watch  # type: ignore[method-assign]
     session.run()
@@ -190,7 +192,7 @@ def test_evaluations_by_default_stay_within_their_share_of_the_steps(
     # a vector step of the four envs counts once, a gradient step (two epochs over minibatches of 128) eight times
     budget = 0.5 * 8000 * (1 / 4 + 8 * 2 / 128)
     longest = max(steps for _, steps in held)
-    assert session.eval_step == sum(steps for _, steps in held) <= budget + longest
+    assert session.evaluation.num_step == sum(steps for _, steps in held) <= budget + longest
     assert all(frame % 400 == 0 for frame, _ in held)
 
 
@@ -200,9 +202,9 @@ def test_an_evaluation_that_does_not_end_leaves_no_row(tmp_path: Path) -> None:
     spec = load_spec("ppo_pendulum", overrides=short).spec
     session = Session(spec, RunFolder(tmp_path, spec.name), 0, 0, lambda _: None, lambda: False)
     session.run()
-    assert 0 < session.eval_step < 200
-    assert not session.eval_tracker.rows
-    assert not session.is_eval_due
+    assert 0 < session.evaluation.num_step < 200
+    assert not session.evaluation.tracker.rows
+    assert not session.evaluation.is_owed
 
 
 def test_compiling_is_a_phase_of_its_own_and_not_in_the_speed() -> None:
@@ -234,7 +236,7 @@ def test_a_session_ends_with_deterministic_episodes_of_its_last_weights(finished
         returns = read_final_eval(finished, session)
         assert len(returns) == spec.meta.final_eval == 10
         env = build_vec_env(build_settings(spec.env, (FINAL_ENV, spec.meta.seed, session), 10))
-        agent = build_agent(spec, env, session, 10)
+        agent = build_session_agent(spec, env, session, 10)
         agent.load_model_state(load_state(RunFolder(finished, spec.name).model_file(0, session, "last")))
         assert list(play_episodes(env, agent, 10)) == returns
         means.append(float(np.mean(returns)))
@@ -274,7 +276,7 @@ def test_no_last_evaluation_where_none_is_asked_for(tmp_path: Path) -> None:
 def test_evaluation_counts_one_episode_of_each_env_first() -> None:
     spec = tiny()
     env = build_vec_env(build_settings(spec.env, (5,), 3))
-    agent = build_agent(spec, env, 0, 3)
+    agent = build_session_agent(spec, env, 0, 3)
     seen = []
     step = env.step
 
@@ -391,16 +393,9 @@ def test_a_checkpoint_of_another_session_is_refused(finished: Path, tmp_path: Pa
     copy = tmp_path / "run"
     shutil.copytree(finished, copy)
     folder, spec = open_run_folder(str(copy), tmp_path)
-    own = folder.resume_file(0, 1).read_bytes()
     folder.resume_file(0, 1).write_bytes(folder.resume_file(0, 0).read_bytes())
     with pytest.raises(CheckpointError, match=r"s1_ckpt-last_resume\.pt: is that of trial 0 session 0; was it copied"):
         Session(spec, folder, 0, 1, lambda _: None, lambda: False).run()
-    # one of before says nothing of it, and is continued
-    folder.resume_file(0, 1).write_bytes(own)
-    state = load_state(folder.resume_file(0, 1))
-    assert state.pop("place") == {"trial": 0, "session": 1}
-    save_state(folder.resume_file(0, 1), state)
-    assert Session(spec, folder, 0, 1, lambda _: None, lambda: False).run().is_done
 
 
 def test_a_checkpoint_of_another_spec_is_refused(tmp_path: Path) -> None:
@@ -496,24 +491,23 @@ def test_who_is_told_to_end_at_once_draws_nothing(stop_code: int, is_drawn: bool
     for file in (folder.spec_file, folder.trial_spec_file(0)):
         write_yaml(file, dump_spec(spec))
     session = Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
-    result = Trial(spec, folder, 0, (), "INFO", False)._conclude([session], {}, stop_code)
+    result = Trial(spec, folder, Options())._conclude([session], {}, stop_code)
     assert folder.trial_metrics_file(0).exists()
     assert (result.report is not None) == is_drawn == result.curve.exists()
 
 
 def test_a_killed_process_is_an_outcome(tmp_path: Path) -> None:
-    task = SessionTask(str(tmp_path), "missing", 0, 0)
-    (outcome,) = run_tasks(LocalExecutor(), [task], lambda _: None, lambda: False, lambda: None)
-    assert outcome.result is None
-    assert outcome.is_user_error
-    assert "no spec file" in str(outcome.error)
+    task = SessionTask(tmp_path, "missing", 0, 0)
+    (end,) = run_tasks(LocalExecutor(), [task])
+    assert (end.result, end.reason) == (None, "input")
+    assert "no spec file" in end.error
 
 
 def test_a_session_whose_parent_was_killed_while_it_loaded_does_not_train(tmp_path: Path) -> None:
     spec = tiny(env={"max_frame": 10_000_000}, meta={"compile": False})
     folder = RunFolder(tmp_path, spec.name)
     write_yaml(folder.trial_spec_file(0), dump_spec(spec))
-    task = json.dumps(asdict(SessionTask(str(tmp_path), spec.name, 0, 0)))
+    task = SessionTask(tmp_path, spec.name, 0, 0).to_json()
     gone = subprocess.Popen(["true"])
     gone.wait()
     read_end, write_end = os.pipe()
@@ -522,8 +516,8 @@ def test_a_session_whose_parent_was_killed_while_it_loaded_does_not_train(tmp_pa
     os.close(write_end)
     with os.fdopen(read_end) as pipe:
         kind, content = json.loads(pipe.read().splitlines()[-1])
-    assert kind == "result"
-    assert (content["is_done"], content["frame"]) == (False, 0)
+    assert kind == "end"
+    assert (content["result"]["is_done"], content["result"]["frame"]) == (False, 0)
 
 
 def test_a_ray_address_without_ray_is_told_before_anything_is_written(

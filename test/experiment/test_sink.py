@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from slm_lab.cli.run import _load
 from slm_lab.experiment import control
 from slm_lab.experiment.control import Progress, Session
-from slm_lab.experiment.run import Options, start
+from slm_lab.experiment.launch import Options, start
 from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import RunFolder

@@ -24,7 +24,9 @@ from slm_lab.experiment.checkpoint import replay_files
 from slm_lab.experiment.checkpoint.state import load_latest, load_state, save_state
 from slm_lab.experiment.control import Progress, Session
 from slm_lab.experiment.disk import DiskNeed
-from slm_lab.experiment.run import Options, load_trained, resume, start
+from slm_lab.experiment.launch import resume, start
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import load_trained
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib import io
 from slm_lab.lib.errors import LabError, StorageError
@@ -406,7 +408,7 @@ def test_the_disk_that_a_run_takes_is_foretold(
     algorithm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[DiskNeed] = []
-    monkeypatch.setattr("slm_lab.experiment.run.check_disk", lambda need, _: told.append(need))
+    monkeypatch.setattr("slm_lab.experiment.launch.check_disk", lambda need, _: told.append(need))
     folder = RunFolder(start(make_spec(algorithm, 2000), Options(data_dir=tmp_path)).folder, NAME)
     (need,) = told
     pairs = {

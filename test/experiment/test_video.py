@@ -23,7 +23,9 @@ from slm_lab.env.vec_env import Array
 from slm_lab.experiment import control, video
 from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.run import Options, enjoy, start
+from slm_lab.experiment.launch import start
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import enjoy
 from slm_lab.experiment.video import write_video
 from slm_lab.lib.errors import EnvError, LabError, VideoError
 from slm_lab.results.folder import RunFolder

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from slm_lab.cli import run as run_command
 from slm_lab.cli.doctor import app
-from slm_lab.experiment.run import Options
+from slm_lab.experiment.launch import Options
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.results.doctor import MIN_ROWS, RULES, Finding, diagnose
 from slm_lab.results.metrics import Array

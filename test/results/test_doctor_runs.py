@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-from slm_lab.experiment.run import Options, start
+from slm_lab.experiment.launch import Options, start
 from slm_lab.results.doctor import diagnose
 from slm_lab.results.run import Run, read_run
 from slm_lab.spec.loading import load_spec

@@ -21,6 +21,7 @@ from loguru import logger
 
 from slm_lab.cli.main import main
 from slm_lab.experiment import trial
+from slm_lab.experiment.options import Options
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.io import write_json, write_yaml
 from slm_lab.results.curve import pick_points, read_curve
@@ -550,7 +551,7 @@ def test_command_compares_several_runs_and_says_what_it_left_out(tmp_path, monke
 
 def test_a_report_that_cannot_be_written_loses_no_run(tmp_path, monkeypatch) -> None:
     run = write_run(tmp_path / "run")
-    end = Trial(load_spec("ppo_cartpole").spec, RunFolder(run.path, run.name), 0, (), "INFO", False)
+    end = Trial(load_spec("ppo_cartpole").spec, RunFolder(run.path, run.name), Options())
     assert end._write_report(run) == tmp_path / "run" / "report.html"
     lines: list[str] = []
     handle = logger.add(lines.append, format="{level} {message}")
