@@ -145,7 +145,7 @@ def _build_executor(spec: Spec, options: Options) -> Executor:
     return LocalExecutor(limit)
 
 
-def validate(result: SearchResult, num_session: int, options: Options, is_continued: bool = False) -> TrialResult:
+def prove(result: SearchResult, num_session: int, options: Options, is_continued: bool = False) -> TrialResult:
     """Train the winner with seeds that the search has not seen; or go on with that."""
     if result.best_spec is None:
         raise LabError(f"{result.folder}: no trial is done, so there is no winner to validate")

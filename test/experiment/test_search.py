@@ -19,7 +19,7 @@ import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
-from slm_lab.cli.main import is_search, main
+from slm_lab.cli.main import main
 from slm_lab.experiment import search as search_module
 from slm_lab.experiment import search_result, search_run
 from slm_lab.experiment.executor import Event, Key, SessionTask
@@ -27,7 +27,7 @@ from slm_lab.experiment.messages import Progress, SessionEnd, SessionResult
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
 from slm_lab.experiment.search_result import calc_importance, rank
-from slm_lab.experiment.search_run import Probe, advise, start_search, validate
+from slm_lab.experiment.search_run import Probe, advise, prove, start_search
 from slm_lab.experiment.search_view import show_values
 from slm_lab.experiment.study import Study, TrialRow
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
@@ -412,22 +412,6 @@ def test_rows_must_be_there_to_compare(tmp_path: Path) -> None:
         start_search(make_spec(log_frequency=20_000), Options(data_dir=tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["ppo_cartpole", "search"], True),
-        (["search"], True),
-        (["search@latest", "--keep", "1"], True),
-        (["search", "ppo_cartpole"], True),
-        (["ppo_cartpole", "train", "--data-dir", "search"], False),
-        (["my.yaml", "search", "train"], False),
-        (["--render", "ppo_cartpole", "search"], True),
-    ],
-)
-def test_what_is_a_search(words: list[str], expected: bool) -> None:
-    assert is_search(words) is expected
-
-
 @pytest.mark.parametrize("kill_after", [1, 25, 150])
 def test_a_search_that_was_killed_goes_on_without_losing_or_repeating_trials(tmp_path: Path, kill_after: int) -> None:
     spec = make_spec()
@@ -790,7 +774,7 @@ def test_a_winner_is_needed_for_a_proof(tmp_path: Path) -> None:
     assert result.best is None
     assert result.exit_code == 1
     with pytest.raises(LabError, match="no winner to validate"):
-        validate(result, 2, Options())
+        prove(result, 2, Options())
 
 
 def test_values_are_named_apart() -> None:
