@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,18 @@ from slm_lab.results.run import read_run
 from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.schema import SearchScheduler, Spec
 from slm_lab.spec.search_space import Dimension
+from test.tiny import make_tiny_spec
 
 Capture = pytest.CaptureFixture[str]
 LR, GAMMA = "agent.net.optim_spec.lr", "agent.algorithm.gamma"
+ROW = 10_000
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/search_cartpole.yaml"
 
 
 def make_spec(**meta: Any) -> Spec:
-    """A search of which sessions have 90 rows of 1,000 frames."""
+    """A search of which sessions have 9 rows."""
     scheduler = SearchScheduler(grace_period=10_000)
-    changes = {"max_trial": 16, "log_frequency": 1000, "search_scheduler": scheduler} | meta
+    changes = {"max_trial": 16, "log_frequency": ROW, "search_scheduler": scheduler} | meta
     return load_spec(EXAMPLE).spec.replace(meta=changes, env={"max_frame": 90_000})
 
 
@@ -91,7 +93,7 @@ class FakeExecutor:
         self.started.append(task.key)
         table = folder.table_file(*task.key, "train")
         # a session goes on from what it has
-        self.frames[task.key] = 1000 * (len(table.read_text().splitlines()) - 1) if table.exists() else 0
+        self.frames[task.key] = ROW * (len(table.read_text().splitlines()) - 1) if table.exists() else 0
         self.running.append(task.key)
         self.most = max(self.most, len(self.running))
 
@@ -113,7 +115,7 @@ class FakeExecutor:
                 events.append(Event(key, end=SessionEnd(key[1], error=error)))
                 continue
             if self.frames[key] < spec.env.max_frame:
-                self.frames[key] += 1000
+                self.frames[key] += ROW
                 events.append(Event(key, progress=self._row(folder, spec, key)))
             if self.frames[key] >= spec.env.max_frame:
                 events.append(Event(key, end=self._end(key, True)))
@@ -145,9 +147,11 @@ class FakeExecutor:
 
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs take seconds, which one test of them is enough for."""
+    """Graphs and pages take seconds, which a few tests of them are enough for."""
     if request.function is not test_the_graphs_are_drawn:
         monkeypatch.setattr(search_result, "plot_search", lambda *arguments: [])
+    if "report" not in request.function.__name__:
+        monkeypatch.setattr(search_result, "write_search_report", lambda *arguments: None)
 
 
 def make_folder(path: Path, spec: Spec) -> RunFolder:
@@ -161,6 +165,15 @@ def search(spec: Spec, path: Path, executor: FakeExecutor | None = None, keep: i
     return Search(spec, folder, executor or FakeExecutor(), Options(keep=keep)).run()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A search that nothing has interrupted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_result, "plot_search", lambda *arguments: [])
+        patch.setattr(search_result, "write_search_report", lambda *arguments: None)
+        return search(make_spec(), tmp_path_factory.mktemp("whole"))
+
+
 def values_of(result: Any) -> dict[int, dict[str, Any]]:
     return {row.trial: row.values for row in result.rows}
 
@@ -168,13 +181,12 @@ def values_of(result: Any) -> dict[int, dict[str, Any]]:
 # --- suggestions
 
 
-def test_suggestions_repeat_from_the_seed(tmp_path: Path) -> None:
-    one = search(make_spec(), tmp_path / "one")
-    two = search(make_spec(), tmp_path / "two")
+def test_suggestions_repeat_from_the_seed(tmp_path: Path, whole: Any) -> None:
+    again = search(make_spec(), tmp_path / "again")
     other = search(make_spec(seed=1), tmp_path / "other")
-    assert values_of(one) == values_of(two)
-    assert values_of(one) != values_of(other)
-    assert len({json.dumps(values) for values in values_of(one).values()}) == 16
+    assert values_of(whole) == values_of(again)
+    assert values_of(whole) != values_of(other)
+    assert len({json.dumps(values) for values in values_of(whole).values()}) == 16
 
 
 def test_a_search_finds_what_is_good(tmp_path: Path) -> None:
@@ -265,7 +277,7 @@ def test_as_many_sessions_run_as_there_are_slots(tmp_path: Path) -> None:
 
 def test_a_trial_that_crashes_is_failed_with_its_reason_and_the_rest_goes_on(tmp_path: Path) -> None:
     def crash(key: Key, frame: int) -> str | None:
-        return "Traceback ...\nDivergenceError: loss is not finite" if key[0] == 2 and frame == 5000 else None
+        return "Traceback ...\nDivergenceError: loss is not finite" if key[0] == 2 and frame == 0 else None
 
     result = search(make_spec(max_trial=6), tmp_path, FakeExecutor(error_at=crash))
     failed = [row for row in result.rows if row.state == "failed"]
@@ -367,7 +379,7 @@ class StoppingExecutor(FakeExecutor):
     """Ctrl-C comes just before the first rung."""
 
     def poll(self, timeout: float) -> list[Event]:
-        if self.num_poll == 9:
+        if self.num_poll == 0:
             signal.raise_signal(signal.SIGINT)
         return super().poll(timeout)
 
@@ -412,10 +424,9 @@ def test_rows_must_be_there_to_compare(tmp_path: Path) -> None:
         start_search(make_spec(log_frequency=20_000), Options(data_dir=tmp_path))
 
 
-@pytest.mark.parametrize("kill_after", [1, 25, 150])
-def test_a_search_that_was_killed_goes_on_without_losing_or_repeating_trials(tmp_path: Path, kill_after: int) -> None:
+@pytest.mark.parametrize("kill_after", [1, 4, 20])
+def test_a_search_that_was_killed_loses_and_repeats_no_trials(tmp_path: Path, whole: Any, kill_after: int) -> None:
     spec = make_spec()
-    whole = search(spec, tmp_path / "whole")
     with pytest.raises(Killed):
         search(spec, tmp_path / "killed", FakeExecutor(kill_after=kill_after))
     path = tmp_path / "killed"
@@ -494,7 +505,7 @@ def test_a_damaged_journal_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_a_search_survives_a_damaged_table(tmp_path: Path, table: str) -> None:
     spec = make_spec(max_trial=4)
     with pytest.raises(Killed):
-        search(spec, tmp_path, FakeExecutor(kill_after=95))
+        search(spec, tmp_path, FakeExecutor(kill_after=10))
     folder = RunFolder(tmp_path, spec.name)
     files = [folder.table_file(trial, 0, "train") for trial in (0, 1)]
     assert all(file.exists() for file in files)
@@ -625,7 +636,7 @@ def test_a_search_that_has_not_ended_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     with pytest.raises(Killed):
-        search(make_spec(), tmp_path, FakeExecutor(kill_after=30))
+        search(make_spec(), tmp_path, FakeExecutor(kill_after=3))
     monkeypatch.setattr(sys, "argv", ["slm-lab", "report", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -699,9 +710,11 @@ def test_a_grace_period_as_long_as_the_run_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A search of 4 trials with real sessions of a second."""
-    spec = load_spec(EXAMPLE).spec.replace(
+    scheduler = {"grace_period": 1000}
+    spec = make_tiny_spec(
         env={"max_frame": 4000},
-        meta={"max_trial": 4, "search_scheduler": SearchScheduler(grace_period=1000), "checkpoint_frequency": 500},
+        meta={"max_trial": 4, "search_scheduler": scheduler, "checkpoint_frequency": 500},
+        search={"agent.algorithm.gamma__uniform": [0.9, 0.99]},
     )
     path = tmp_path / "small.yaml"
     write_yaml(path, dump_spec(spec))
@@ -721,52 +734,39 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture
-def started(small: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    process = command(str(small), "search", cwd=tmp_path)
-    yield process
-    if process.poll() is None:
-        process.kill()
-    process.communicate()
+def run_until_rows(*arguments: str, cwd: Path, number: int) -> tuple[int, str]:
+    """Start a search, and send a signal once its sessions have rows; exit code and output."""
+    tables = set(cwd.glob("data/*/info/*_session_df_train.csv"))
+    process = command(*arguments, cwd=cwd)
+    wait_for(lambda: set(cwd.glob("data/*/info/*_session_df_train.csv")) > tables or process.poll() is not None)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=120)
+    return process.returncode, out
 
 
-def has_rows(data: Path) -> bool:
-    return any(data.glob("*/info/*_session_df_train.csv"))
-
-
-def test_a_killed_driver_leaves_a_search_that_goes_on(started: subprocess.Popen[str], tmp_path: Path) -> None:
-    wait_for(lambda: has_rows(tmp_path / "data"))
-    started.send_signal(signal.SIGKILL)
-    started.wait()
+def test_a_search_is_resumed_after_ctrl_c_and_after_a_kill(small: Path, tmp_path: Path) -> None:
+    code, out = run_until_rows(str(small), "search", cwd=tmp_path, number=signal.SIGINT)
+    assert code == 130
+    assert "Continue with:\n  slm-lab run search@" in out
+    (folder,) = (tmp_path / "data").iterdir()
+    assert next(folder.glob("*_experiment_df.csv")).exists()
+    assert run_until_rows("search@latest", cwd=tmp_path, number=signal.SIGKILL)[0] == -signal.SIGKILL
     again = command("search@latest", "--keep", "1", cwd=tmp_path)
     out, error = again.communicate(timeout=240)
     assert again.returncode == 0, error
-    (folder,) = (tmp_path / "data").iterdir()
     with next(folder.glob("*_experiment_df.csv")).open() as file:
         rows = list(csv.DictReader(file))
     assert sorted(int(row["trial"]) for row in rows) == [0, 1, 2, 3]
     assert {row["state"] for row in rows} <= {"done", "stopped"}
     assert "Prove it slm-lab run" in out
-    kept = {path.name.split("_t")[1][0] for path in folder.glob("model/*.pt")}
+    kept = {path.name.split("_t")[1][0] for path in folder.glob("model/*_ckpt-best*")}
     assert kept == {rows[0]["trial"]}
 
 
-def test_ctrl_c_stops_and_leaves_a_usable_result(started: subprocess.Popen[str], tmp_path: Path) -> None:
-    wait_for(lambda: has_rows(tmp_path / "data"))
-    started.send_signal(signal.SIGINT)
-    out, error = started.communicate(timeout=60)
-    assert started.returncode == 130, error
-    assert "Continue with:\n  slm-lab run search@" in out
-    (folder,) = (tmp_path / "data").iterdir()
-    assert next(folder.glob("*_experiment_df.csv")).exists()
-
-
 def test_what_is_no_search_is_not_continued_as_one(tmp_path: Path) -> None:
-    make_folder(tmp_path / "data/run", make_spec())
-    process = command("search@run", cwd=tmp_path)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "is no search; continue it with train@" in error
+    make_folder(tmp_path / "run", make_spec())
+    with pytest.raises(RunFolderError, match="is no search; continue it with train@"):
+        search_run.resume_search("run", Options(data_dir=tmp_path))
 
 
 def test_a_winner_is_needed_for_a_proof(tmp_path: Path) -> None:
