@@ -180,9 +180,11 @@ def find_file(path: Path, name: str | None = None) -> Path:
     that spec, its name is enough, or else the name of the spec.
     """
     files = spec_files()
-    holding = [file for file in files if name is not None and name in spec_names(file)]
     existing = next((candidate for candidate in _candidates(path) if candidate.is_file()), None)
-    if existing is not None and (existing in holding or existing not in files or not holding):
+    if existing is not None and (existing not in files or name is None or name in spec_names(existing)):
+        return existing
+    holding = [file for file in files if name is not None and name in spec_names(file)]
+    if existing is not None and not holding:
         return existing
     if not path.is_absolute():  # which is a file of one's own
         same = [file for file in files if file.stem == path.stem]

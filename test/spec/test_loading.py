@@ -9,6 +9,7 @@ import pytest
 
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.io import dump_yaml
+from slm_lab.spec import loading
 from slm_lab.spec.algorithm import PPOSpec
 from slm_lab.spec.loading import SHIPPED, dump_spec, load_spec, locate, parse_override, spec_files, spec_names
 from slm_lab.spec.net import DictNetSpec, MLPNetSpec, TorchArcNetSpec
@@ -622,3 +623,14 @@ def test_a_learning_rate_falls_to_the_end_of_the_run(write_data: WriteData, name
     given = {**raw["agent"]["net"], key: {"name": name, "frame": 5}}
     raw["agent"]["net"] = given
     assert "'frame': 5" in str(load_spec(write_data(demo=raw)).spec.agent.net.model_dump())
+
+
+def test_a_file_of_ones_own_is_found_without_reading_what_is_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(dump_yaml(dump_spec(load_spec("ppo_cartpole").spec)))
+    read: list[Path] = []
+    monkeypatch.setattr(loading, "read_document", lambda file: read.append(file) or read_document(file))
+    assert load_spec(path, "ppo_cartpole").spec.name == "ppo_cartpole"
+    assert set(read) == {path}
