@@ -631,6 +631,11 @@ def test_a_file_of_ones_own_is_found_without_reading_what_is_shipped(
     path = tmp_path / "own.yaml"
     path.write_text(dump_yaml(dump_spec(load_spec("ppo_cartpole").spec)))
     read: list[Path] = []
-    monkeypatch.setattr(loading, "read_document", lambda file: read.append(file) or read_document(file))
+
+    def record(file: Path) -> dict[str, Any]:
+        read.append(file)
+        return read_document(file)
+
+    monkeypatch.setattr(loading, "read_document", record)
     assert load_spec(path, "ppo_cartpole").spec.name == "ppo_cartpole"
     assert set(read) == {path}
