@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment import control
+from slm_lab.experiment import evaluation
 from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.experiment.control import Session
 from slm_lab.lib.io import remove_orphans
@@ -290,7 +290,7 @@ def test_an_image_agent_continues_exactly(tmp_path: Path) -> None:
 
 def test_evaluations_that_are_skipped_are_the_same_after_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # such a short run has not the steps for more than one
-    monkeypatch.setattr(control, "EVAL_SHARE", 0.3)
+    monkeypatch.setattr(evaluation, "EVAL_SHARE", 0.3)
     spec = make_spec("PPO").replace(meta={"rigorous_eval": None, "eval_frequency": None}, env={"max_frame": 4000})
     whole = train(spec, tmp_path / "whole")
     assert_equal(whole, train(spec, tmp_path / "stopped", stops=(204, 1000, 2404)))
