@@ -2,10 +2,11 @@
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 
 from loguru import logger
 from rich.console import Console
@@ -25,37 +26,47 @@ GAP = "  "
 BARS = "▁▂▃▄▅▆▇█"
 
 
-class ProgressView:
-    """Shows frames, score, speed, time left and a small curve of each session."""
+class LiveView(ABC):
+    """A table that is drawn again and again on a terminal; elsewhere the view writes lines."""
 
-    def __init__(self, num_session: int, max_frame: int, console: Console | None = None, may_draw: bool = True) -> None:
+    def __init__(self, console: Console | None, may_draw: bool) -> None:
         self.console = console or Console(stderr=True)
         # lines for machines are not drawn over
         self.may_draw = may_draw
+        self.live: Live | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self.may_draw and self.console.is_terminal:
+            # made again at each refresh, so that seconds count
+            live = Live(get_renderable=self._table, console=self.console, refresh_per_second=4)
+            self.live = self._stack.enter_context(live)
+            # log lines go above the live table instead of through it
+            self._stack.enter_context(console_to(lambda line: self.console.print(Text(line.rstrip()), soft_wrap=True)))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    @abstractmethod
+    def _table(self) -> Table: ...
+
+
+class ProgressView(LiveView):
+    """Shows frames, score, speed, time left and a small curve of each session."""
+
+    def __init__(self, num_session: int, max_frame: int, console: Console | None = None, may_draw: bool = True) -> None:
+        super().__init__(console, may_draw)
         self.max_frame = max_frame
         self.rows: dict[int, Progress | None] = dict.fromkeys(range(num_session))
         # what a session does instead of training, and since when
         self.states: dict[int, tuple[str, float]] = {}
         self.begun: dict[int, tuple[float, int]] = {}
-        self.live: Live | None = None
-        self.stack = ExitStack()
         self.last_line: dict[int, float] = {}
         # sessions whose compiling has a line
         self.told: set[int] = set()
         # scores so far, with the frame each belongs to
         self.history: dict[int, list[tuple[int, float]]] = {session: [] for session in range(num_session)}
-
-    def __enter__(self) -> "ProgressView":
-        if self.may_draw and self.console.is_terminal:
-            # made again at each refresh, so that seconds count
-            live = Live(get_renderable=self._table, console=self.console, refresh_per_second=4)
-            self.live = self.stack.enter_context(live)
-            # log lines go above the live table instead of through it
-            self.stack.enter_context(console_to(lambda line: self.console.print(Text(line.rstrip()), soft_wrap=True)))
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.stack.__exit__(*error)
 
     def update(self, progress: Progress) -> None:
         """Take a session's progress."""
@@ -97,7 +108,7 @@ class ProgressView:
     def _line(self, progress: Progress) -> str:
         return (
             f"Session {progress.session} frame {progress.frame:,}/{self.max_frame:,} | "
-            f"total_reward {_score(progress.total_reward)} | eval {_score(progress.eval_reward)} | "
+            f"total_reward {format_score(progress.total_reward)} | eval {format_score(progress.eval_reward)} | "
             f"fps {progress.fps:,.0f} | left {self._time_left(progress)}"
         )
 
@@ -131,7 +142,7 @@ class ProgressView:
             state = f"{state} {format_seconds(time.monotonic() - since)}"
         if progress is None:
             return str(session), state, "", "", "", ""
-        rewards = (_score(value) for value in (progress.total_reward, progress.eval_reward))
+        rewards = (format_score(value) for value in (progress.total_reward, progress.eval_reward))
         last = (state, "") if state else (f"{progress.fps:,.0f}", self._time_left(progress))
         return str(session), f"{progress.frame:,}", *rewards, *last
 
@@ -152,5 +163,6 @@ def draw_curve(history: Sequence[tuple[int, float]], max_frame: int) -> str:
     ).rstrip()
 
 
-def _score(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"
+def format_score(value: float) -> str:
+    """A score for people, or that there is none."""
+    return f"{value:.2f}" if math.isfinite(value) else "-"
