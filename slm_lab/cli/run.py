@@ -30,7 +30,7 @@ from slm_lab.cli.options import (
 from slm_lab.cli.upload import check_upload, upload_run
 from slm_lab.experiment.launch import resume as resume_run
 from slm_lab.experiment.launch import start, start_or_continue, summarize, summarize_training
-from slm_lab.experiment.options import Options
+from slm_lab.experiment.options import DEFAULTS, Options
 from slm_lab.experiment.play import enjoy as play
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
@@ -97,7 +97,16 @@ def run(
     source, name, mode = split_arguments(arguments or [])
     verb, _, where = mode.partition("@")
     changes = list_changes(set_, seed, device)
-    options = Options(data_dir, log_level, render, tuple(imports or ()), video, log_format, ray_address)
+    options = Options(
+        data_dir,
+        log_level,
+        render,
+        tuple(imports or ()),
+        video,
+        log_format,
+        ray_address,
+        DEFAULTS.keep if keep is None else keep,
+    )
     if ray_address is not None and render:
         raise LabError("--render shows sessions of this process, --ray-address runs them elsewhere; leave one out")
     if video is not None and verb != "enjoy":
@@ -121,9 +130,14 @@ def run(
     import_modules(options.imports)
     if verb == "search":
         # loaded only here: the sampler takes a second
-        search = import_module("slm_lab.cli.search")
-        spec = None if where else _load(source, name, changes, mode)
-        sys.exit(search.run_search(spec, where, options, expected, keep, validate, continue_, upload_hf))
+        searches = import_module("slm_lab.experiment.search_run")
+        if where:
+            found = searches.resume_search(where, options, expected)
+        else:
+            search = searches.start_or_continue_search if continue_ else searches.start_search
+            found = search(_load(source, name, changes, mode), options)
+        conclude = import_module("slm_lab.cli.search").conclude
+        sys.exit(conclude(found, options, validate, continue_, upload_hf))
     if where:
         result = resume_run(where, options, expected)
     else:

@@ -1,7 +1,6 @@
 """`slm-lab search [SPEC_FILE] [SPEC_NAME]`: find better values, and prove them."""
 
 import sys
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -25,10 +24,9 @@ from slm_lab.cli.upload import upload_run
 from slm_lab.experiment.launch import summarize
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.search_result import SearchResult
-from slm_lab.experiment.search_run import prove, resume_search, start_or_continue_search, start_search
+from slm_lab.experiment.search_run import prove
 from slm_lab.experiment.search_view import show_values
 from slm_lab.results.folder import DATA_DIR
-from slm_lab.spec.schema import Spec
 
 NUM_SHOWN = 5
 app = typer.Typer(add_completion=False)
@@ -72,24 +70,9 @@ def search(
     )
 
 
-def run_search(
-    spec: Spec | None,
-    where: str,
-    options: Options,
-    expected: str | None,
-    keep: int | None,
-    num_validate: int,
-    is_continued: bool,
-    upload_hf: bool,
-) -> int:
-    """Search a spec, or resume the search in a folder, and validate its winner if asked to; the exit code."""
-    if keep is not None:
-        options = replace(options, keep=keep)
-    if spec is None:
-        result = resume_search(where, options, expected)
-    else:
-        result = (start_or_continue_search if is_continued else start_search)(spec, options)
-    _conclude(result)
+def conclude(result: SearchResult, options: Options, num_validate: int, is_continued: bool, upload_hf: bool) -> int:
+    """Show what a search came to, and validate its winner if asked to; the exit code."""
+    _show(result)
     code = result.exit_code
     if upload_hf and not code:
         code = upload_run(result.folder)
@@ -98,7 +81,7 @@ def run_search(
     return code
 
 
-def _conclude(result: SearchResult) -> None:
+def _show(result: SearchResult) -> None:
     """The ranking, the files and the next commands."""
     out = sys.stdout
     early, failed = result.count("stopped"), result.count("failed")

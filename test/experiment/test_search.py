@@ -386,7 +386,7 @@ def test_a_trial_earns_no_sessions_while_the_search_stops(tmp_path: Path, capsys
     spec = make_spec(search_scheduler=SearchScheduler(grace_period=10_000, sessions=(1, 2)))
     result = search(spec, tmp_path, executor)
     assert result.stop_code == 130
-    search_command._conclude(result)
+    search_command._show(result)
     assert f"Continue with:\n  slm-lab run search@{tmp_path}\n" in capsys.readouterr().out
     assert executor.started == [(0, 0), (1, 0)]
     assert result.count("running") == 2
