@@ -132,17 +132,17 @@ def _build_executor(spec: Spec, options: Options) -> Executor:
     """As many sessions at once as the machine, or the cluster, has room for."""
     needs = spec.meta.search_resources
     cpu = max(needs.cpu, spec.meta.num_threads)
-    if options.ray_address is not None:
-        return build_executor(options, Resources(cpu, needs.gpu))
-    limit = int(num_cores() / cpu)
-    if needs.gpu and (num_gpu := count_gpus()):
-        limit = min(limit, int(num_gpu / needs.gpu))
-    if limit < 1:
-        raise LabError(
-            f"meta.search_resources: a session needs cpu {needs.cpu:g} and gpu {needs.gpu:g}, which is more than this "
-            f"machine has ({num_cores()} cores); lower them"
-        )
-    return LocalExecutor(limit)
+    limit = None
+    if options.ray_address is None:
+        limit = int(num_cores() / cpu)
+        if needs.gpu and (num_gpu := count_gpus()):
+            limit = min(limit, int(num_gpu / needs.gpu))
+        if limit < 1:
+            raise LabError(
+                f"meta.search_resources: a session needs cpu {needs.cpu:g} and gpu {needs.gpu:g}, which is more than "
+                f"this machine has ({num_cores()} cores); lower them"
+            )
+    return build_executor(options, Resources(cpu, needs.gpu), limit)
 
 
 def prove(result: SearchResult, num_session: int, options: Options, is_continued: bool = False) -> TrialResult:
