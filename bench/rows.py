@@ -88,6 +88,7 @@ ROWS = (
         "ppo_hopper",
         "PPO Hopper, 16 envs, horizon 2048, minibatch 64, 10 epochs, two 256-256 tanh nets (ppo_hopper)",
         "ppo_hopper",
+        {"agent.algorithm.time_horizon": 2048, "agent.net.hid_layers": [256, 256]},
         quick={"agent.algorithm.time_horizon": 64},
         peers={
             "sb3": f"constant learning rate; {ONE_OPTIMIZER}; value targets are not normalised",

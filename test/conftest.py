@@ -44,5 +44,5 @@ def tiny_spec() -> Callable[..., Spec]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs end without graphs and pages, which take seconds."""
-    monkeypatch.setattr("slm_lab.experiment.trial.plot_run", lambda _: None)
-    monkeypatch.setattr("slm_lab.experiment.trial.write_report", lambda _, path: path.touch())
+    monkeypatch.setattr("slm_lab.results.conclude.plot_run", lambda _: None)
+    monkeypatch.setattr("slm_lab.results.conclude.write_report", lambda _, path: path.touch())

@@ -284,7 +284,11 @@ def test_the_modules_a_run_was_started_with_are_named(
 
 @pytest.mark.parametrize(
     "inside",
-    ["random_spec.yaml", "info/random_t0_s0_session_df_train.csv", "model/random_t0_s0_ckpt-best_net_model.pt"],
+    [
+        "random_spec.yaml",
+        "info/random_t0_s0_session_df_train.csv",
+        "model/random_t0_s0_ckpt-best_net_model.safetensors",
+    ],
 )
 def test_a_run_may_be_named_by_any_file_in_it(random_run: Path, inside: str) -> None:
     file = random_run / inside

@@ -22,8 +22,8 @@ from bench.faults.command import (
 )
 from bench.faults.fork import fork, train, train_to_end, wait
 from bench.faults.row import Batch, Row, Verdict
-from bench.faults.same import find_difference
 from bench.faults.specs import NAME, make_spec
+from slm_lab.audit.difference import find_difference
 from slm_lab.env.worker import WorkerVecEnv
 from slm_lab.experiment.control import Session
 from slm_lab.results.folder import RunFolder
@@ -119,7 +119,7 @@ def kill_once(pid: int, victim: int, folder: Path) -> None:
     """Kill a session once it has a checkpoint."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        saved = list((folder / "data").glob(f"*/model/*_s{victim}_ckpt-last_resume.pt"))
+        saved = list((folder / "data").glob(f"*/model/*_s{victim}_ckpt-last_resume.safetensors"))
         session = find_sessions(pid).get(victim)
         if saved and session is not None:
             os.kill(session, signal.SIGKILL)

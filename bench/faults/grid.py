@@ -11,8 +11,8 @@ import numpy as np
 
 from bench.faults.fork import fork, train, train_to_end, wait
 from bench.faults.row import Batch, Row, Verdict
-from bench.faults.same import find_difference
 from bench.faults.specs import ALGORITHMS, NETS, NOT_RECURRENT, make_spec
+from slm_lab.audit.difference import find_difference
 from slm_lab.spec.schema import Spec
 
 SHARES = (0.25, 0.5, 0.75)

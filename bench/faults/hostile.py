@@ -5,7 +5,6 @@ import random
 import runpy
 import shutil
 import time
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Any
 from bench.faults.fork import fork, train, train_to_end, wait, wait_usage
 from bench.faults.hostile_states import CANARY, write_files
 from bench.faults.row import ROOT, Batch, Row, Verdict
-from bench.faults.same import find_difference
 from bench.faults.specs import NAME, make_spec
+from slm_lab.audit.difference import find_difference
 from slm_lab.experiment.checkpoint.state import load_latest, load_state
+from slm_lab.experiment.checkpoint.torch_file import load_weights
 from slm_lab.lib.errors import CheckpointError, LabError, SpecError
 from slm_lab.results.folder import RunFolder, replay_file
 from slm_lab.spec.loading import load_spec
@@ -34,8 +34,6 @@ def own_memory() -> int:
 
 MAX_SPEC_SECONDS = 0.1
 LOAD_SECONDS = 60.0
-# read as if it were not there: nothing is unpacked to a disk
-HARMLESS = ("link as an entry",)
 
 
 # --- checkpoints
@@ -45,10 +43,7 @@ def load_hostile(folder: Path, names: tuple[str, ...] = ()) -> Iterator[Verdict]
     """Load each file in a child of its own, in a folder where its canary would appear."""
     place = folder / "here"
     place.mkdir()
-    with warnings.catch_warnings():
-        # one of them has two entries of one name, which zipfile remarks
-        warnings.simplefilter("ignore", UserWarning)
-        files = write_files(place)
+    files = write_files(place)
     before = set(folder.rglob("*"))
     for name, path in files.items():
         if names and name not in names:
@@ -58,7 +53,7 @@ def load_hostile(folder: Path, names: tuple[str, ...] = ()) -> Iterator[Verdict]
 
         def load(path: Path = path, place: Path = place) -> None:
             os.chdir(place)
-            load_state(path)
+            (load_weights if path.suffix == ".pt" else load_state)(path)
 
         try:
             code, usage = wait_usage(fork(load, output), LOAD_SECONDS)
@@ -69,8 +64,6 @@ def load_hostile(folder: Path, names: tuple[str, ...] = ()) -> Iterator[Verdict]
         found = set(folder.rglob("*")) - before
         if found or Path("/tmp", CANARY).exists():
             problem = f"it made {', '.join(path.name for path in found)}"
-        elif code == 0 and name in HARMLESS:
-            problem = ""
         elif code != 1 or not text.startswith("CheckpointError: ") or text.count("\n") != 1:
             problem = f"exit code {code}, no clear line: {text[-200:]}"
         elif usage.ru_maxrss > max(MAX_MB * 1024, own_memory() + MARGIN_MB * 1024):
@@ -86,11 +79,11 @@ def plan_states(quick: bool) -> list[Batch]:
     if not quick:
         return [Batch("files", 40, load_hostile)]
     few = (
-        "command in an archive",
-        "bytes of ten gigabytes",
-        "compressed zeros",
-        "laughs",
-        "pipe that no one writes to",
+        "state: a flood of lists",
+        "state: tensor of ten gigabytes without any",
+        "state: pipe that no one writes to",
+        "weights: bytes of ten gigabytes",
+        "weights: compressed zeros",
     )
     return [Batch("a few files", len(few), partial(load_hostile, names=few))]
 
@@ -237,8 +230,8 @@ ROWS = (
     ),
     Row(
         "hostile_checkpoint",
-        "files with a hash that matches: pickle payloads, names that leave the folder, links, tensors and headers that "
-        "lie about their size",
+        "states with a hash that matches, and weights of others: pickle payloads, tensors, headers and texts that lie "
+        "about their size, pipes and devices",
         f"one clear line each; nothing runs, nothing is written, no process takes more than {MAX_MB} MB",
         plan_states,
     ),

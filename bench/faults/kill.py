@@ -15,8 +15,8 @@ from typing import Any
 
 from bench.faults.fork import CHILD_SECONDS, fork, train, train_to_end, wait
 from bench.faults.row import Batch, Row, Verdict
-from bench.faults.same import find_difference
 from bench.faults.specs import ALGORITHMS, make_spec
+from slm_lab.audit.difference import find_difference
 from slm_lab.experiment.checkpoint.state import load_latest, load_state
 from slm_lab.experiment.control import Session
 from slm_lab.lib.errors import CheckpointError
@@ -77,7 +77,7 @@ def check_after_kill(spec: Spec, path: Path, frame: int) -> str | None:
         return f"orphans: {', '.join(orphans)}"
     try:
         state, problems = load_latest(folder.resume_file(0, 0))
-        for file in path.rglob("*.pt"):
+        for file in path.rglob("*.safetensors"):
             load_state(file)
     except CheckpointError as error:
         return str(error)

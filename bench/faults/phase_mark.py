@@ -12,9 +12,9 @@ from typing import Any
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.compile.engine import CompiledFunction
-from slm_lab.experiment import trial
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.filming import Filming
+from slm_lab.results import conclude
 from slm_lab.share import push
 
 PHASE = os.environ["FAULT_PHASE"]
@@ -77,6 +77,6 @@ elif PHASE == "eval":
 elif PHASE == "video":
     Filming.film = marked(Filming.film)  # type: ignore[method-assign]
 elif PHASE == "plot":
-    trial.plot_run = marked(trial.plot_run)
+    conclude.plot_run = marked(conclude.plot_run)
 elif PHASE == "upload":
     push.send = marked(push.send)

@@ -85,7 +85,7 @@ def plant(kind: str, token: str, folder: Path) -> Iterator[Verdict]:
     bad = make_spec("PPO", env={"name": "leaky:Bad-v0", "max_frame": 2000, "kwargs": options})
     leaky.write_text(dump_yaml(dump_spec(bad)))
     code = finish(start_command(["run", str(leaky), NAME, "train", "--log-level", "DEBUG"], folder, variables))
-    bundles = [path.read_bytes() for path in folder.glob("data/*/fault/*.pt")]
+    bundles = [path.read_bytes() for path in folder.glob("data/*/fault/*.safetensors")]
     # it tells where the token comes from, and the log that there was one
     is_told = len(bundles) == 1 and b"PLANTED_IN_ERROR" in bundles[0] and "logged in with [secret]" in said(folder)
     yield judge(f"{kind}: a bundle of a fault", code == 1 and is_told, code, token, folder)

@@ -42,21 +42,32 @@ ENVS = {"MLP": "CartPole-v1", "CNN": "probe/Image-v0", "RNN": "CartPole-v1"}
 
 
 def make_spec(
-    algorithm: str, net: str = "MLP", env: dict[str, Any] | None = None, meta: dict[str, Any] | None = None
+    algorithm: str,
+    net: str | dict[str, Any] = "MLP",
+    env: dict[str, Any] | None = None,
+    meta: dict[str, Any] | None = None,
+    keys: dict[str, Any] | None = None,
+    memory: dict[str, Any] | None = None,
 ) -> Spec:
-    """A spec of the table above."""
-    memory = MEMORIES.get(algorithm, {"name": "OnPolicyBatchReplay"})
+    """A spec of the table above, or with a net, a memory or more keys of the algorithm of one's own."""
+    memory = memory or MEMORIES.get(algorithm, {"name": "OnPolicyBatchReplay"})
     if net == "RNN" and memory["name"] != "OnPolicyBatchReplay":
         # stretches of steps are drawn uniformly and have returns of one step
         memory = {**_REPLAY, "batch_size": 2}
     raw = {
         "name": NAME,
         "agent": {
-            "algorithm": {"name": algorithm, **ALGORITHMS[algorithm]},
+            "algorithm": {"name": algorithm, **ALGORITHMS[algorithm], **(keys or {})},
             "memory": memory,
-            "net": NETS[net],
+            "net": NETS[net] if isinstance(net, str) else net,
         },
-        "env": {"name": ENVS[net], "num_envs": 4, "num_workers": 0, "max_frame": 800, **(env or {})},
+        "env": {
+            "name": ENVS[net] if isinstance(net, str) else "CartPole-v1",
+            "num_envs": 4,
+            "num_workers": 0,
+            "max_frame": 800,
+            **(env or {}),
+        },
         "meta": {
             "log_frequency": 100,
             "checkpoint_frequency": 100,

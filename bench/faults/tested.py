@@ -54,7 +54,7 @@ NAN = make_row(
     "less than 50 MB that fails again; a search counts the trial as failed",
     ("test/experiment/test_fault.py",),
     "what_an_env_gives or what_an_update_computes or no_env_has_looked_at or diverges",
-    50,
+    33,
     "what_an_update_computes and PPO-target",
     "Values of actions have no log-probabilities, so there are fewer places for the DQN family.",
 )

@@ -3,15 +3,17 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from slm_lab.audit.difference import Comparison, compare_sessions
+import psutil
+
+from slm_lab.audit.difference import Comparison, compare_runs
 from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.lib.errors import CheckpointError, LabError
 from slm_lab.lib.io import is_locked, read_text, write_yaml
@@ -27,27 +29,6 @@ ORPHAN_SECONDS = 30.0
 # beyond this a process hangs: so many times what the undisturbed run took, and at least so many seconds
 PATIENCE, MIN_SECONDS = 10.0, 120.0
 WORKER = "slm_lab.experiment.worker"
-
-
-@dataclass(frozen=True)
-class Process:
-    """A process by its number and the moment it started, since numbers are used again."""
-
-    pid: int
-    started: str
-
-    def is_alive(self) -> bool:
-        """Whether it is still the same process, and not one that waits to be buried."""
-        fields = _stat(self.pid)
-        return fields is not None and fields[19] == self.started and fields[0] != "Z"
-
-    def kill(self) -> None:
-        """Kill it and nothing else."""
-        if self.is_alive():
-            try:
-                os.kill(self.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                return
 
 
 @dataclass(frozen=True)
@@ -99,8 +80,6 @@ class Chaos:
         tell: Callable[[str], None],
         imports: tuple[str, ...] = (),
     ) -> None:
-        if not Path("/proc/self/stat").exists():
-            raise LabError("chaos finds the processes of a run in /proc, which this system does not have; use Linux")
         if spec.meta.checkpoint_frequency is None:
             every = max(1, spec.env.max_frame // NUM_CHECKPOINT)
             tell(f"Checkpoints every {every:,} frames, since meta.checkpoint_frequency is null; they change no number")
@@ -236,30 +215,27 @@ class Chaos:
             driver.kill()
             if choice == "all":
                 for process in sessions:
-                    process.kill()
+                    _kill(process)
             driver.wait()
             target = "the driver and all sessions" if sessions and choice == "all" else "the driver"
             self._await_end(family)
         else:
             (hit,) = [process for process, session in sessions.items() if session == choice]
             children = find_descendants(hit.pid)
-            hit.kill()
+            _kill(hit)
             target = f"session {choice}"
             self._await_end([hit, *children])
         self.kills.append(Kill(len(self.kills) + 1, target, self._frames(data_dir)))
         self.tell(str(self.kills[-1]))
         return choice in ("driver", "all")
 
-    def _await_end(self, family: list[Process]) -> None:
+    def _await_end(self, family: list[psutil.Process]) -> None:
         """Processes without their parent end by themselves; those that do not are counted and killed."""
-        deadline = time.monotonic() + ORPHAN_SECONDS
-        while any(process.is_alive() for process in family) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        for process in family:
-            if process.is_alive():
+        for process in psutil.wait_procs(family, timeout=ORPHAN_SECONDS)[1]:
+            if is_alive(process):
                 self.num_leftover += 1
                 self.tell(f"Process {process.pid} was left behind by its parent, and is killed")
-                process.kill()
+                _kill(process)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Nothing goes on after this, whatever happened before."""
@@ -269,7 +245,7 @@ class Chaos:
         process.kill()
         process.wait()
         for one in family:
-            one.kill()
+            _kill(one)
 
     # --- what the runs have saved
 
@@ -284,19 +260,15 @@ class Chaos:
         return frames
 
     def _compare(self, whole: Path, killed: Path) -> Comparison:
-        comparison = Comparison()
         one, two = (RunFolder(path, self.spec.name) for path in (whole, killed))
+        whole_run = Comparison()
         for session in self._sessions:
-            for kind in ("train", "eval"):
-                tables = [folder.table_file(0, session, kind) for folder in (one, two)]
-                label = f"session {session}, row" + (" of evaluations" if kind == "eval" else "")
-                comparison.compare_tables(tables[0], tables[1], 0, self.spec.env.max_frame * 2, label)
-            states = load_state(one.resume_file(0, session)), load_state(two.resume_file(0, session))
-            compare_sessions(comparison, one, two, (0, session), states)
+            comparison = compare_runs(one, two, (0, session))
             metrics = [json.loads(read_text(folder.session_metrics_file(0, session))) for folder in (one, two)]
             evals = [each.get("final_eval") for each in metrics]
-            comparison.compare_states(evals[0], evals[1], f"session {session}, final_eval")
-        return comparison
+            comparison.compare_states(evals[0], evals[1], "final_eval")
+            whole_run.add(comparison, f"session {session}, ")
+        return whole_run
 
 
 def _read_frame(path: Path) -> int:
@@ -318,36 +290,34 @@ def _read_last_row(path: Path) -> int:
         return 0
 
 
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the name, which may hold anything; None where there is no such process."""
+def find_descendants(pid: int) -> list[psutil.Process]:
+    """All processes that a process has started, and those that they have; each is known by its start too."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
-def find_descendants(pid: int) -> list[Process]:
-    """All processes that a process has started, and those that they have."""
-    parents: dict[int, list[Process]] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        fields = _stat(int(path.name))
-        if fields is not None and fields[0] != "Z":
-            parents.setdefault(int(fields[1]), []).append(Process(int(path.name), fields[19]))
-    found: list[Process] = []
-    waiting = [pid]
-    while waiting:
-        children = parents.get(waiting.pop(), [])
-        found += children
-        waiting += [child.pid for child in children]
-    return found
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it is still the same process, and not one that waits to be buried."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
-def _session_of(process: Process) -> int | None:
+def _kill(process: psutil.Process) -> None:
+    """Kill it and nothing else: another process under the same number is left alone."""
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+def _session_of(process: psutil.Process) -> int | None:
     """Which session a process trains; None for one that does something else."""
     try:
-        words = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
+        words = process.cmdline()
         if WORKER in words:
             return int(json.loads(words[words.index(WORKER) + 1])["session"])
-    except (IndexError, KeyError, OSError, ValueError):
+    except (IndexError, KeyError, ValueError, psutil.Error):
         return None
     return None

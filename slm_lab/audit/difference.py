@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,14 @@ from slm_lab.results.folder import RunFolder, replay_file
 # what depends on the clock on the wall
 CLOCK_COLUMNS = ("fps", "wall_t")
 CLOCK_KEYS = ("wall_t", "phases")
-# where rows of a replay lie depends on when checkpoints were written; what they hold does not, nor does whose it is,
-# which older checkpoints do not say
-FILE_KEYS = ("rows", "place")
+# where rows of a replay lie depends on when checkpoints were written; what they hold does not
+FILE_KEYS = ("rows",)
 EVAL_KEYS = ("eval_tracker", "eval_steps", "is_eval_due")
 MODELS = ("last", "best")
+# the tables of a session, and what their rows are called
+TABLES = {"train": "row", "eval": "row of evaluations"}
+# after every frame
+NEVER = 2**62
 _CLOCK_INDICES = [CORE_COLUMNS.index(name) for name in CLOCK_COLUMNS]
 _MISSING = "nothing"
 
@@ -59,7 +62,7 @@ class Comparison:
         """Whether all that could be compared is equal."""
         return not self.rows and not self.values
 
-    def compare_tables(self, there: Path, here: Path, first: int, last: int, label: str = "row") -> None:
+    def compare_tables(self, there: Path, here: Path, label: str = "row", first: int = 0, last: int = NEVER) -> None:
         """Compare the rows of two session tables up to a frame; those after `first` are counted."""
         old, new = (read_rows(path, last) for path in (there, here))
         columns = [name for name in old.columns if name in new.columns and name not in CLOCK_COLUMNS]
@@ -96,12 +99,28 @@ class Comparison:
         elif isinstance(there, (list, tuple)) and isinstance(here, (list, tuple)) and len(there) == len(here):
             for index, (one, two) in enumerate(zip(there, here, strict=True)):
                 self.compare_states(one, two, f"{name}[{index}]")
-        elif isinstance(there, (Tensor, np.ndarray)) and isinstance(here, (Tensor, np.ndarray)):
+        elif isinstance(there, (Tensor, np.ndarray)) and type(there) is type(here):
             self.num_tensor += 1
             self._add(compare_tensors(name, torch.as_tensor(there), torch.as_tensor(here)))
         # a NaN is equal to none, and -0.0 to 0.0
         elif type(there) is not type(here) or repr(there) != repr(here):
             self.values.append(Difference(name, _describe(there), _describe(here)))
+
+    def compare_sessions(self, there: RunFolder, here: RunFolder, key: tuple[int, int]) -> None:
+        """Compare all that two sessions at the same frame have saved beside their tables: states, replays, models."""
+        states = load_state(there.resume_file(*key)), load_state(here.resume_file(*key))
+        skip = {*CLOCK_KEYS, *FILE_KEYS}
+        if states[0].get("is_eval_due"):
+            skip |= {*EVAL_KEYS}
+            self.notes.append("a stop has cut the last evaluation short, so evaluations are not compared")
+        self.compare_states(*states, skip=skip)
+        self.compare_replays(there, here, states, key)
+        for which in MODELS:
+            files = [folder.model_file(*key, which) for folder in (there, here)]
+            if files[0].exists():
+                self.compare_states(load_state(files[0]), load_state(files[1]), f"model {which}")
+            else:
+                self.notes.append(f"{files[0].name} is not there, so it is not compared")
 
     def compare_replays(self, there: RunFolder, here: RunFolder, states: tuple[Any, Any], key: tuple[int, int]) -> None:
         """Compare the rows of the replays that two checkpoints list, however they are spread over files."""
@@ -127,6 +146,14 @@ class Comparison:
     def _add(self, difference: Difference | None) -> None:
         if difference is not None:
             self.values.append(difference)
+
+    def add(self, other: "Comparison", label: str) -> None:
+        """Take in the comparison of something else, with what it is in front of its names."""
+        self.num_row += other.num_row
+        self.num_tensor += other.num_tensor
+        self.rows += [replace(one, name=label + one.name) for one in other.rows]
+        self.values += [replace(one, name=label + one.name) for one in other.values]
+        self.notes += other.notes
 
     def describe(self) -> list[str]:
         """The first differing row and the first differing value, with how many more there are."""
@@ -172,6 +199,21 @@ def _describe(value: Any) -> str:
         return f"{value.dtype} of shape {list(value.shape)}".replace("torch.", "")
     text = repr(value)
     return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def compare_runs(there: RunFolder, here: RunFolder, key: tuple[int, int] = (0, 0)) -> Comparison:
+    """Compare two runs of one session that have come to the same frame: all that they have saved."""
+    comparison = Comparison()
+    for kind, label in TABLES.items():
+        comparison.compare_tables(there.table_file(*key, kind), here.table_file(*key, kind), label)
+    comparison.compare_sessions(there, here, key)
+    return comparison
+
+
+def find_difference(there: Path, here: Path, name: str, session: int = 0) -> str | None:
+    """What differs first between two runs of a spec, in words; None where every bit is the same."""
+    comparison = compare_runs(RunFolder(there, name), RunFolder(here, name), (0, session))
+    return "; ".join(comparison.describe()) or None
 
 
 @dataclass(frozen=True)
@@ -230,28 +272,3 @@ def _overlaps(one: list[tuple[int, int]], two: list[tuple[int, int]]) -> Iterato
             start, end = max(first[0], second[0]), min(first[1], second[1])
             if start < end:
                 yield start, end
-
-
-def compare_sessions(
-    comparison: Comparison,
-    there: RunFolder,
-    here: RunFolder,
-    key: tuple[int, int],
-    states: tuple[dict[str, Any], dict[str, Any]],
-) -> None:
-    """Compare all that two sessions at the same frame have saved beside their tables: states, replays, models."""
-    skip = {*CLOCK_KEYS, *FILE_KEYS}
-    if states[0].get("is_eval_due"):
-        skip |= {*EVAL_KEYS}
-        comparison.notes.append("a stop has cut the last evaluation short, so evaluations are not compared")
-    elif "eval_steps" not in states[0]:
-        # older runs do not count them; the tables are compared anyway
-        skip |= {*EVAL_KEYS}
-    comparison.compare_states(*states, skip=skip)
-    comparison.compare_replays(there, here, states, key)
-    for which in MODELS:
-        files = [folder.model_file(*key, which) for folder in (there, here)]
-        if not files[0].exists():
-            comparison.notes.append(f"{files[0].name} is not there, so it is not compared")
-            continue
-        comparison.compare_states(load_state(files[0]), load_state(files[1]), f"model {which}")

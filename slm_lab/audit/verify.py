@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from slm_lab.audit.difference import MODELS, Comparison, compare_sessions, read_rows
+from slm_lab.audit.difference import MODELS, NEVER, TABLES, Comparison, Difference, read_rows
 from slm_lab.experiment.checkpoint.replay_files import parse_chunks
 from slm_lab.experiment.checkpoint.state import content_errors, load_state
 from slm_lab.experiment.control import FORMAT, Session, read_frame
@@ -31,8 +31,6 @@ from slm_lab.spec.loading import load_spec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
-# no checkpoint on the way: the one at the end is all that is asked for
-NEVER = 2**62
 PACKAGE = "versions."
 
 
@@ -83,18 +81,6 @@ class Verdict:
         ]
 
 
-@dataclass(frozen=True)
-class Fact:
-    """Something of the machine or the settings that differs between a run and its replay."""
-
-    name: str
-    there: str
-    here: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.there} there, {self.here} here"
-
-
 class Verification:
     """A run that is replayed session by session; nothing in its folder is touched."""
 
@@ -126,6 +112,7 @@ class Verification:
             "wandb": False,
             "video_frequency": None,
             "final_eval": 0,
+            # the one at the end is all that is asked for
             "checkpoint_frequency": NEVER,
         }
         if self.settings.num_threads is not None:
@@ -134,7 +121,7 @@ class Verification:
             meta["compile"] = self.settings.compile
         return prepare(saved.replace(meta=meta))[0]
 
-    def _compare_machines(self) -> tuple[list[Fact], list[str]]:
+    def _compare_machines(self) -> tuple[list[Difference], list[str]]:
         """What differs from where the run was made, and what of it is not known."""
         path = self.folder.provenance_file
         try:
@@ -149,7 +136,7 @@ class Verification:
         # a package that is not listed was not installed, unless none is; anything else was not written down
         unknown = [name for name in here if name not in there and not (name.startswith(PACKAGE) and PACKAGE in there)]
         facts = [
-            Fact(name, there.get(name, "not installed"), here.get(name, "not installed"))
+            Difference(name, there.get(name, "not installed"), here.get(name, "not installed"))
             for name in dict.fromkeys([*here, *there])
             if name not in unknown and name != PACKAGE and there.get(name) != here.get(name)
         ]
@@ -164,48 +151,38 @@ class Verification:
 
     def _verify(self, session: int, scratch: RunFolder) -> Verdict:
         key = self.trial, session
-        verdict = Verdict(session)
         if is_locked(self.folder.lock_file(*key)):
             raise RunFolderError(f"{self.folder.path} is being trained; verify it when it has ended, or stop it")
-        path = self.folder.resume_file(*key)
+        verdict = Verdict(session)
         try:
-            with content_errors(path):
-                target = self._read_target(key, verdict)
-                start = self._find_start(key, target, verdict)
-                if target is not None:
-                    self._check_files(key, target, start or target)
-        except CheckpointError as error:
-            verdict.problem = str(error)
-            return verdict
-        if start is not None:
-            assert target is not None
-            verdict.first, verdict.last = start["frame"], target["frame"]
-            self._copy(key, start, scratch)
-        else:
-            end = target["frame"] if target is not None else self._last_row(key)
-            verdict.last = min(end, self.settings.segment or end)
-        try:
-            replay = self._replay(key, verdict.last, scratch)
+            self._replay_and_compare(key, scratch, verdict)
         except (CheckpointError, DivergenceError, WorkerError) as error:
             verdict.problem = str(error)
-            return verdict
-        if replay.grade == "statistical":
-            verdict.problem = (
+        return verdict
+
+    def _replay_and_compare(self, key: tuple[int, int], scratch: RunFolder, verdict: Verdict) -> None:
+        path = self.folder.resume_file(*key)
+        with content_errors(path):
+            target = self._read_target(key, verdict)
+            start = self._find_start(key, target, verdict)
+            if target is not None:
+                self._check_files(key, target, start or target)
+        end = target["frame"] if target is not None else self._last_row(key)
+        verdict.last = min(end, self.settings.segment or end)
+        if start is not None:
+            verdict.first = start["frame"]
+            self._copy(key, start, scratch)
+        if self._replay(key, verdict.last, scratch).grade == "statistical":
+            raise CheckpointError(
                 f"the env could not be rebuilt at frame {verdict.first:,} from its seed and actions, so this run "
                 "continues statistically, and bits cannot agree; try --from-start"
             )
-            return verdict
-        try:
-            with content_errors(path):
-                self._compare(key, target, scratch, verdict)
-        except CheckpointError as error:
-            verdict.problem = str(error)
-            return verdict
+        with content_errors(path):
+            self._compare(key, target, scratch, verdict)
         if not verdict.comparison.num_row and not verdict.comparison.num_tensor:
             rows = self._row_frames(key)
             first = f"the first row is at frame {rows[0]:,}" if rows else "the run has no rows"
-            verdict.problem = f"nothing to compare up to frame {verdict.last:,}; {first}"
-        return verdict
+            raise CheckpointError(f"nothing to compare up to frame {verdict.last:,}; {first}")
 
     def _read_target(self, key: tuple[int, int], verdict: Verdict) -> dict[str, Any] | None:
         """The last checkpoint; None where there is none to compare with."""
@@ -272,15 +249,14 @@ class Verification:
         self, key: tuple[int, int], target: dict[str, Any] | None, scratch: RunFolder, verdict: Verdict
     ) -> None:
         comparison = verdict.comparison
-        kinds = {"train": "row", "eval": "row of evaluations"}
-        if self.spec.meta.num_eval_episode == 0 or (target is not None and target["is_eval_due"]):
-            del kinds["eval"]
-        for kind, label in kinds.items():
+        is_eval_left_out = self.spec.meta.num_eval_episode == 0 or (target is not None and target["is_eval_due"])
+        for kind, label in TABLES.items():
+            if kind == "eval" and is_eval_left_out:
+                continue
             files = [folder.table_file(*key, kind) for folder in (self.folder, scratch)]
-            comparison.compare_tables(files[0], files[1], verdict.first, verdict.last, label)
-        if target is None or verdict.last < target["frame"]:
-            return
-        compare_sessions(comparison, self.folder, scratch, key, (target, load_state(scratch.resume_file(*key))))
+            comparison.compare_tables(files[0], files[1], label, verdict.first, verdict.last)
+        if target is not None and verdict.last >= target["frame"]:
+            comparison.compare_sessions(self.folder, scratch, key)
 
 
 def list_replay_files(folder: RunFolder, key: tuple[int, int], state: dict[str, Any]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Learning curves of results: a few points of each session beside the page, so that figures need no run at hand."""
+"""Learning curves of results: a few points of each session beside the page, so that figures need no runs."""
 
 import csv
 import io
@@ -10,8 +10,10 @@ import numpy as np
 from slm_lab.benchmark.matrix import slug
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import write_text
-from slm_lab.results.metrics import Table, mask_partial_ma
+from slm_lab.results.curve import average_curves, read_curve
+from slm_lab.results.metrics import mask_partial_ma
 from slm_lab.results.run import Run
+from slm_lab.results.table import Table
 
 # means over a hundred episodes or rows hide little between as many points
 NUM_POINT = 100
@@ -22,9 +24,9 @@ CURVES = ("total_reward", "total_reward_ma")
 Curves = Mapping[str, Mapping[int, Table]]
 
 
-def curves_file(docs: Path, env: str) -> Path:
-    """Where the curves of an env are kept."""
-    return docs / "benchmark" / "curves" / f"{slug(env)}.csv"
+def curves_file(docs: Path, group: str) -> Path:
+    """Where the curves of a group of rows are kept."""
+    return docs / "benchmark" / "curves" / f"{slug(group)}.csv"
 
 
 def thin(run: Run) -> dict[int, Table]:
@@ -47,9 +49,21 @@ def pick_column(curves: Curves) -> str:
     return CURVES[0 if all(np.isfinite(table[CURVES[0]]).any() for table in tables) else 1]
 
 
-def load_curves(docs: Path, env: str) -> dict[str, dict[int, Table]]:
-    """The curves of an env that are kept."""
-    path = curves_file(docs, env)
+def find_reach(sessions: Mapping[int, Table], score: float) -> float | None:
+    """The frame from which the mean over sessions stays at a score or above; None where it does not end there."""
+    column = pick_column({"": sessions})
+    tables = [{name: table[name] for name in ("frame", column)} for table in sessions.values()]
+    curves = [curve for table in tables if (curve := read_curve(table, column))[0].size]
+    average = average_curves(curves) if curves else None
+    if average is None or average.mean[-1] < score:
+        return None
+    below = np.flatnonzero(average.mean < score)
+    return float(average.x[below[-1] + 1 if below.size else 0])
+
+
+def load_curves(docs: Path, group: str) -> dict[str, dict[int, Table]]:
+    """The curves of a group that are kept."""
+    path = curves_file(docs, group)
     points: dict[str, dict[int, dict[float, dict[str, float]]]] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -72,8 +86,8 @@ def _to_table(rows: Mapping[float, Mapping[str, float]]) -> Table:
     return {"frame": np.array(frames), **columns}
 
 
-def save_curves(docs: Path, env: str, curves: Curves) -> None:
-    """Write the curves of an env: a line per run, curve and frame, a column per session."""
+def save_curves(docs: Path, group: str, curves: Curves) -> None:
+    """Write the curves of a group: a line per run, curve and frame, a column per session."""
     text = io.StringIO()
     sessions = sorted({session for tables in curves.values() for session in tables})
     writer = csv.DictWriter(text, ["run", "curve", "frame", *sessions], restval="", lineterminator="\n")
@@ -87,4 +101,4 @@ def save_curves(docs: Path, env: str, curves: Curves) -> None:
                         line = lines.setdefault(frame, {"run": run, "curve": curve, "frame": f"{frame:.0f}"})
                         line[session] = f"{value:.6g}"
             writer.writerows(lines[frame] for frame in sorted(lines))
-    write_text(curves_file(docs, env), text.getvalue())
+    write_text(curves_file(docs, group), text.getvalue())

@@ -14,9 +14,9 @@ from slm_lab.benchmark.state import RowState, Standing
 from slm_lab.benchmark.table import PAGE, plot_file, write_table
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import write_bytes
-from slm_lab.results.metrics import Table
 from slm_lab.results.plot import DrawnRun, draw_runs
 from slm_lab.results.run import load_run
+from slm_lab.results.table import Table
 from slm_lab.spec.loading import find_file
 
 # uploads a run and returns where it can be had, once it is verified to be whole there
@@ -50,10 +50,10 @@ def take_in(
         try:
             url = None if share is None else share(run.path)
             result = build_result(run, url)
-            mine = {**_of_env(row.env, results), row.algorithm: result}
-            kept = load_curves(docs, row.env)
-            curves = {one.run: kept.get(one.run) or _thin_run(one, row.env, data_dir) for one in mine.values()}
-            draw_env(row.env, mine, curves, docs)
+            mine = {**_of_group(row.group, results), row.algorithm: result}
+            kept = load_curves(docs, row.group)
+            curves = {one.run: kept.get(one.run) or _thin_run(one, row.group, data_dir) for one in mine.values()}
+            draw_group(row.group, mine, curves, docs)
         except LabError as error:
             # this row is left as it was; others may do
             refused[run.path.name] = (str(error),)
@@ -61,7 +61,7 @@ def take_in(
         results[row.key] = result
         # in this order: a curve that is missing can be had from its run
         save_results(docs, results)
-        save_curves(docs, row.env, curves)
+        save_curves(docs, row.group, curves)
         taken.append(row)
         logger.info(f"Taken in: {row.key} {result.score:.2f} from {result.run}")
     if share is not None:
@@ -99,40 +99,40 @@ def _find_uncommitted(row: Row) -> Iterator[str]:
         yield f"{row.spec_file} has changes that are not committed; commit them first"
 
 
-def _of_env(env: str, results: Mapping[str, Result]) -> dict[str, Result]:
-    """The results of an env, by algorithm."""
-    return {row.algorithm: results[row.key] for row in load_matrix() if row.env == env and row.key in results}
+def _of_group(group: str, results: Mapping[str, Result]) -> dict[str, Result]:
+    """The results of a group, by algorithm."""
+    return {row.algorithm: results[row.key] for row in load_matrix() if row.group == group and row.key in results}
 
 
-def _thin_run(result: Result, env: str, data_dir: Path) -> dict[int, Table]:
+def _thin_run(result: Result, group: str, data_dir: Path) -> dict[int, Table]:
     try:
         return thin(load_run(result.run, data_dir))
     except RunFolderError:
         raise LabError(
-            f"the figure of {env} also shows {result.run}, whose curve is not kept, and which is not in {data_dir}; "
+            f"the figure of {group} also shows {result.run}, whose curve is not kept, and which is not in {data_dir}; "
             f"get it with: slm-lab pull {result.run}"
         ) from None
 
 
-def draw_env(env: str, results: Mapping[str, Result], curves: Curves, docs: Path) -> None:
-    """Draw the learning curves of all results of an env, by algorithm."""
+def draw_group(group: str, results: Mapping[str, Result], curves: Curves, docs: Path) -> None:
+    """Draw the learning curves of all results of a group, by algorithm."""
     column = pick_column({result.run: curves[result.run] for result in results.values()})
     runs = [
         DrawnRun(name, name, [{key: table[key] for key in ("frame", column)} for table in curves[result.run].values()])
         for name, result in results.items()
     ]
-    picture = draw_runs(runs, env)
+    picture = draw_runs(runs, group)
     if picture is None:
-        raise LabError(f"{env}: none of its runs has a finished episode to draw")
-    write_bytes(docs / plot_file(env), picture)
+        raise LabError(f"{group}: none of its runs has a finished episode to draw")
+    write_bytes(docs / plot_file(group), picture)
 
 
 def commit(docs: Path) -> bool:
     """One commit with the page, its figures, curves and results, if they changed: nothing else goes in, no push."""
     results = load_results(docs)
     rows = [row for row in load_matrix() if row.key in results]
-    envs = dict.fromkeys(row.env for row in rows)
-    drawn = [path for env in envs for path in (docs / plot_file(env), curves_file(docs, env))]
+    groups = dict.fromkeys(row.group for row in rows)
+    drawn = [path for group in groups for path in (docs / plot_file(group), curves_file(docs, group))]
     paths = [str(path) for path in (docs / PAGE, results_file(docs), *drawn) if path.exists()]
     _git("add", "--", *paths)
     changed = _run_git("diff", "--cached", "--quiet", "HEAD", "--", *paths)

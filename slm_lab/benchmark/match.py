@@ -44,16 +44,19 @@ class Stage(StrEnum):
 
 
 def find_row(run: Run, rows: Sequence[Row]) -> Row | None:
-    """The row that a run was made for, by the names of its spec and env."""
-    for row in rows:
-        if run.env_name == row.env and run.name in (row.spec_name, name_for_env(row.spec_name, row.env)):
-            return row
-    return None
+    """The row that a run was made for, by the names of its spec and env; a short row only by its frames too."""
+    named = [
+        row
+        for row in rows
+        if run.env_name == row.env and run.name in (row.spec_name, name_for_env(row.spec_name, row.env))
+    ]
+    frames = look_up(run.spec, "env", "max_frame")
+    return next((row for row in named if row.max_frame == frames), next((r for r in named if not r.is_short), None))
 
 
 def find_stage(run: Run) -> Stage:
-    """Whether a run has ended, goes on, or was stopped or killed."""
-    if run.metrics.get("is_complete") is True:
+    """Whether a run has ended, trains, or was stopped or killed."""
+    if run.metrics is not None and run.metrics.is_complete:
         return Stage.FINISHED
     return Stage.RUNNING if is_running(run.path) else Stage.STOPPED
 
@@ -72,21 +75,21 @@ def find_obstacles(run: Run, row: Row) -> list[str]:
     """What keeps a run from being the row's result, in words; nothing if it may stand there."""
     if misfits := find_misfits(run, row):
         return misfits
-    if not run.metrics:
+    if run.metrics is None:
         return ["it has not ended: no trial_metrics"]
     obstacles = [*run.problems]
     if not run.provenance:
         obstacles.append("it has no info/*_provenance.json, so nobody knows what code made it")
-    if failed := run.metrics.get("failed"):
-        obstacles.append(f"sessions {failed} failed")
-    if run.metrics.get("is_complete") is not True:
+    if run.failed:
+        obstacles.append(f"sessions {list(run.failed)} failed")
+    if not run.metrics.is_complete:
         obstacles.append("it was stopped before its end")
     scores = list(run.session_ma.values())
     if len(scores) != row.max_session:
         obstacles.append(f"it has {len(scores)} of {row.max_session} sessions")
     short = {s: int(table["frame"][-1]) for s, table in run.tables.items() if table["frame"][-1] < row.max_frame}
     obstacles += [f"session {s} ends at frame {frame:,} of {row.max_frame:,}" for s, frame in short.items()]
-    written = look_up(run.metrics, "total_reward_ma", "mean")
+    written = run.metrics.total_reward_ma.mean if run.metrics.total_reward_ma is not None else None
     score = sum(scores) / len(scores)
     if not math.isfinite(score):
         obstacles.append("no episode ended in one of its sessions")

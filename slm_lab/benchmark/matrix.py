@@ -1,6 +1,7 @@
-"""What is to be measured: envs and algorithms, the spec and settings that go with them, and the scores to reach.
+"""What is measured: envs and algorithms, the spec and settings that go with them, and the scores to reach.
 
-The reference scores are those that the published SLM-Lab reports for the same spec and settings.
+The reference scores are those that the published SLM-Lab reports for the same settings. Beside its 292 rows stand
+rows of our own (phase further), and rows of its envs with fewer frames (phase short), which count for themselves.
 """
 
 import csv
@@ -16,6 +17,7 @@ from slm_lab.spec.schema import Spec
 
 MATRIX = Path(__file__).parent / "matrix.csv"
 SPEC_FOLDER = "slm_lab/spec"
+GPU_PHASES = ("atari", "playground")
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,29 @@ class Row:
     log_frequency: int
     # None where none is known
     target: float | None
-    reference: float
+    # None in rows of our own
+    reference: float | None
+    # what another library scores, in words
+    peer: str
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it has fewer frames than the published row, and so never stands in its place."""
+        return self.phase == "short"
 
     @property
     def key(self) -> str:
         """What the row is called."""
-        return f"{self.env} {self.algorithm}"
+        return f"{self.env} {self.algorithm}{self._budget}"
+
+    @property
+    def group(self) -> str:
+        """What the rows are called that share a figure: those of an env, or of an env in fewer frames."""
+        return f"{self.env}{self._budget}"
+
+    @property
+    def _budget(self) -> str:
+        return f" in {self.max_frame:,} frames" if self.is_short else ""
 
     @property
     def settings(self) -> str:
@@ -50,7 +69,9 @@ class Row:
 
     @property
     def changes(self) -> dict[str, str | int]:
-        """Values of the placeholders in the row's spec."""
+        """Values of the placeholders in the row's spec, and the budget of a short row."""
+        if self.is_short:
+            return {"env.max_frame": self.max_frame, "meta.log_frequency": self.log_frequency}
         values: dict[str, str | int] = {"env": self.env, "max_frame": self.max_frame}
         return {key: values[key] for key in find_placeholders(self.spec_file, self.spec_name)}
 
@@ -61,7 +82,7 @@ class Row:
         return ["run", *set_, self.spec_file, self.spec_name, "train"]
 
     def load_spec(self) -> Spec:
-        """The spec as it is to be run."""
+        """The spec with the settings of the row."""
         return load_spec(self.spec_file, self.spec_name, self.changes).spec
 
 
@@ -86,9 +107,10 @@ def load_matrix() -> tuple[Row, ...]:
                 max_session=int(line["max_session"]),
                 log_frequency=int(line["log_frequency"]),
                 target=float(line["target"]) if line["target"] else None,
-                reference=float(line["reference"]),
+                reference=float(line["reference"]) if line["reference"] else None,
+                peer=line["peer"],
             )
-            for line in csv.DictReader(file)
+            for line in csv.DictReader(file, restval="")
         )
 
 

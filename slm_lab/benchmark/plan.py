@@ -1,23 +1,33 @@
-"""What is missing, and how long it would take."""
+"""What is missing, and what it would take."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from slm_lab.benchmark.matrix import Row
 from slm_lab.benchmark.result import Result
 from slm_lab.benchmark.state import RowState, Standing
+from slm_lab.lib.errors import LabError
+from slm_lab.lib.io import write_json
 
 # Frames per second of one session before any run of its kind was measured: to tell minutes from days, no more.
-# Classic, box2d and mujoco on a core of a small machine; atari and playground on a GPU, as the published lab had it.
+# Atari and playground on a GPU, as the published lab had it, the others on a core of a small machine.
+_MUJOCO: dict[str, float] = {"SAC": 250, "CrossQ": 150, "": 3000}
+_BOX2D: dict[str, float] = {"SAC": 500, "CrossQ": 300, "DQN": 1000, "DDQN+PER": 700, "": 2500}
 ROUGH_FPS: dict[str, dict[str, float]] = {
     "classic": {"SAC": 300, "CrossQ": 200, "DQN": 1500, "DDQN+PER": 1000, "": 4000},
-    "box2d": {"SAC": 200, "CrossQ": 150, "DQN": 1000, "DDQN+PER": 700, "": 2500},
-    "mujoco": {"SAC": 150, "CrossQ": 700, "": 1000},
+    "box2d": _BOX2D,
+    "mujoco": _MUJOCO,
     "atari": {"SAC": 230, "CrossQ": 230, "": 1500},
     "playground": {"": 10_000},
+    "further": _BOX2D,
+    "short": _MUJOCO,
 }
+# frames per second by env and algorithm, and by phase and algorithm
+Speeds = Mapping[tuple[str, str], float]
 
 
 # standings that need a run
@@ -26,32 +36,61 @@ OPEN = (Standing.MISSING, Standing.STALE, Standing.STOPPED, Standing.REFUSED)
 
 @dataclass(frozen=True)
 class Estimate:
-    """How long a row takes."""
+    """What a row takes."""
 
-    fps: float
     # whether runs of this kind were measured
     is_measured: bool
+    # of all sessions together, on one core each
+    core_seconds: float
+    # of the row, with its sessions side by side as far as cores allow
     seconds: float
 
 
-def measure_fps(states: Sequence[RowState], results: Mapping[str, Result]) -> dict[tuple[str, str], float]:
-    """Frames per second of a session by phase and algorithm: of runs here, else of results."""
+def costs_file(data_dir: Path) -> Path:
+    """Where it is kept what rows took on this machine."""
+    return data_dir / "bench" / "costs.json"
+
+
+def load_costs(data_dir: Path) -> dict[str, list[float]]:
+    """Core-seconds and frames of the rows that were trained on this machine, by their keys."""
+    path = costs_file(data_dir)
+    try:
+        return {key: [float(seconds), float(frames)] for key, (seconds, frames) in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise LabError(f"{path} is damaged ({error}); delete it") from None
+
+
+def add_cost(data_dir: Path, row: Row, core_seconds: float, frames: int) -> None:
+    """Add what a part of a row's training took."""
+    costs = load_costs(data_dir)
+    before = costs.get(row.key, [0.0, 0.0])
+    write_json(costs_file(data_dir), {**costs, row.key: [before[0] + core_seconds, before[1] + frames]})
+
+
+def measure_fps(
+    states: Sequence[RowState], results: Mapping[str, Result], costs: Mapping[str, Sequence[float]]
+) -> dict[tuple[str, str], float]:
+    """Frames per second of a session: by the time of its cores here, else as runs here and results say."""
     seen: dict[tuple[str, str], list[float]] = {}
     for state in states:
-        run, result = state.run, results.get(state.row.key)
-        fps = run.fps if run is not None else result.fps if result is not None else None
+        row, run, result = state.row, state.run, results.get(state.row.key)
+        seconds, frames = costs.get(row.key, (0.0, 0.0))
+        fps = frames / seconds if frames and seconds else run.fps if run is not None else result.fps if result else None
         if fps is not None and np.isfinite(fps) and fps > 0:
-            seen.setdefault((state.row.phase, state.row.algorithm), []).append(fps)
+            for group in (row.env, row.phase):
+                seen.setdefault((group, row.algorithm), []).append(fps)
     return {kind: float(np.median(speeds)) for kind, speeds in seen.items()}
 
 
-def estimate(row: Row, measured: Mapping[tuple[str, str], float], at_once: int) -> Estimate:
-    """Time of a row whose sessions run so many at once."""
-    known = measured.get((row.phase, row.algorithm))
+def estimate(row: Row, measured: Speeds, at_once: int) -> Estimate:
+    """What a row takes that runs at most `at_once` sessions side by side."""
+    known = [measured[kind] for kind in ((row.env, row.algorithm), (row.phase, row.algorithm)) if kind in measured]
     rough = ROUGH_FPS[row.phase]
-    fps = known if known is not None else rough.get(row.algorithm, rough[""])
+    session = row.max_frame / (known[0] if known else rough.get(row.algorithm, rough[""]))
     rounds = -(-row.max_session // max(1, min(at_once, row.max_session)))
-    return Estimate(fps, known is not None, rounds * row.max_frame / fps)
+    return Estimate(bool(known), row.max_session * session, rounds * session)
 
 
 def find_open(states: Sequence[RowState]) -> list[RowState]:

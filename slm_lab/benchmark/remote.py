@@ -1,4 +1,4 @@
-"""Train rows with dstack, so many at a time; what was submitted is kept in a file, so that one can leave and return."""
+"""Train rows with dstack, a few at a time; a file keeps what was submitted, so that one can leave and return."""
 
 import json
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from slm_lab.benchmark.matrix import Row
+from slm_lab.benchmark.matrix import GPU_PHASES, Row
 from slm_lab.benchmark.plan import OPEN
 from slm_lab.benchmark.result import Result
 from slm_lab.benchmark.state import Standing, find_states
@@ -22,7 +22,6 @@ from slm_lab.remote.task import TaskRequest, make_run_name
 POLL_SECONDS = 60.0
 # looks in a row that may fail before it is given up: the runs go on all the same
 MAX_FAILED_LOOKS = 10
-GPU_PHASES = ("atari", "playground")
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,11 @@ def load_remote(data_dir: Path) -> dict[str, RemoteRun]:
 def find_submitted(data_dir: Path) -> list[str]:
     """Keys of the rows that run on other machines, as far as was last seen."""
     return [key for key, run in load_remote(data_dir).items() if run.is_active]
+
+
+def name_row(row: Row) -> str:
+    """What dstack calls the run of a row; a short row has the spec of another."""
+    return make_run_name(row.load_spec().name + ("-short" if row.is_short else ""))
 
 
 class RemoteRuns:
@@ -130,7 +134,7 @@ class RemoteRuns:
             self._save()
 
     def _is_over(self, row: Row, retries: int) -> bool:
-        """Whether nothing more is to be done for a row now; a run that ended well is brought home."""
+        """Whether a row needs nothing more now; a run that ended well is fetched."""
         run = self.runs.get(row.key)
         if run is None or run.is_active:
             return False
@@ -146,7 +150,7 @@ class RemoteRuns:
                 logger.warning(f"{row.key}: {run.name} is done, but there is no run to take in: slm-lab bench status")
             return True
         if run.status == "terminated" and tries:
-            # stopped by someone, or by its limits: the same command goes on with it
+            # stopped by someone, or by its limits: the same command resumes it
             logger.warning(f"{row.key}: {run.name} was stopped before its end; dstack logs {run.name}")
             return True
         if run.status == "failed" and tries:
@@ -156,7 +160,7 @@ class RemoteRuns:
     def _submit(self, row: Row) -> None:
         before = self.runs.get(row.key)
         attempt = 1 if before is None else before.attempt + (before.status == "failed")
-        base = make_run_name(row.load_spec().name)
+        base = name_row(row)
         run = RemoteRun(base if attempt == 1 else make_run_name(f"{base}-{attempt}"), attempt, "submitted")
         # noted first, so that no run is ever paid for and forgotten
         self.runs[row.key] = run

@@ -41,6 +41,8 @@ class Result:
     git_sha: str | None
     # what was trained; a key that the lab learns later has its default here, and so needs no new run
     spec: Mapping[str, Any]
+    # of each session, with the deterministic policy at the end; empty where it was not played, or not kept
+    final_values: tuple[float, ...] = ()
 
 
 def find_start(name: str) -> tuple[str, int]:
@@ -68,6 +70,7 @@ def build_result(run: Run, url: str | None) -> Result:
         version=str(look_up(run.provenance, "versions", "slm-lab") or "unknown"),
         git_sha=sha if isinstance(sha, str) else None,
         spec={part: run.spec[part] for part in ("agent", "env", "meta")},
+        final_values=tuple(evals.values()),
     )
 
 
@@ -86,7 +89,10 @@ def load_results(docs: Path) -> dict[str, Result]:
     path = results_file(docs)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return {key: Result(**{**entry, "values": tuple(entry["values"])}) for key, entry in data.items()}
+        return {
+            key: Result(**entry | {name: tuple(entry.get(name, ())) for name in ("values", "final_values")})
+            for key, entry in data.items()
+        }
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, KeyError, AttributeError) as error:

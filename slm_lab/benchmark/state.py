@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import numpy as np
+
 from slm_lab.benchmark.match import Stage, find_misfits, find_obstacles, find_row, find_stage
-from slm_lab.benchmark.matrix import Row
+from slm_lab.benchmark.matrix import Row, load_matrix
 from slm_lab.benchmark.result import Result, find_start, is_stale
 from slm_lab.lib.errors import LabError
+from slm_lab.lib.io import is_locked
 from slm_lab.results.run import Run, load_run
 
 
@@ -37,6 +40,26 @@ class RowState:
     # why a run that has ended cannot be taken in
     obstacles: tuple[str, ...] = ()
 
+    @property
+    def frames(self) -> int:
+        """Frames of the run, of all its sessions."""
+        return 0 if self.run is None else sum(int(table["frame"][-1]) for table in self.run.tables.values())
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the end, at the speed of the sessions that train now; None where none does."""
+        if self.run is None:
+            return None
+        speeds = [self.run.tables[s]["fps"][-1] for s in find_locked(self.run.path) if s in self.run.tables]
+        speed = float(np.nansum(speeds))
+        return (self.row.max_frame * self.row.max_session - self.frames) / speed if speed > 0 else None
+
+
+def find_locked(path: Path) -> list[int]:
+    """Sessions of a run that a process trains."""
+    locks = [file for file in (path / "model").glob(".*_s*.lock") if is_locked(file)]
+    return sorted(int(file.stem.rpartition("_s")[2]) for file in locks)
+
 
 def find_states(
     rows: Sequence[Row], results: Mapping[str, Result], data_dir: Path, submitted: Collection[str] = ()
@@ -44,7 +67,8 @@ def find_states(
     """Where each row stands; `submitted` are the keys of rows that run on other machines."""
     runs: dict[str, list[Run]] = {}
     for run in _read_runs(rows, data_dir):
-        row = find_row(run, rows)
+        # among all rows: a run of another row of the same spec is none of these
+        row = find_row(run, load_matrix())
         if row is not None:
             runs.setdefault(row.key, []).append(run)
     return [_find_state(row, results.get(row.key), runs.get(row.key, []), row.key in submitted) for row in rows]
@@ -82,11 +106,11 @@ def _find_state(row: Row, result: Result | None, runs: Sequence[Run], is_submitt
 
 
 def _find_stage_state(row: Row, result: Result | None, run: Run) -> RowState | None:
-    """The state of a row whose run goes on or has ended; None if it was stopped and can go on."""
+    """The state of a row whose run trains or has ended; None if it was stopped and can resume."""
     stage = find_stage(run)
     if stage is Stage.RUNNING:
         return RowState(row, Standing.RUNNING, result, run)
-    if stage is Stage.STOPPED and not run.metrics.get("failed"):
+    if stage is Stage.STOPPED and not run.failed:
         return None
     obstacles = find_obstacles(run, row)
     return RowState(row, Standing.REFUSED if obstacles else Standing.READY, result, run, tuple(obstacles))

@@ -5,10 +5,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slm_lab.benchmark.matrix import Row, load_matrix, slug
+from slm_lab.benchmark.curves import CURVES, find_reach, load_curves, pick_column
+from slm_lab.benchmark.matrix import GPU_PHASES, Row, load_matrix, slug
+from slm_lab.benchmark.plan import estimate, measure_fps
 from slm_lab.benchmark.result import Result, is_stale, load_notes, load_results
+from slm_lab.benchmark.state import RowState, Standing
 from slm_lab.lib.io import write_text
-from slm_lab.results.run import find_shipped_random_return
+from slm_lab.results.baseline import find_shipped_random_return
 
 PAGE = "BENCHMARKS.md"
 PLOTS = Path("plots") / "benchmark"
@@ -18,6 +21,8 @@ PHASES = {
     "mujoco": "MuJoCo",
     "atari": "Atari",
     "playground": "MuJoCo Playground",
+    "further": "Further envs",
+    "short": "Short budgets",
 }
 # share of the way from random play to the target from which a row counts as close
 CLOSE = 0.8
@@ -30,10 +35,22 @@ A **score** is `total_reward_ma` as the run's `trial_metrics` has it: the mean r
 session's table (a row is the mean of the last 100 episodes, played by the exploring policy), averaged over sessions.
 Behind it stands the 95 % interval: a bootstrap over sessions, which stays within what they scored. **At end** is the
 mean return of the trained, deterministic policy. **Reference** is the score that the published SLM-Lab reports for the
-same settings; a row is above or below it if its whole interval is, and else within.
+same settings; a row is above or below it if its whole interval is, and else within. Rows of our own have the score of
+another library in its place, which is one run of its deterministic policy in other settings, and no verdict.
 
-Curves are means over sessions with the 95 % interval of the mean. Results that kept no other curve show
-`total_reward_ma`, from where its 100 rows are full.
+Curves are the mean return of the last 100 episodes, averaged over sessions, with the 95 % interval of the mean. Results
+that kept no other curve show `total_reward_ma`, from where its 100 rows are full.
+"""
+REACH = """## Frames to the reference
+
+The frame from which the mean over sessions of the last 100 episodes, played by the exploring policy, reaches the
+reference and stays there to the end; "not" where it does not end there. "At most" where `total_reward_ma` alone was
+kept, which shows it later. At end: the deterministic policy.
+"""
+SHORT = """### Short budgets
+
+The same specs with fewer frames than the settings above, to see how soon the published score is there. These runs do
+not count as rows of the benchmark.
 """
 
 
@@ -48,16 +65,18 @@ def status(score: float, target: float | None, random_return: float | None) -> s
     return "close" if (score - random_return) / (target - random_return) >= CLOSE else "below"
 
 
-def judge(result: Result, reference: float) -> str:
-    """How a score stands to the reference, which is one number without an interval."""
+def judge(result: Result, reference: float | None) -> str:
+    """How a score stands to the reference, which is one number without an interval; nothing where there is none."""
+    if reference is None:
+        return ""
     if result.low > reference:
         return "above"
     return "within" if result.high >= reference else "**below**"
 
 
-def plot_file(env: str) -> Path:
-    """The figure of an env, inside the docs."""
-    return PLOTS / f"{slug(env)}.png"
+def plot_file(group: str) -> Path:
+    """The figure of a group of rows, inside the docs."""
+    return PLOTS / f"{slug(group)}.png"
 
 
 def write_table(docs: Path, active: Sequence[str] = ()) -> Path:
@@ -70,24 +89,56 @@ def write_table(docs: Path, active: Sequence[str] = ()) -> Path:
 def build_page(docs: Path, rows: Sequence[Row], results: Mapping[str, Result], active: Sequence[str]) -> str:
     """The whole page."""
     notes = load_notes(docs)
-    parts = [HEAD, _progress(rows, results)]
+    parts = [HEAD, _summary(rows, results), _progress(rows, results), *_reach(docs, rows, results, notes)]
     if active:
         parts.append("## Running now\n\n" + "\n".join(f"- {text}" for text in active) + "\n")
     for phase, title in PHASES.items():
-        chosen = [row for row in rows if row.phase == phase]
+        chosen = [row for row in rows if row.phase == phase and not row.is_short]
         if chosen:
             parts.append(f"## {title}\n")
             parts += _phase(docs, chosen, results, notes)
     return "\n".join(parts)
 
 
+def _summary(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
+    """Envs by algorithms: the score, the reference, and how they stand."""
+    full = [row for row in rows if not row.is_short]
+    done = [row for row in full if row.key in results]
+    algorithms = list(dict.fromkeys(row.algorithm for row in full if row.env in {other.env for other in done}))
+    lines = [
+        "## Summary",
+        "",
+        "Score / reference, and how they stand; - is a row without a result.",
+        "",
+        f"| env | {' | '.join(algorithms)} |",
+        f"|---|{'---|' * len(algorithms)}",
+    ]
+    for env in dict.fromkeys(row.env for row in done):
+        mine = {row.algorithm: row for row in full if row.env == env}
+        cells = [_cell(mine[name], results.get(mine[name].key)) if name in mine else "" for name in algorithms]
+        lines.append(f"| {env} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _cell(row: Row, result: Result | None) -> str:
+    score = "-" if result is None else _number(result.score)
+    if row.reference is None:
+        return score
+    return f"{score} / {_number(row.reference)} {'' if result is None else judge(result, row.reference)}".rstrip()
+
+
 def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     lines = [
         "## Progress",
         "",
-        "| phase | rows with a result | target reached | reference: above, within, below |",
-        "|---|--:|--:|--:|",
+        "The core-hours of missing rows are estimates from the speed of results, rough where nothing like them was",
+        "measured; Atari and Playground need a GPU. `slm-lab bench plan` has them row by row, and",
+        "`slm-lab bench run --local --idle --filter PHASE` trains them, the cheapest first.",
+        "",
+        "| phase | rows with a result | target reached | reference: above, within, below | missing, core-hours |",
+        "|---|--:|--:|--:|--:|",
     ]
+    speeds = measure_fps([RowState(row, Standing.DONE, results.get(row.key), None) for row in rows], results, {})
     for phase, title in PHASES.items():
         chosen = [row for row in rows if row.phase == phase]
         done = [(row, results[row.key]) for row in chosen if row.key in results]
@@ -96,8 +147,52 @@ def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
         stands = Counter(judge(result, row.reference) for row, result in done)
         reached_text = f"{reached} of {asked}" if asked else ""
         stands_text = ", ".join(str(stands[word]) for word in ("above", "within", "**below**")) if done else ""
-        lines.append(f"| {title} | {len(done)} of {len(chosen)} | {reached_text} | {stands_text} |")
+        hours = sum(estimate(row, speeds, 1).core_seconds for row in chosen if row.key not in results) / 3600
+        left = f"{hours:,.0f}" if len(done) < len(chosen) and phase not in GPU_PHASES else ""
+        lines.append(
+            f"| {title} (`{phase}`) | {len(done)} of {len(chosen)} | {reached_text} | {stands_text} | {left} |"
+        )
     return "\n".join([*lines, ""])
+
+
+def _reach(docs: Path, rows: Sequence[Row], results: Mapping[str, Result], notes: Mapping[str, str]) -> list[str]:
+    """How soon the reference is reached: of rows at its settings, and of rows with fewer frames, never in one table."""
+    done = [row for row in rows if row.key in results and row.reference is not None]
+    full, short = ([row for row in done if row.is_short is is_short] for is_short in (False, True))
+    parts = [REACH, "### At the published settings\n", _reach_table(docs, full, results)]
+    if short:
+        parts += [SHORT, _reach_table(docs, short, results)]
+        parts += [f"- **{row.key}**: {notes[row.key]}" for row in short if row.key in notes]
+        parts += [_figure(docs, group) for group in dict.fromkeys(row.group for row in short)]
+    return parts
+
+
+def _reach_table(docs: Path, rows: Sequence[Row], results: Mapping[str, Result]) -> str:
+    lines = [
+        "| env | algorithm | reference | reached at frame | of frames | last 100 episodes | at end | sessions at end |",
+        "|---|---|--:|--:|--:|--:|--:|---|",
+    ]
+    for row in rows:
+        result = results[row.key]
+        sessions = load_curves(docs, row.group).get(result.run)
+        if sessions is None or row.reference is None:
+            continue
+        column = pick_column({"": sessions})
+        frame = find_reach(sessions, row.reference)
+        # the average of a hundred rows shows it later than it was
+        reached = "not" if frame is None else f"{'' if column == CURVES[0] else 'at most '}{frame:,.0f}"
+        last = sum(float(table[column][-1]) for table in sessions.values()) / len(sessions)
+        end = "" if result.final_eval is None else _number(result.final_eval)
+        lines.append(
+            f"| {row.env} | {row.algorithm} | {_number(row.reference)} | {reached} | {row.max_frame:,} "
+            f"| {_number(last)} | {end} | {', '.join(map(_number, result.final_values))} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _figure(docs: Path, group: str) -> str:
+    picture = plot_file(group)
+    return f"\n![Learning curves in {group}]({picture.as_posix()})" if (docs / picture).exists() else ""
 
 
 def _phase(docs: Path, rows: Sequence[Row], results: Mapping[str, Result], notes: Mapping[str, str]) -> list[str]:
@@ -123,16 +218,13 @@ def _env(docs: Path, env: str, rows: Sequence[Row], results: Mapping[str, Result
     done = [(row, results[row.key]) for row in rows if row.key in results]
     lines += ["", "Every session: " + "; ".join(f"{row.algorithm} {_values(result)}" for row, result in done) + "."]
     lines += ["", *(f"- **{row.algorithm}**: {notes[row.key]}" for row in rows if row.key in notes)]
-    picture = plot_file(env)
-    if (docs / picture).exists():
-        lines += ["", f"![Learning curves in {env}]({picture.as_posix()})"]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, _figure(docs, env), ""])
 
 
 def _line(row: Row, result: Result | None) -> str:
     spec = f"[{row.spec_name}](../{row.spec_file})"
     if result is None:
-        return f"| {row.algorithm} | missing |  |  | {_number(row.reference)} |  | {spec} |  |"
+        return f"| {row.algorithm} | missing |  |  | {_reference(row)} |  | {spec} |  |"
     stands = status(result.score, row.target, find_shipped_random_return(row.env))
     if is_stale(result, row):
         stands = f"{stands}, spec changed since".lstrip(", ")
@@ -140,7 +232,7 @@ def _line(row: Row, result: Result | None) -> str:
     run = result.run if result.url is None else f"[{result.run}]({result.url})"
     score = f"{_number(result.score)} [{_number(result.low)}, {_number(result.high)}]"
     return (
-        f"| {row.algorithm} | {stands} | {score} | {end} | {_number(row.reference)} | "
+        f"| {row.algorithm} | {stands} | {score} | {end} | {_reference(row)} | "
         f"{judge(result, row.reference)} | {spec} | {run} |"
     )
 
@@ -155,13 +247,17 @@ def _waiting(rows: Sequence[Row], has_others: bool) -> str:
     for env in dict.fromkeys(row.env for row in rows):
         mine = {row.algorithm: row for row in rows if row.env == env}
         targets = [row.target for row in mine.values() if row.target is not None]
-        cells = [_reference(mine[name]) if name in mine else "" for name in algorithms]
+        cells = [_linked(mine[name]) if name in mine else "" for name in algorithms]
         lines.append(f"| {env} | {f'{targets[0]:,g}' if targets else ''} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
+def _linked(row: Row) -> str:
+    return f"[{_reference(row)}](../{row.spec_file} '{row.spec_name}')"
+
+
 def _reference(row: Row) -> str:
-    return f"[{_number(row.reference)}](../{row.spec_file} '{row.spec_name}')"
+    return row.peer if row.reference is None else _number(row.reference)
 
 
 def _values(result: Result) -> str:

@@ -11,12 +11,12 @@ from loguru import logger
 
 from slm_lab.benchmark.intake import Share, take_in
 from slm_lab.benchmark.intake import commit as commit_rows
-from slm_lab.benchmark.local import STOP_CODES, run_rows
+from slm_lab.benchmark.local import STOP_CODES, become_idle, order_by_cost, run_rows, wait_for_core
 from slm_lab.benchmark.matrix import Row, load_matrix, select_rows
-from slm_lab.benchmark.plan import estimate, find_open, measure_fps
+from slm_lab.benchmark.plan import estimate, find_open, load_costs, measure_fps
 from slm_lab.benchmark.remote import Cloud, RemoteRuns, find_submitted
 from slm_lab.benchmark.result import DOCS, Result, find_start, load_results
-from slm_lab.benchmark.state import RowState, Standing, find_states
+from slm_lab.benchmark.state import RowState, Standing, find_locked, find_states
 from slm_lab.benchmark.table import PHASES, write_table
 from slm_lab.cli.failure import user_errors
 from slm_lab.lib.errors import LabError
@@ -61,16 +61,20 @@ def plan(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DOCS
     """Rows without a result, with their time."""
     with user_errors():
         states = _states(select_rows(filters or []), data_dir, docs)
-        measured = measure_fps(_states(list(load_matrix()), data_dir, docs), load_results(docs))
+        measured = _measure(data_dir, docs)
     waiting = find_open(states)
     out, total, is_rough = sys.stdout, 0.0, False
+    out.write(f"{'row':<56} {'time':>9} {'core-hours':>11}  spec\n" if waiting else "")
     for state in waiting:
         time = estimate(state.row, measured, num_cores())
         total += time.seconds
         is_rough |= not time.is_measured
         mark = " " if time.is_measured else "~"
         why = f"  ({state.standing})" if state.standing is not Standing.MISSING else ""
-        out.write(f"{state.row.key:<48} {mark}{format_seconds(time.seconds):>8}  {state.row.spec_name}{why}\n")
+        out.write(
+            f"{state.row.key:<56} {mark}{format_seconds(time.seconds):>8} {time.core_seconds / 3600:>11,.1f}  "
+            f"{state.row.spec_name}{why}\n"
+        )
     out.write(
         f"{len(waiting)} of {len(states)} rows need a run; one after the other on {num_cores()} cores they take "
         f"about {format_seconds(total)}{' (~: a rough guess, nothing like it was measured yet)' if is_rough else ''}\n"
@@ -80,12 +84,19 @@ def plan(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DOCS
         out.write(f"Next     {shlex.join(['slm-lab', 'bench', 'run', *words, '--local'])}\n")
 
 
-@app.command(help="Train the rows that lack a result; started again, it goes on where it was stopped.")
+@app.command(help="Train the rows that lack a result; started again, it resumes.")
 def run(
     filters: Filter = None,
     local: Annotated[
         bool, typer.Option("--local/--remote", help="On this machine, one row after the other, or with dstack.")
     ] = True,
+    idle: Annotated[
+        bool,
+        typer.Option("--idle", help="Only when a core is free, the cheapest row first, at the lowest priority."),
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also rows that have a result: the newest run counts.")
+    ] = False,
     max_parallel: Annotated[int, typer.Option(help="Rows at once, with --remote.", min=1)] = 10,
     retries: Annotated[int, typer.Option(help="How often a failed row is tried again, under a new name.", min=0)] = 1,
     volume: VolumeOption = None,
@@ -99,24 +110,37 @@ def run(
     setup_console("INFO")
     with user_errors():
         rows = select_rows(filters or [])
-        results = load_results(docs)
+        results = {} if again else load_results(docs)
         given = {"volume": volume, "spot": spot, "max_price": max_price, "max_duration": max_duration}
         if local and (wrong := [name for name, value in given.items() if value is not None]):
             raise LabError(f"--{wrong[0].replace('_', '-')} goes with --remote")
+        if idle and not local:
+            raise LabError("--idle goes with --local")
         if not local:
             request = TaskRequest("", volume=volume, spot=spot, max_price=max_price, max_duration=max_duration)
             with lock_file(data_dir / "bench" / "remote.lock", 0):
                 _run_remote(rows, results, data_dir, max_parallel, retries, request)
             return
-        outcomes = run_rows(rows, results, data_dir, retries, submitted=find_submitted(data_dir))
+        if idle:
+            rows = _begin_idle(find_states(rows, results, data_dir, find_submitted(data_dir)), data_dir, docs)
+        outcomes = run_rows(
+            rows,
+            results,
+            data_dir,
+            retries,
+            submitted=find_submitted(data_dir),
+            wait=wait_for_core if idle else lambda: None,
+        )
     stopped = next((outcome.exit_code for outcome in outcomes if outcome.exit_code in STOP_CODES), 0)
     failed = [outcome for outcome in outcomes if outcome.exit_code not in (0, *STOP_CODES)]
     out = sys.stdout
     out.write(f"\nTrained  {sum(outcome.exit_code == 0 for outcome in outcomes)} row(s)\n")
+    for outcome in outcomes:
+        out.write(f"Took     {outcome.core_seconds / 3600:.2f} core-hours: {outcome.row.key}\n")
     for outcome in failed:
         out.write(f"Failed   {outcome.row.key} in {outcome.num_attempt} attempts, exit code {outcome.exit_code}\n")
     if stopped:
-        out.write("Stopped; the same command goes on with it\n")
+        out.write("Stopped; the same command resumes\n")
     out.write("Next     slm-lab bench intake\n")
     sys.exit(stopped or (1 if failed else 0))
 
@@ -163,7 +187,7 @@ def table(data_dir: DataDir = DATA_DIR, docs: Docs = DOCS) -> None:
 
 @app.command(help="Show how far the benchmark is.")
 def status(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DOCS) -> None:
-    """Counts by phase, and what goes on."""
+    """Counts by phase, and what runs."""
     with user_errors():
         states = _states(select_rows(filters or []), data_dir, docs)
     out = sys.stdout
@@ -229,12 +253,27 @@ def _run_remote(
     try:
         runs = RemoteRuns(data_dir, cloud, request).run(rows, results, max_parallel, retries)
     except KeyboardInterrupt:
-        sys.stdout.write("\nLeft; what was submitted goes on. The same command comes back to it\n")
+        sys.stdout.write("\nLeft; what was submitted runs on. The same command returns to it\n")
         sys.exit(130)
     for key, remote in runs.items():
         sys.stdout.write(f"{remote.status:<10} {key} as {remote.name}\n")
     sys.stdout.write("Next     slm-lab bench intake\n")
     sys.exit(1 if any(remote.status != "done" for remote in runs.values()) else 0)
+
+
+def _begin_idle(states: list[RowState], data_dir: Path, docs: Path) -> list[Row]:
+    """Lower the priority of all that follows, and say what each row would take; the rows, the cheapest first."""
+    become_idle()
+    costs = order_by_cost(states, _measure(data_dir, docs))
+    for row, seconds in costs:
+        sys.stdout.write(f"{row.key:<56} {seconds / 3600:>11,.1f} core-hours\n")
+    return [row for row, _ in costs]
+
+
+def _measure(data_dir: Path, docs: Path) -> dict[tuple[str, str], float]:
+    """Frames per second of a session, of all rows that were ever measured."""
+    states = _states(list(load_matrix()), data_dir, docs)
+    return measure_fps(states, load_results(docs), load_costs(data_dir))
 
 
 def _states(rows: list[Row], data_dir: Path, docs: Path) -> list[RowState]:
@@ -252,6 +291,9 @@ def _describe(state: RowState) -> str:
     if (run := state.run) is not None:
         text += f", {run.path.name}"
         if state.standing in (Standing.RUNNING, Standing.STOPPED):
-            sessions = f"{len(run.tables)} of {state.row.max_session} sessions"
-            text += f", frame {run.frame:,} of {state.row.max_frame:,}, {sessions}"
+            frames = [int(run.tables[s]["frame"][-1]) if s in run.tables else 0 for s in range(state.row.max_session)]
+            text += f", sessions at frame {', '.join(f'{frame:,}' for frame in frames)} of {state.row.max_frame:,}"
+        if state.seconds_left is not None:
+            training = ", ".join(map(str, find_locked(run.path)))
+            text += f", training {training}, {format_seconds(state.seconds_left)} left"
     return "; ".join([text, *state.obstacles])

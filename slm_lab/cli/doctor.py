@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.results.doctor import Finding, conclude, diagnose
+from slm_lab.results.doctor import Symptom, describe_health, diagnose
 from slm_lab.results.folder import DATA_DIR
 from slm_lab.results.run import load_run
 from slm_lab.spec.reader import printable
@@ -32,15 +32,15 @@ def doctor(
     for problem in run.problems:
         sys.stderr.write(f"Note: {problem}\n")
     out.write(f"{run.path}: {run.label} on {run.env_name}, {len(run.scores)} session(s), {run.frame:,} frames\n")
-    findings = diagnose(run)
-    out.writelines(f"\n{_describe(finding)}" for finding in findings)
-    if not findings:
-        out.write(f"\n{conclude(run)}\n")
+    symptoms = diagnose(run)
+    out.writelines(f"\n{_describe(symptom)}" for symptom in symptoms)
+    if not symptoms:
+        out.write(f"\n{describe_health(run)}\n")
 
 
-def _describe(finding: Finding) -> str:
+def _describe(symptom: Symptom) -> str:
     # they may quote the run, which may be anyone's
     title, seen, meaning, advice = (
-        printable(text, limit=2000) for text in (finding.title, finding.seen, finding.meaning, finding.advice)
+        printable(text, limit=2000) for text in (symptom.title, symptom.seen, symptom.meaning, symptom.advice)
     )
-    return f"{MARKS[finding.level]}  {title}\n      Seen   {seen}\n      Means  {meaning}\n      Try    {advice}\n"
+    return f"{MARKS[symptom.level]}  {title}\n      Seen   {seen}\n      Means  {meaning}\n      Try    {advice}\n"

@@ -9,7 +9,8 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import DATA_DIR
-from slm_lab.results.plot import DrawnRun, plot_runs
+from slm_lab.results.plot import name_figure, plot_runs, to_drawn
+from slm_lab.results.report_chart import write_graph
 from slm_lab.results.run import Run, load_runs
 
 PLOTS = Path("docs/plots")
@@ -46,20 +47,16 @@ def plot(
             sys.stderr.write(f"Note: {problem}\n")
         for env in envs:
             chosen = {place: run for place, run in runs.items() if run.env_name == env}
-            curves = [
-                DrawnRun(
-                    names[places.index(place)] if names else name,
-                    run.label,
-                    list(run.counted_tables.values()),
-                    list(run.evaluations.values()),
-                )
-                for (place, run), name in zip(chosen.items(), _name_apart(list(chosen.values())), strict=True)
-            ]
-            paths = plot_runs(curves, output, title or env, legend)
+            shown = list(chosen.values())
+            labels = [names[places.index(place)] for place in chosen] if names else _name_apart(shown)
+            drawn = [to_drawn(run, label) for run, label in zip(shown, labels, strict=True)]
+            prefix = output / name_figure(title or env)
+            paths = plot_runs(drawn, prefix, title or env, legend)
             if not paths:
                 raise LabError(f"{env}: none of the runs has a finished episode to draw")
-            for path in paths:
-                sys.stdout.write(f"{path}\n")
+            page = paths[0].with_suffix(".html")
+            write_graph(shown, labels, title or env, page, legend)
+            sys.stdout.writelines(f"{path}\n" for path in (*paths, page))
 
 
 def _split(text: str) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from slm_lab.audit.replay_fault import Row, advise, bundle_errors, read_bundle, replay_fault, show, tabulate
 from slm_lab.cli.failure import user_errors
-from slm_lab.experiment.fault import Row, advise, bundle_errors, read_bundle, replay_fault, show, tabulate
 from slm_lab.lib.runtime import import_modules
 
 app = typer.Typer(add_completion=False)
@@ -22,9 +22,7 @@ MAX_ROWS = 12
 )
 def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE")],
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Import the module of an env that is named as module:EnvId.")
-    ] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Replay a bundle that lies in no run of yours.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Compile nothing, even if the run did.")] = False,
     imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="Import first.")] = None,
 ) -> None:
@@ -32,10 +30,10 @@ def replay(
     out = sys.stdout
     with user_errors():
         import_modules(imports or [])
-        content = read_bundle(bundle)
+        content = read_bundle(bundle, trust)
         with bundle_errors(bundle):
             lines = _describe(content)
-        replayed = replay_fault(content, bundle, trust, plain)
+        replayed = replay_fault(content, bundle, plain)
     out.writelines(lines)
     for note in replayed.notes:
         out.write(f"Note: {show(note)}\n")

@@ -1,4 +1,4 @@
-"""`slm-lab retro DIR`: metrics, graphs and report made anew from the tables of a run."""
+"""`slm-lab retro DIR`: metrics, graphs and report made again from the tables of a run."""
 
 import sys
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.results.folder import DATA_DIR, REPORT_NAME, RunFolder
+from slm_lab.results.conclude import recompute
+from slm_lab.results.folder import DATA_DIR, RunFolder
 from slm_lab.results.metrics import format_trial_metrics
-from slm_lab.results.retro import find_models, recompute
 from slm_lab.results.run import load_run
 
 app = typer.Typer(add_completion=False)
@@ -29,11 +29,14 @@ def retro(
         run = load_run(where, data_dir)
         for problem in run.problems:
             tell(problem)
-        metrics = recompute(run, tell)
-        count, foreign = find_models(run.path)
-        if foreign and RunFolder(run.path, run.name).is_published:
-            tell(f"{foreign} of {count} weight files are of the published SLM-Lab; slm-lab run enjoy@{run.path}")
-        elif foreign:
-            tell(f"{foreign} of {count} weight files are not of this lab and cannot be played")
-        sys.stdout.write(f"{format_trial_metrics(metrics['scalar'])}\n")
-        sys.stdout.write(f"Graphs   {run.path / 'graph'}\nReport   {run.path / REPORT_NAME}\n")
+        if run.random_return is None:
+            tell(f"no random baseline of {run.env_name} is known, so strength counts from 0")
+        concluded = recompute(run, run.random_return or 0.0)
+        count = len(list((run.path / "model").glob("*_model.pt")))
+        if count and RunFolder(run.path, run.name).is_published:
+            tell(f"{count} weight files are of the published SLM-Lab; slm-lab run enjoy@{run.path}")
+        if concluded.metrics.scalar is not None:
+            sys.stdout.write(f"{format_trial_metrics(concluded.metrics.scalar)}\n")
+        sys.stdout.write(f"Graphs   {run.path / 'graph'}\n")
+        if concluded.report is not None:
+            sys.stdout.write(f"Report   {concluded.report}\n")

@@ -37,7 +37,8 @@ from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
 from slm_lab.lib.unit import format_seconds
-from slm_lab.results.doctor import MIN_ROWS, count_rows, diagnose
+from slm_lab.results.conclude import Conclusion
+from slm_lab.results.doctor import can_judge
 from slm_lab.results.folder import DATA_DIR, open_run_folder
 from slm_lab.spec.loading import SUFFIXES, find_bare_file, load_spec, locate, parse_override
 from slm_lab.spec.schema import Spec
@@ -236,7 +237,7 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
     if result.report is not None:
         out.write(f"Report   {result.report}\n")
     out.write(_time_split(result, profile))
-    out.write(_diagnosis(result))
+    out.write(_diagnosis(result.conclusion))
     out.write(f"Replay   slm-lab run enjoy@{result.folder}{needed}\n")
     if result.failures:
         out.write(
@@ -245,15 +246,15 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         )
 
 
-def _diagnosis(result: TrialResult) -> str:
+def _diagnosis(conclusion: Conclusion | None) -> str:
     """What stands out in the tables, warnings if there are any; nothing where there are no tables."""
-    if result.run is None:
+    if conclusion is None:
         return ""
-    findings = diagnose(result.run)
-    if findings:
-        titles = "; ".join(finding.title for finding in findings if finding.level == findings[0].level)
-        return f"Doctor   {titles}: see slm-lab doctor {result.folder}\n"
-    return "Doctor   no warnings\n" if count_rows(result.run) >= MIN_ROWS else ""
+    symptoms = conclusion.symptoms
+    if symptoms:
+        titles = "; ".join(symptom.title for symptom in symptoms if symptom.level == symptoms[0].level)
+        return f"Doctor   {titles}: see slm-lab doctor {conclusion.run.path}\n"
+    return "Doctor   no warnings\n" if can_judge(conclusion.run) else ""
 
 
 def _time_split(result: TrialResult, per_session: bool) -> str:

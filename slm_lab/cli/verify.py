@@ -52,10 +52,11 @@ def verify(
             is_same &= verdict.is_same
     facts = verification.facts
     if facts:
-        out.write("Same, although here is other than where the run was made:\n" if is_same else "What is other here:\n")
+        same = "Identical, although this machine differs from the one that trained it"
+        out.write(f"{same if is_same else 'What differs from the machine that trained it'}:\n")
         out.writelines(f"  {_show(str(fact))}\n" for fact in facts)
     elif not is_same:
-        out.write("Nothing that the run has written down of its machine is other here\n")
+        out.write("No recorded fact of the machine that trained it differs here\n")
     if verification.unknown:
         names = ", ".join(verification.unknown)
         out.write(f"Not known of the run, so not compared: {names}\n")

@@ -4,7 +4,6 @@ import gymnasium as gym
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
-from loguru import logger
 
 from slm_lab.env.atari import SEED_INTERVAL, AtariOptions, bound_seed
 from slm_lab.env.layout import calc_parts
@@ -78,25 +77,20 @@ class AleVecEnv(VecEnv):
         return Step(obs, next_obs, reward.astype(np.float64), terminated | life_lost, truncated, ended)
 
     def _replay(self, action: list[Array]) -> tuple[Array, Array]:
-        lengths = np.array([len(part) for part in action])
-        longest = int(lengths.max())
-        if longest > 1000:  # some seconds
-            logger.info(f"Rebuilding {self.num_envs} games from up to {longest:,} actions each")
+        log, lengths = self._align(action)
         obs = self._restart(np.arange(self.num_envs), self.origin)
         score = np.zeros(self.num_envs)
-        if longest == 0:
+        if not len(log):
             return obs, score
-        for t in range(longest):
-            # each game joins so late that all come to their last action together
-            begin = np.flatnonzero(lengths == longest - t)
+        for left, now in zip(range(len(log), 0, -1), log, strict=True):
+            begin = np.flatnonzero(lengths == left)
             if len(begin):
                 self._restart(begin, self.origin)
-            now = np.array([part[t - longest] if len(part) >= longest - t else 0 for part in action])
             obs, reward, terminated, truncated, info = self.native.step(now)
             self.lives = info["lives"].copy()
             score += reward
             # games that still wait count from 0 when they join
-            score[terminated | truncated | (lengths < longest - t)] = 0
+            score[terminated | truncated | (lengths < left)] = 0
         idle = np.flatnonzero(lengths == 0)
         return self._restart(idle, self.origin) if len(idle) else obs, score
 

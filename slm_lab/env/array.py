@@ -81,16 +81,11 @@ class ArrayVecEnv(VecEnv):
     def _replay(self, action: list[Array]) -> tuple[Array, Array]:
         self._start(np.arange(self.num_envs), self.origin)
         start = self.native.state.copy()
-        lengths = np.array([len(part) for part in action])
-        longest = int(lengths.max())
-        # each env begins so late that all come to their last action together
-        log = np.zeros((longest, self.num_envs), self.action_space.dtype)
-        for index, part in enumerate(action):
-            log[longest - len(part) :, index] = part
+        log, lengths = self._align(action)
         score = np.zeros(self.num_envs)
-        for t, now in enumerate(log):
+        for left, now in zip(range(len(log), 0, -1), log, strict=True):
             _, reward, terminated, truncated, _ = self.native.step(now)
-            waiting = lengths < longest - t
+            waiting = lengths < left
             score += np.where(waiting, 0.0, reward)
             self.native.state[:, waiting] = start[:, waiting]
             self.native.steps[waiting] = 0

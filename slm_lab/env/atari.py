@@ -3,16 +3,18 @@
 The same numbers as ALE's own vector env gives (see `ale.py`), which is written in C++ and has no way to render.
 """
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any, Self
 
 import ale_py
 import gymnasium as gym
 import numpy as np
 from ale_py import roms
 from gymnasium import spaces
+from pydantic import Field, ValidationError
 
-from slm_lab.lib.errors import EnvError, nearest
+from slm_lab.lib.errors import EnvError
+from slm_lab.spec.problem import describe_first
+from slm_lab.spec.types import Bool, Fraction, Int, Model
 
 Array = np.ndarray[Any, Any]
 
@@ -24,46 +26,38 @@ SIZE = 84
 SEED_INTERVAL = 5_000
 _SCREEN = (210, 160)
 _LARGEST = 2**31 - 1
-_LIMITS = {"frameskip": (1, 1000), "stack_num": (1, 64), "noop_max": (0, 10_000)}
 
 
-@dataclass(frozen=True)
-class AtariOptions:
+class AtariOptions(Model):
     """How a game is played: sticky actions as in Machado et al. (2018), the usual frames of 84x84 and skip of 4."""
 
-    life_loss_info: bool = False
-    repeat_action_probability: float = 0.25
-    frameskip: int = 4
-    noop_max: int = 30
-    stack_num: int = 4
-    use_fire_reset: bool = True
-    full_action_space: bool = False
-    mode: int | None = None
-    difficulty: int | None = None
-    # frames after which a game is cut
-    max_frames: int = MAX_FRAMES
+    life_loss_info: Bool = False
+    repeat_action_probability: Fraction = 0.25
+    frameskip: Annotated[Int, Field(ge=1, le=1000)] = 4
+    noop_max: Annotated[Int, Field(ge=0, le=10_000)] = 30
+    stack_num: Annotated[Int, Field(ge=1, le=64)] = 4
+    use_fire_reset: Bool = True
+    full_action_space: Bool = False
+    mode: Int | None = None
+    difficulty: Int | None = None
+    # frames after which a game is cut; of `env.max_t`, not of an option
+    _max_frames: int = MAX_FRAMES
 
     @classmethod
-    def parse(cls, kwargs: dict[str, Any], max_t: int | None) -> "AtariOptions":
+    def parse(cls, kwargs: dict[str, Any], max_t: int | None) -> Self:
         """The options of a spec; `max_t` counts steps, each of `frameskip` frames."""
-        known = [item.name for item in fields(cls) if item.name != "max_frames"]
-        for key in kwargs:
-            if key not in known:
-                raise EnvError(f"env.kwargs: Atari games have no option '{key}'{nearest(key, known)}")
-        for key, (low, high) in _LIMITS.items():
-            value = kwargs.get(key, low)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise EnvError(f"env.kwargs.{key}: a whole number from {low} to {high} expected, got {value!r}")
-        for key in ("life_loss_info", "use_fire_reset", "full_action_space"):
-            if not isinstance(kwargs.get(key, True), bool):
-                raise EnvError(f"env.kwargs.{key}: true or false expected, got {kwargs[key]!r}")
-        share = kwargs.get("repeat_action_probability", 0.0)
-        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1:
-            raise EnvError(f"env.kwargs.repeat_action_probability: 0 to 1 expected, got {share!r}")
-        options = cls(**kwargs)
-        if max_t is None:
-            return options
-        return replace(options, max_frames=min(max_t * options.frameskip, _LARGEST))
+        try:
+            options = cls.model_validate(kwargs)
+        except ValidationError as error:
+            raise EnvError(describe_first(error, cls, kwargs, "env.kwargs")) from None
+        if max_t is not None:
+            options._max_frames = min(max_t * options.frameskip, _LARGEST)
+        return options
+
+    @property
+    def max_frames(self) -> int:
+        """Frames after which a game is cut."""
+        return self._max_frames
 
     @property
     def needs_emulator(self) -> bool:
@@ -112,7 +106,7 @@ class AtariEnv(gym.Env[Array, Any]):
             ("difficulty", self.options.difficulty, self.ale.getAvailableDifficulties, self.ale.setDifficulty),
         ):
             if value is not None:
-                if isinstance(value, bool) or value not in known():
+                if value not in known():
                     raise EnvError(f"env.kwargs.{what}: the game has {known()}, not {value}")
                 choose(value)
 

@@ -23,11 +23,6 @@ _MESSAGE_SECONDS = 0.0002
 _MEASURE_SECONDS = 0.1
 # Arrays are tried with at most so many envs, since making more takes time; what is faster here is so with more.
 _MAX_ARRAY_TRIAL = 64
-_NO_WORKERS = {
-    "ale": "steps with threads of its own",
-    "array": "steps all envs at once",
-    "envpool": "steps with threads of its own",
-}
 
 
 def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render_mode: RenderMode | None = None) -> VecEnv:
@@ -37,8 +32,6 @@ def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render_mod
         return _build_playground(settings, num_workers, render_mode)
     if backend == "ale" and not is_atari(settings.name):
         raise EnvError(f"env.backend: ale is for ALE/ games, not for '{settings.name}'; use auto")
-    if num_workers and backend in _NO_WORKERS:
-        raise EnvError(f"env.num_workers: {backend} {_NO_WORKERS[backend]}; use null or 0")
     if is_atari(settings.name) and backend in ("auto", "ale") and render_mode is None and not num_workers:
         if not AtariOptions.parse(settings.kwargs, settings.max_t).needs_emulator:
             return AleVecEnv(settings)

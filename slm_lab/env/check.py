@@ -9,7 +9,16 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.env.layout import FlatObservation, MisfitError, calc_parts, in_one_line, show_parts
+from slm_lab.env.layout import (
+    FlatObservation,
+    MisfitError,
+    calc_parts,
+    find_misfit,
+    in_one_line,
+    read_reward,
+    read_truth,
+    show_parts,
+)
 from slm_lab.env.vec_env import ActionMap
 from slm_lab.env.watch import close_envs
 from slm_lab.lib.errors import EnvError
@@ -77,59 +86,52 @@ def _walk(env: gym.Env[Any, Any], num_step: int, seed: int) -> tuple[dict[str, s
     lengths: list[int] = []
     env.action_space.seed(seed)
     try:
-        wrong |= _check_obs(env, env.reset(seed=seed)[0], "reset", 0)
+        wrong |= _check_obs(env, env.reset(seed=seed)[0], "reset")
     except MisfitError as error:
         return {"obs": f"reset: {error}"}, [], 0.0
     length, start = 0, time.perf_counter()
     for step in range(1, num_step + 1):
         try:
             result: Any = env.step(env.action_space.sample())
+            obs, reward, terminated, truncated, info = result
+            is_over = read_truth("terminated", terminated) | read_truth("truncated", truncated)
         except MisfitError as error:
-            wrong.setdefault("obs", f"step {step}: {error}")
+            wrong.setdefault("end", f"step {step}: {error}")
             break
-        obs, reward, terminated, truncated, info = result
         length += 1
         # the first mistake of each kind is enough
-        wrong = {**_check_step(env, obs, reward, (terminated, truncated), step), **wrong}
+        wrong = {**_check_obs(env, obs, f"step {step}"), **_check_reward(reward, step), **wrong}
         if not isinstance(info, dict):
             wrong.setdefault("info", f"step {step}: info is {type(info).__name__}, a dict is due")
-        if "terminated" in wrong or "truncated" in wrong:
-            break
-        if terminated or truncated:
+        if is_over:
             lengths.append(length)
             length = 0
             env.reset(seed=seed + step)
     return wrong, lengths, num_step / (time.perf_counter() - start)
 
 
-def _check_step(env: gym.Env[Any, Any], obs: Any, reward: Any, ends: tuple[Any, Any], step: int) -> dict[str, str]:
-    wrong = _check_obs(env, obs, "step", step)
-    if not isinstance(reward, (int, float, np.integer, np.floating)):
-        wrong["reward type"] = f"step {step}: the reward is {type(reward).__name__}, a number is due"
-    elif not np.isfinite(reward):
-        wrong["reward"] = f"step {step}: the reward is {reward}"
-    for name, value in zip(("terminated", "truncated"), ends, strict=True):
-        if not isinstance(value, (bool, np.bool_)):
-            wrong[name] = f"step {step}: {name} is {type(value).__name__}, true or false is due"
-    return wrong
+def _check_reward(reward: Any, step: int) -> dict[str, str]:
+    try:
+        is_finite = np.isfinite(read_reward(reward))
+    except MisfitError as error:
+        return {"reward type": f"step {step}: {error}"}
+    return {} if is_finite else {"reward": f"step {step}: the reward is {reward}"}
 
 
-def _check_obs(env: gym.Env[Any, Any], obs: Any, where: str, step: int) -> dict[str, str]:
+def _check_obs(env: gym.Env[Any, Any], obs: Any, at: str) -> dict[str, str]:
     space = env.observation_space
-    at = where if where == "reset" else f"{where} {step}"
     if not isinstance(space, spaces.Box):
         return {} if space.contains(obs) else {"obs": f"{at}: the observation is not in {in_one_line(space)}"}
+    problem = find_misfit(obs, space.shape, space.dtype)
+    if problem is not None:
+        return {"obs": f"{at}: the observation {problem}"}
     array = np.asarray(obs)
-    if array.shape != space.shape:
-        return {"obs": f"{at}: the observation has the shape {array.shape}, the space says {space.shape}"}
-    if not np.can_cast(array.dtype, space.dtype, "same_kind"):
-        return {"obs": f"{at}: the observation is {array.dtype}, the space says {space.dtype}"}
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         index = tuple(int(part) for part in np.argwhere(~np.isfinite(array))[0])
         return {"obs": f"{at}: the observation is {array[index]} at {list(index)}"}
-    if ((array < space.low) | (array > space.high)).any():
-        outside = (array < space.low) | (array > space.high)
-        index = tuple(int(part) for part in np.argwhere(outside)[0])
+    outside = np.argwhere((array < space.low) | (array > space.high))
+    if len(outside):
+        index = tuple(int(part) for part in outside[0])
         bounds = f"[{space.low[index]}, {space.high[index]}]"
         return {"bounds": f"{at}: the observation is {array[index]} at {list(index)}, outside {bounds}"}
     return {}

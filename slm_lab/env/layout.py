@@ -128,6 +128,25 @@ def find_misfit(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str
     return f"is {array[index]} at {list(index)}, the space says {dtype}"
 
 
+def read_reward(reward: Any) -> float:
+    """A reward as a number; an array of one number is one."""
+    try:
+        return float(reward.item() if isinstance(reward, np.ndarray) else reward)
+    except OverflowError:
+        raise MisfitError("the reward is too large for a float") from None
+    except (TypeError, ValueError):
+        shape = np.shape(reward)
+        raise MisfitError(f"the reward is {type(reward).__name__} of shape {shape}, a number is due") from None
+
+
+def read_truth(name: str, value: Any) -> bool:
+    """Whether an episode ended; 0 and 1 stand for false and true."""
+    array = np.asarray(value)
+    if array.size == 1 and array.dtype.kind in "biuf" and array.item() in (0, 1):
+        return bool(array.item())
+    raise MisfitError(f"{name} is {type(value).__name__ if array.ndim else repr(value)}, true or false is due")
+
+
 def flatten_obs(space: gym.Space[Any], obs: Any) -> tuple[Array, bool]:
     """One observation, or a batch of them, as flat rows (N, size) like in training; and whether it was a batch.
 

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from slm_lab.env.layout import MisfitError, find_misfit
+from slm_lab.env.layout import MisfitError, find_misfit, read_reward, read_truth
 from slm_lab.env.make import EnvSettings, describe, make_env
 from slm_lab.env.render import RenderMode, draw
 from slm_lab.env.vec_env import RENDER_FPS, Array, Step, VecEnv, calc_episode_seed
@@ -125,14 +125,7 @@ class Slots:
             if not isinstance(truncated, _TRUTHS):
                 truncated = self._read_truth("truncated", truncated, slot, int(episode[slot]))
             self.next_obs[slot] = obs
-            try:
-                self.reward[slot] = reward
-            except OverflowError:
-                raise EnvFaultError(
-                    f"{self._where(slot, int(episode[slot]))}: the reward is too large for a float",
-                    "reward",
-                    self.indices[slot],
-                ) from None
+            self.reward[slot] = reward
             # the loss of a life ends what is learned from, not the game
             self.terminated[slot] = terminated or (info is not None and info.get("life_lost", False))
             self.truncated[slot] = truncated
@@ -173,20 +166,15 @@ class Slots:
 
     def _read_reward(self, reward: Any, slot: int, episode: int) -> float:
         try:
-            # an array of one number is one
-            return float(reward.item() if isinstance(reward, np.ndarray) else reward)
-        except OverflowError:
-            problem = "is too large for a float"
-        except (TypeError, ValueError):
-            problem = f"is {type(reward).__name__} of shape {np.shape(reward)}, a number is due"
-        raise self._fault(slot, episode, f"the reward {problem}", "reward")
+            return read_reward(reward)
+        except MisfitError as error:
+            raise self._fault(slot, episode, str(error), "reward") from None
 
     def _read_truth(self, name: str, value: Any, slot: int, episode: int) -> bool:
-        array = np.asarray(value)
-        if array.size == 1 and array.dtype.kind in "biuf" and array.item() in (0, 1):
-            return bool(array.item())
-        shown = type(value).__name__ if array.ndim else repr(value)
-        raise self._fault(slot, episode, f"{name} is {shown}, true or false is due", name)
+        try:
+            return read_truth(name, value)
+        except MisfitError as error:
+            raise self._fault(slot, episode, str(error), name) from None
 
     def _check_finite(self, slot: int, episode: int) -> None:
         reward, obs = self.reward[slot], self.next_obs[slot]

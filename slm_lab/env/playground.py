@@ -194,18 +194,12 @@ class PlaygroundVecEnv(VecEnv):
 
     def _replay(self, action: list[Array]) -> tuple[Obs, None]:
         simulator = self.simulator
-        lengths = np.array([len(part) for part in action])
-        longest = int(lengths.max())
-        if longest > _LONG_REPLAY:
-            logger.info(f"Rebuilding {self.num_envs} envs from up to {longest:,} actions each")
-        padded = np.zeros((longest, self.num_envs, *self.action_map.shape), np.float32)
-        for index, part in enumerate(action):
-            padded[longest - len(part) :, index] = part
+        log, lengths = self._align(action, _LONG_REPLAY)
         now = self._start(self.origin)
-        for t, actions in enumerate(padded):
+        for left, actions in zip(range(len(log), 0, -1), log, strict=True):
             state, obs, _ = simulator.step(now[0], actions)
-            # each env waits in its first state until all come to their last action together
-            is_due = lengths >= longest - t
+            # each env waits in its first state until it is due
+            is_due = lengths >= left
             now = (state, obs) if is_due.all() else simulator.select(is_due, (state, obs), now)
         self._state, current = now
         self.t[:] = lengths

@@ -15,9 +15,9 @@ class ProbeEnv(gym.Env[Array, Any]):
 
     length = 1
 
-    def __init__(self) -> None:
+    def __init__(self, action_space: gym.Space[Any] | None = None) -> None:
         self.observation_space: gym.Space[Array] = spaces.Box(-1, 1, (1,), np.float32)
-        self.action_space: gym.Space[Any] = spaces.Discrete(2)
+        self.action_space: gym.Space[Any] = action_space or spaces.Discrete(2)
         self.t = 0
 
     def obs(self) -> Array:
@@ -79,42 +79,30 @@ class ActionReward(ProbeEnv):
         return 1.0 if action == 1 else -1.0
 
 
-class ObsAction(ProbeEnv):
+class ObsAction(ObsReward):
     """One step, the action must match the sign of the observation."""
-
-    def begin(self) -> None:
-        self.sign = float(self.np_random.choice((-1.0, 1.0)))
-
-    def obs(self) -> Array:
-        return np.array([self.sign], np.float32)
 
     def reward(self, action: Any) -> float:
         return 1.0 if (action == 1) == (self.sign > 0) else -1.0
 
 
-class Memory(ProbeEnv):
+class Memory(ObsAction):
     """The first observation tells which action is right three steps later, when nothing shows it."""
 
     length = 4
-
-    def begin(self) -> None:
-        self.sign = float(self.np_random.choice((-1.0, 1.0)))
 
     def obs(self) -> Array:
         return np.array([self.sign if self.t == 0 else 0.0], np.float32)
 
     def reward(self, action: Any) -> float:
-        if self.t < self.length - 1:
-            return 0.0
-        return 1.0 if (action == 1) == (self.sign > 0) else -1.0
+        return super().reward(action) if self.t == self.length - 1 else 0.0
 
 
 class ContinuousTarget(ProbeEnv):
     """One step, a continuous action must hit half the observation; bounds are unequal on purpose."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.action_space = spaces.Box(np.array([-1.0], np.float32), np.array([3.0], np.float32))
+        super().__init__(spaces.Box(np.array([-1.0], np.float32), np.array([3.0], np.float32)))
 
     def begin(self) -> None:
         self.target = float(self.np_random.uniform(-1.0, 1.0))
@@ -130,8 +118,7 @@ class MultiAction(ProbeEnv):
     """Two sub-actions with 2 and 3 choices; the right pair is (1, 2)."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.action_space = spaces.MultiDiscrete([2, 3])
+        super().__init__(spaces.MultiDiscrete([2, 3]))
 
     def reward(self, action: Any) -> float:
         return float(action[0] == 1) + float(action[1] == 2) - 1.0
@@ -141,8 +128,7 @@ class BinaryAction(ProbeEnv):
     """Three switches; the right setting is (1, 0, 1)."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.action_space = spaces.MultiBinary(3)
+        super().__init__(spaces.MultiBinary(3))
 
     def reward(self, action: Any) -> float:
         return float(np.mean(np.asarray(action) == (1, 0, 1)))
@@ -213,20 +199,11 @@ class CartPoleHidden(CartPoleEnv):
         return obs[[*self.SEEN]], *rest
 
 
-PROBES: dict[str, type[ProbeEnv]] = {
-    "probe/ConstantReward-v0": ConstantReward,
-    "probe/ObsReward-v0": ObsReward,
-    "probe/TwoStep-v0": TwoStep,
-    "probe/ActionReward-v0": ActionReward,
-    "probe/ObsAction-v0": ObsAction,
-    "probe/Memory-v0": Memory,
-    "probe/ContinuousTarget-v0": ContinuousTarget,
-    "probe/MultiAction-v0": MultiAction,
-    "probe/BinaryAction-v0": BinaryAction,
-    "probe/DiscreteObs-v0": DiscreteObs,
-    "probe/TimeLimit-v0": TimeLimit,
-    "probe/Image-v0": Image,
-}
+_PROBES = (
+    *(ConstantReward, ObsReward, TwoStep, ActionReward, ObsAction, Memory, ContinuousTarget),
+    *(MultiAction, BinaryAction, DiscreteObs, TimeLimit, Image),
+)
+PROBES: dict[str, type[ProbeEnv]] = {f"probe/{probe.__name__}-v0": probe for probe in _PROBES}
 
 
 def register() -> None:

@@ -259,6 +259,20 @@ class VecEnv(ABC):
             num_step += 1
         return spent / num_step
 
+    def _align(self, action: list[Array], long: int = 1000) -> tuple[Array, Array]:
+        """Actions (T, N, ...) of envs that begin late, so that all come to their last one together; and their numbers.
+
+        A replay of more than `long` actions takes some seconds and is announced.
+        """
+        lengths = np.array([len(part) for part in action])
+        longest = int(lengths.max())
+        if longest > long:
+            logger.info(f"Rebuilding {self.num_envs} envs from up to {longest:,} actions each")
+        log = np.zeros((longest, self.num_envs, *self.action_map.shape), self.action_space.dtype)
+        for index, part in enumerate(action):
+            log[longest - len(part) :, index] = part
+        return log, lengths
+
     def pop_finished(self) -> list[float]:
         """Raw returns of the episodes that ended since the last call."""
         finished, self.finished = self.finished, []

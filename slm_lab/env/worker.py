@@ -19,15 +19,7 @@ from slm_lab.env.local import Slots
 from slm_lab.env.make import EnvSettings
 from slm_lab.env.vec_env import Array, Step, VecEnv
 from slm_lab.env.watch import CLOSE_SECONDS, Watchdog, Watched, watch
-from slm_lab.lib.errors import (
-    EnvError,
-    EnvExitError,
-    EnvFaultError,
-    EnvHangError,
-    LabError,
-    WorkerDeathError,
-    WorkerError,
-)
+from slm_lab.lib.errors import EnvExitError, EnvHangError, LabError, WorkerDeathError, WorkerError
 from slm_lab.lib.runtime import import_modules
 
 # what a worker takes for itself, beside the envs
@@ -147,18 +139,12 @@ class Worker:
     def receive(self) -> Any:
         """The answer; the worker's own error is raised here."""
         try:
-            kind, value = pickle.loads(self.connection.recv_bytes())
+            answer = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise self._death() from error
-        if kind in ("fault", "exit"):
-            raise value
-        if kind == "hang":
-            raise EnvHangError(value)
-        if kind == "user_error":
-            raise EnvError(value)
-        if kind == "error":
-            raise WorkerError(f"an env worker failed:\n{value}")
-        return value
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def _death(self) -> WorkerDeathError:
         try:
@@ -193,7 +179,7 @@ def serve(descriptor: int) -> None:
             if envs.limit and seconds >= envs.limit:
                 # the thread that would answer waits for the env; the session ends this process
                 text = f"{envs.describe_call()}: no answer for {seconds:g} s (env.step_timeout)"
-                send_answer(connection, ("hang", text))
+                send_answer(connection, EnvHangError(text))
 
     with Watchdog(on_tick):
         while True:
@@ -206,26 +192,21 @@ def serve(descriptor: int) -> None:
                     settings, indices = message
                     import_modules(settings.imports)
                     slots = Slots(settings, indices)
-                    reply: Any = slots.facts
+                    answer: Any = slots.facts
                 else:
-                    reply = _serve_one(slots, *message)
-                answer: tuple[str, Any] = ("ok", reply)
-            except EnvFaultError as error:
-                answer = ("fault", error)
-            except EnvExitError as error:
-                answer = ("exit", error)
-            except LabError as error:
-                answer = ("user_error", str(error))
+                    answer = _serve_one(slots, *message)
+            except (LabError, EnvExitError) as error:
+                answer = error
             except Exception:
-                answer = ("error", traceback.format_exc())
+                answer = WorkerError(f"an env worker failed:\n{traceback.format_exc()}")
             if not send_answer(connection, answer):
                 break
     if slots is not None:
         slots.close()
 
 
-def send_answer(connection: Connection, answer: tuple[str, Any]) -> bool:
-    """Send what `Worker.receive` takes; False when no one is there any more."""
+def send_answer(connection: Connection, answer: Any) -> bool:
+    """Send what `Worker.receive` returns, or the error that it raises; False when no one is there any more."""
     try:
         connection.send_bytes(pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL))
     except OSError:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from slm_lab.agent.agent import Agent
+from slm_lab.agent.compile.engine import GRAPH, find_missing_part
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec
@@ -68,6 +69,8 @@ def _find_spec_obstacle(spec: Spec, agent: Agent) -> str | None:
 
 def _find_machine_obstacle(agent: Agent) -> str | None:
     """What on this machine is missing."""
+    if (part := find_missing_part(GRAPH.read_text())) is not None:
+        return f"torch {torch.__version__} has no {part}, which compiling needs"
     if agent.device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "triton, which compiles for GPUs, is not installed"

@@ -24,15 +24,16 @@ from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.evaluation import Evaluation
 from slm_lab.experiment.fault import report_fault
 from slm_lab.experiment.filming import Filming
-from slm_lab.experiment.messages import Progress, SessionResult, What
+from slm_lab.experiment.messages import Progress, What
 from slm_lab.experiment.options import DEFAULTS, Options
 from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
 from slm_lab.experiment.tracker import Tracker
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, WorkerError
-from slm_lab.lib.io import lock_file, write_json
+from slm_lab.lib.io import lock_file
 from slm_lab.results.folder import RunFolder, previous_file
+from slm_lab.results.metrics import SessionResult
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
@@ -384,16 +385,3 @@ def read_frame(state: dict[str, Any]) -> int:
     if type(frame) is not int or frame < 0:
         raise ValueError("its frame is not a whole number")
     return frame
-
-
-def write_session_metrics(folder: RunFolder, trial: int, result: SessionResult, metrics: dict[str, Any]) -> None:
-    """One session's numbers as a file."""
-    path = folder.session_metrics_file(trial, result.session)
-    content = {
-        "session": result.session,
-        "is_done": result.is_done,
-        **metrics,
-        "final_eval": result.final_eval,
-        "phases": result.phases,
-    }
-    write_json(path, content)

@@ -1,25 +1,21 @@
 """How much disk a run will take, told before it starts."""
 
-import io
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.memory.prioritized import PrioritizedReplay
-from slm_lab.agent.memory.rollout import RolloutMemory
 from slm_lab.experiment.checkpoint.replay_files import CHUNK_BYTES
+from slm_lab.experiment.checkpoint.state import encode_state
 from slm_lab.experiment.tracker import CORE_COLUMNS
 from slm_lab.lib.errors import StorageError
 from slm_lab.lib.unit import format_size
 from slm_lab.spec.schema import Spec
 
-# Of a run as measured: plotly's script and the trial's graphs, the graphs of a session, a number in a table.
-RUN_BYTES = 5_100_000
-SESSION_BYTES = 400_000
+# Of a run as measured: the report and the trial's graphs, the graphs of a session, a number in a table.
+RUN_BYTES = 200_000
+SESSION_BYTES = 200_000
 CELL_BYTES = 14
 # steps of the longest episode, where the spec has no limit
 EPISODE_STEPS = 1000
@@ -61,50 +57,27 @@ class DiskNeed:
 def estimate_disk(spec: Spec, agent: Agent) -> DiskNeed:
     """What a run takes on disk, from an agent that has seen nothing yet."""
     env, meta, algorithm = spec.env, spec.meta, agent.algorithm
-    model = _saved_bytes(agent.model_state())
+    model = len(encode_state(agent.model_state()))
     num_column = len({*CORE_COLUMNS, *algorithm.metric_names, *agent.norm_names})
     num_cell = env.max_frame // meta.log_frequency * num_column
     if meta.num_eval_episode:
         # about half of the points are within the budget of evaluations in a short run
         num_cell += env.max_frame // spec.eval_every * len(CORE_COLUMNS) // 2
-    num_action = torch.Size(agent.context.family.action_shape).numel()
+    num_action = math.prod(agent.context.family.action_shape)
     num_step = min(env.max_t or EPISODE_STEPS, EPISODE_STEPS, env.max_frame)
     checkpoint = (
         # the best model so far is in it too
-        _saved_bytes(agent.state_dict())
+        len(encode_state(agent.state_dict()))
         + model
-        + _rollout_bytes(agent)
+        + algorithm.estimate_growth(env.max_frame)
         + 8 * num_cell
         # actions since the envs' last seeds
         + 8 * num_action * num_step * env.num_envs
     )
-    replay = 0
-    for memory in algorithm.replays.values():
-        share = min(1.0, env.max_frame / memory.spec.max_size)
-        rows = int(share * memory.num_bytes)
-        # the file at the head is there twice: as the last checkpoint needs it and the one before
-        replay += rows + min(rows, CHUNK_BYTES)
-        if isinstance(memory, PrioritizedReplay):
-            checkpoint += int(8 * share * memory.spec.max_size)
+    rows = [memory.estimate_rows(env.max_frame) for memory in algorithm.replays.values()]
+    # the file at the head is there twice: as the last checkpoint needs it and the one before
+    replay = sum(size + min(size, CHUNK_BYTES) for size in rows)
     return DiskNeed(checkpoint, model, replay, CELL_BYTES * num_cell, meta.max_session)
-
-
-def _saved_bytes(state: dict[str, Any]) -> int:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getbuffer().nbytes
-
-
-def _rollout_bytes(agent: Agent) -> int:
-    """A rollout that is nearly full."""
-    memory = vars(agent.algorithm).get("memory")
-    if not isinstance(memory, RolloutMemory):
-        return 0
-    context = agent.context
-    obs = torch.Size(context.obs_shape).numel() * agent.encode.dtype.itemsize
-    # action, reward, ends, value and log probability
-    step = obs + 8 * torch.Size(context.family.action_shape).numel() + 14
-    return memory.typical_size * context.num_envs * step
 
 
 def check_disk(need: DiskNeed, path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from slm_lab.lib.errors import DivergenceError, EnvHangError, LabError, StorageError, WorkerDeathError, WorkerError
 from slm_lab.lib.secret import redact
+from slm_lab.results.metrics import SessionResult
 
 # a row of the table, or something that takes long
 What = Literal["row", "starting", "compiling", "compiled"]
@@ -28,19 +29,6 @@ class Progress:
     # of the last evaluation
     eval_reward: float = math.nan
     what: What = "row"
-
-
-@dataclass(frozen=True)
-class SessionResult:
-    """What a session came to; it is done, or has saved itself and stopped."""
-
-    session: int
-    is_done: bool
-    frame: int
-    wall_t: float
-    phases: dict[str, float]
-    # raw returns of the episodes played at the end, without exploring; none if it was stopped, or they never ended
-    final_eval: list[float] = field(default_factory=list)
 
 
 @dataclass

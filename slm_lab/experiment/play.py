@@ -14,6 +14,7 @@ from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.build import ENJOY_ENV, build_env, build_session_agent
 from slm_lab.experiment.checkpoint.published import PublishedAgent
 from slm_lab.experiment.checkpoint.state import content_errors, load_state
+from slm_lab.experiment.checkpoint.torch_file import load_old_model
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.video import check_video_path, write_video
 from slm_lab.lib.errors import LabError, RunFolderError
@@ -80,7 +81,7 @@ def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
     """The session with the best score; the first that has a model if no score is known."""
     scores = {}
     for session in range(spec.meta.max_session):
-        if not folder.model_file(trial, session, "best").exists():
+        if not folder.find_model(trial, session, "best").exists():
             continue
         path = folder.session_metrics_file(trial, session)
         if folder.is_published:
@@ -136,8 +137,8 @@ def load_trained(
         if published is not None:
             published.load_into(agent, env)
         else:
-            path = folder.model_file(trial, session, "best")
-            state = load_state(path)
+            path = folder.find_model(trial, session, "best")
+            state = load_old_model(path) if path.suffix == ".pt" else load_state(path)
             with content_errors(path, "does not fit the spec beside it"):
                 agent.load_model_state(state)
     except BaseException:

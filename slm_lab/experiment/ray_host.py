@@ -72,7 +72,7 @@ class SessionHost:
         self.home = Path(tempfile.mkdtemp(prefix="slm_lab_"))
         self.task = replace(task, folder=self.home / "run")
         self.folder = RunFolder(self.task.folder, task.name)
-        self.prefix = self.folder.session_prefix(task.trial, task.session)
+        self.prefix = self.folder.prefix(task.trial, task.session)
         self.staging = self.home / "staging"
         self.executor = LocalExecutor(max_parallel=1)
         self.sent: dict[str, Mark] = {}

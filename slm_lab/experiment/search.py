@@ -6,28 +6,28 @@ to stop. Everything it decides is in the journal before it acts on it, so a sear
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from loguru import logger
 
-from slm_lab.experiment.control import write_session_metrics
 from slm_lab.experiment.executor import POLL_SECONDS, Event, Executor, SessionTask
-from slm_lab.experiment.messages import SessionResult
 from slm_lab.experiment.options import Options
-from slm_lab.experiment.search_result import SearchResult, read_session_table, write_result
+from slm_lab.experiment.search_result import SearchResult, write_result
 from slm_lab.experiment.search_view import SearchView, show_values
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.experiment.study import Study
 from slm_lab.experiment.trial import find_random_return
-from slm_lab.lib.errors import SpecError
-from slm_lab.lib.io import lock_file, remove_orphans, write_json
+from slm_lab.lib.errors import RunFolderError, SpecError
+from slm_lab.lib.io import lock_file, remove_orphans
 from slm_lab.lib.log import log_to
+from slm_lab.results.conclude import conclude
 from slm_lab.results.folder import RunFolder, save_spec
-from slm_lab.results.metrics import calc_final_eval, calc_session_metrics, calc_trial_metrics
+from slm_lab.results.metrics import SessionResult
 from slm_lab.results.run import read_run
+from slm_lab.results.table import read_session_table
 from slm_lab.spec.candidate import apply_values
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import read_dimensions
@@ -225,8 +225,13 @@ class Search:
 
     def _read_rungs(self, trial: RunningTrial, index: int) -> None:
         """Take what a session's table has of rungs."""
-        table = read_session_table(self.folder.table_file(trial.number, index, "train"))
-        if not table:
+        path = self.folder.table_file(trial.number, index, "train")
+        if not path.exists():
+            return
+        try:
+            table = read_session_table(path)
+        except RunFolderError as error:
+            logger.warning(f"Trial {trial.number}: {error}")
             return
         session = trial.sessions[index]
         for frame, score in zip(table["frame"], table["total_reward"], strict=True):
@@ -305,19 +310,17 @@ class Search:
 
     def _finish(self, trial: RunningTrial, results: list[SessionResult]) -> None:
         """Write the metrics of a trial that is done, and tell its score."""
-        files = {r.session: self.folder.table_file(trial.number, r.session, "train") for r in results}
-        tables = {session: read_session_table(file) for session, file in files.items()}
-        if not all(tables.values()):
-            self.study.fail(trial.number, "a session's table has no rows, or is damaged")
+        try:
+            run = read_run(self.folder.path, trial.number)
+        except RunFolderError as error:
+            self.study.fail(trial.number, str(error))
             return
-        metrics = calc_trial_metrics(list(tables.values()), self.random_return)
-        metrics |= {"num_session": len(results), "session_index": list(tables), "failed": [], "is_complete": True}
-        metrics["final_eval"] = calc_final_eval([result.final_eval for result in results])
-        for result in results:
-            session = calc_session_metrics(tables[result.session], self.random_return)
-            write_session_metrics(self.folder, trial.number, result, asdict(session))
-        write_json(self.folder.trial_metrics_file(trial.number), metrics)
-        spread = read_run(self.folder.path, trial.number).spread
+        if missing := [result.session for result in results if result.session not in run.tables]:
+            problems = "; ".join(run.problems)
+            self.study.fail(trial.number, f"no table of session {', '.join(map(str, missing))}: {problems}")
+            return
+        concluded = conclude(run, results, (), self.random_return, len(results), is_drawn=False)
+        spread = concluded.run.spread
         if spread is not None:
             self.study.finish(trial.number, spread.mean)
         else:
@@ -332,7 +335,7 @@ class Search:
         kept = {row.trial for row in done[: self.options.keep]}
         for row in rows:
             if row.state != "running" and row.trial not in kept:
-                _remove_files(self.folder.path.glob(f"model/{self.folder.trial_prefix(row.trial)}_s*"))
+                _remove_files(self.folder.path.glob(f"model/{self.folder.prefix(row.trial)}_s*"))
 
     # --- the end
 

@@ -14,23 +14,22 @@ from loguru import logger
 from scipy.stats import rankdata
 
 from slm_lab.experiment.study import TrialRow
+from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import write_json, write_text, write_yaml
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import METRICS, Array, read_table
+from slm_lab.results.metrics import METRICS
 from slm_lab.results.report_search import write_search_report
-from slm_lab.results.run import name_algorithm
+from slm_lab.results.run import NoResultsError, Run, name_algorithm, read_run
 from slm_lab.results.search_axis import SearchedKey
 from slm_lab.results.search_plot import DrawnTrial, plot_search
+from slm_lab.results.table import Array
 from slm_lab.spec.candidate import apply_values
 from slm_lab.spec.loading import dump_spec
-from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import Dimension, read_dimensions
 
 # fewer trials say nothing about what matters
 MIN_TRIAL = 6
-# columns of a session's table that scores are calculated from
-NEEDED = ("frame", "opt_step", "total_reward", "total_reward_ma")
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ def write_result(spec: Spec, folder: RunFolder, rows: Sequence[TrialRow], stop_c
     best = next((row for row in ranked if row.state == "done"), None)
     dimensions = read_dimensions(spec)
     importance = calc_importance(rows, dimensions)
-    metrics = {row.trial: _read_metrics(folder, row.trial) for row in rows}
-    write_text(folder.experiment_table_file, _format_table(ranked, dimensions, metrics, folder))
+    runs = {row.trial: run for row in rows if (run := _read_run(folder, row.trial)) is not None}
+    write_text(folder.experiment_table_file, _format_table(ranked, dimensions, runs))
     if best is not None:
         best_spec = apply_values(spec, best.values).replace(meta={"max_trial": 1, "search_scheduler": None})
         write_yaml(folder.best_spec_file, dump_spec(best_spec))
@@ -80,7 +79,7 @@ def write_result(spec: Spec, folder: RunFolder, rows: Sequence[TrialRow], stop_c
             "trials": {state: sum(row.state == state for row in rows) for state in ("done", "stopped", "failed")},
         },
     )
-    graphs = _draw(spec, folder, rows, dimensions, importance, best)
+    graphs = _draw(spec, folder, rows, runs, dimensions, importance, best)
     best_file = folder.best_spec_file if best is not None else None
     report = _write_report(folder)
     return SearchResult(folder.path, ranked, best, best_file, importance, graphs, report, spec.meta.seed, stop_code)
@@ -135,63 +134,44 @@ def _choice_columns(values: Sequence[Any]) -> Array:
     return np.array([[name == choice for choice in dict.fromkeys(names)] for name in names], float)
 
 
-def _read_metrics(folder: RunFolder, trial: int) -> Mapping[str, Any]:
-    path = folder.trial_metrics_file(trial)
-    scalar = read_document(path).get("scalar") if path.exists() else None
-    return scalar if isinstance(scalar, dict) else {}
+def _read_run(folder: RunFolder, trial: int) -> Run | None:
+    """What a trial left behind; None where it has no rows, or they cannot be read."""
+    try:
+        run = read_run(folder.path, trial)
+    except NoResultsError:
+        return None
+    except RunFolderError as error:
+        logger.warning(f"Trial {trial} is not used: {error}")
+        return None
+    for problem in run.problems:
+        logger.warning(f"Trial {trial}: {problem}")
+    return run
 
 
-def _format_table(
-    rows: Sequence[TrialRow],
-    dimensions: Sequence[Dimension],
-    metrics: Mapping[int, Mapping[str, Any]],
-    folder: RunFolder,
-) -> str:
+def _format_table(rows: Sequence[TrialRow], dimensions: Sequence[Dimension], runs: Mapping[int, Run]) -> str:
     """The table of all trials, best first."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = (*METRICS, "consistency")
     writer.writerow(["trial", "state", "frame", "num_session", *(d.path for d in dimensions), "score", *names, "error"])
     for row in rows:
-        tables = read_tables(folder, row.trial)
-        frame = max((int(table["frame"][-1]) for table in tables.values()), default=0)
-        own = metrics[row.trial]
+        run = runs.get(row.trial)
+        frame, num_session = (run.frame, len(run.tables)) if run is not None else (0, 0)
+        scalar = run.metrics.scalar if run is not None and run.metrics is not None else None
+        own = scalar.model_dump() if scalar is not None else {}
         score = row.score if math.isfinite(row.score) else ""
         values = [row.values.get(dimension.path, "") for dimension in dimensions]
         shown = [json.dumps(value) if isinstance(value, (list, dict)) else value for value in values]
-        scores = [own.get(name, "") for name in names]
-        writer.writerow([row.trial, row.state, frame, len(tables), *shown, score, *scores, row.reason])
+        scores = ["" if math.isnan(own.get(name, math.nan)) else own[name] for name in names]
+        writer.writerow([row.trial, row.state, frame, num_session, *shown, score, *scores, row.reason])
     return text.getvalue()
-
-
-def read_tables(folder: RunFolder, trial: int) -> dict[int, dict[str, Array]]:
-    """The tables of a trial's sessions that have rows."""
-    tables: dict[int, dict[str, Array]] = {}
-    while table := read_session_table(folder.table_file(trial, len(tables), "train")):
-        tables[len(tables)] = table
-    return tables
-
-
-def read_session_table(path: Path) -> dict[str, Array]:
-    """A session's table; nothing where it has no rows yet, or is damaged."""
-    try:
-        table = read_table(path)
-        if missing := [name for name in NEEDED if table and name not in table]:
-            raise ValueError(f"it has no column {missing[0]}")
-        if table and not np.isfinite(table["frame"]).all():
-            raise ValueError("a frame is not a number")
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        logger.warning(f"{path} is not used: {error}")
-        return {}
-    return table if table and len(table["frame"]) else {}
 
 
 def _draw(
     spec: Spec,
     folder: RunFolder,
     rows: Sequence[TrialRow],
+    runs: Mapping[int, Run],
     dimensions: Sequence[Dimension],
     importance: Mapping[str, float],
     best: TrialRow | None,
@@ -201,16 +181,16 @@ def _draw(
     algorithm = name_algorithm(dump_spec(spec)[spec.name])
     trials = []
     for row in rows:
-        tables = read_tables(folder, row.trial)
-        if tables and math.isfinite(row.score):
+        if row.trial in runs and math.isfinite(row.score):
             values = [row.values[dimension.path] for dimension in dimensions]
             is_best = best is not None and row.trial == best.trial
             is_done = row.state == "done"
-            trials.append(DrawnTrial(row.trial, is_done, is_best, row.score, values, list(tables.values()), algorithm))
+            tables = list(runs[row.trial].tables.values())
+            trials.append(DrawnTrial(row.trial, is_done, is_best, row.score, values, tables, algorithm))
     if not trials:
         return []
     try:
-        return plot_search(trials, keys, folder.path / "graph" / folder.name, f"{spec.agent.name} on {spec.env.name}")
+        return plot_search(trials, keys, folder, f"{spec.agent.name} on {spec.env.name}")
     except Exception as error:
         logger.warning(f"No graphs of the search: {type(error).__name__}: {error}")
         return []

@@ -69,7 +69,7 @@ def is_replay(name: str, prefix: str) -> bool:
 def read_files(folder: RunFolder, trial: int, session: int) -> Iterator[tuple[str, bytes]]:
     """What a session needs, in pieces."""
     names = [path.name for path in (folder.trial_spec_file(trial),) if path.exists()]
-    for name in [*names, *list_files(folder.path, folder.session_prefix(trial, session))]:
+    for name in [*names, *list_files(folder.path, folder.prefix(trial, session))]:
         with (folder.path / name).open("rb") as file:
             # an empty file is one too
             yield name, file.read(CHUNK_BYTES)
@@ -88,7 +88,7 @@ def fetch_files(
 
     `read` begins to read a file by its index from an offset on; what it returns is yielded, and the bytes are sent.
     """
-    root, prefix = folder.path, folder.session_prefix(*key)
+    root, prefix = folder.path, folder.prefix(*key)
     staged: list[tuple[Path, Path]] = []
     try:
         for index, sent in enumerate(files):

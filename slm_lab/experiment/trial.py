@@ -4,35 +4,26 @@ import math
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from loguru import logger
 
 from slm_lab.env.make import build_settings
 from slm_lab.env.random_baseline import baseline_key, get_random_baseline, measure_apart
-from slm_lab.experiment.control import Session, write_session_metrics
+from slm_lab.experiment.control import Session
 from slm_lab.experiment.executor import Resources, SessionTask, build_executor, run_tasks
-from slm_lab.experiment.messages import Progress, SessionEnd, SessionResult, explain_end
+from slm_lab.experiment.messages import Progress, SessionEnd, explain_end
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.progress import ProgressView
 from slm_lab.experiment.signals import StopSignal, end_hangs, no_exit
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import EnvError, EnvHangError, LabError, RunFolderError, StorageError, WorkerError
-from slm_lab.lib.io import write_json
+from slm_lab.lib.errors import EnvError, EnvHangError, LabError, WorkerError
 from slm_lab.lib.log import log_to
+from slm_lab.results.conclude import Conclusion, conclude, update_curve
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import (
-    calc_final_eval,
-    calc_session_metrics,
-    calc_trial_metrics,
-    format_trial_metrics,
-    read_table,
-)
-from slm_lab.results.plot import plot_run, plot_run_curve
-from slm_lab.results.report import write_report
-from slm_lab.results.run import Run, read_run
+from slm_lab.results.metrics import SessionResult, TrialMetrics, format_trial_metrics
+from slm_lab.results.run import NoResultsError, Run, read_run
 from slm_lab.spec.schema import Spec
 
 PLOT_SECONDS = 60.0
@@ -49,15 +40,27 @@ class TrialResult:
 
     folder: Path
     trial: int
-    metrics: dict[str, Any] | None
     results: list[SessionResult]
     failures: dict[int, str]
     stop_code: int
     curve: Path
-    # as it was read back from the folder; None where no session has a row
-    run: Run | None = None
-    # None if it could not be written
-    report: Path | None = None
+    # None where no session has a result with a row
+    conclusion: Conclusion | None = None
+
+    @property
+    def run(self) -> Run | None:
+        """The run as it is in its folder."""
+        return self.conclusion.run if self.conclusion is not None else None
+
+    @property
+    def metrics(self) -> TrialMetrics | None:
+        """What was written to `trial_metrics.json`."""
+        return self.conclusion.metrics if self.conclusion is not None else None
+
+    @property
+    def report(self) -> Path | None:
+        """The page about the run, if it could be written."""
+        return self.conclusion.report if self.conclusion is not None else None
 
     @property
     def score(self) -> float:
@@ -122,7 +125,7 @@ class Trial:
     def _run_here(self, view: ProgressView, stop: StopSignal) -> list[SessionEnd]:
         def on_progress(progress: Progress) -> None:
             view.update(progress)
-            self._plot_now_and_then()
+            self._update_curve()
 
         def end_by(error: BaseException, is_stopping: bool) -> SessionEnd:
             end = explain_end(0, error, is_stopping)
@@ -164,7 +167,7 @@ class Trial:
             [replace(task, session=session) for session in range(meta.max_session)],
             view.update,
             stop,
-            self._plot_now_and_then,
+            self._update_curve,
             # when it happens, not when all others have ended
             lambda end: tell_failure(end, stop),
         )
@@ -173,69 +176,39 @@ class Trial:
         for result in results:
             state = "done" if result.is_done else f"stopped at frame {result.frame}"
             logger.info(f"Session {result.session} {state}")
-        metrics = run = report = None
-        sessions = [result.session for result in results]
-        tables = self._tables(sessions)
-        if tables:
+        run = self._read_run({result.session for result in results})
+        conclusion = None
+        if run is not None:
             # a run that is asked to stop has seconds for it
-            baseline = find_random_return(self.spec, not stop_code, self.options.imports)
-            metrics = calc_trial_metrics(list(tables.values()), baseline)
-            metrics["num_session"] = self.spec.meta.max_session
-            metrics["session_index"] = list(tables)
-            metrics["failed"] = sorted(failures)
-            metrics["final_eval"] = calc_final_eval([result.final_eval for result in results])
-            metrics["is_complete"] = len(results) == self.spec.meta.max_session and all(r.is_done for r in results)
-            for result in results:
-                if result.session in tables:
-                    session = calc_session_metrics(tables[result.session], baseline)
-                    write_session_metrics(self.folder, self.trial, result, asdict(session))
-            write_json(self.folder.trial_metrics_file(self.trial), metrics)
-            run = read_run(self.named.path, self.trial)
-            if stop_code not in HURRIED:
-                plot_run(run)
-                report = self._write_report(run)
-            logger.info(format_trial_metrics(metrics["scalar"]))
+            random_return = find_random_return(self.spec, not stop_code, self.options.imports)
+            num_session, is_drawn = self.spec.meta.max_session, stop_code not in HURRIED
+            conclusion = conclude(run, results, sorted(failures), random_return, num_session, is_drawn)
+            if conclusion.metrics.scalar is not None:
+                logger.info(format_trial_metrics(conclusion.metrics.scalar))
         if failures:
             logger.error(f"Trial {self.trial}: {len(results)} of {self.spec.meta.max_session} sessions have a result")
         elif not stop_code:
             logger.info(f"Trial {self.trial} done")
-        prefix = self.named.graph_prefix(self.trial)
-        curve = prefix.with_name(f"{prefix.name}_trial_graph_mean_returns_vs_frames.png")
-        return TrialResult(self.named.path, self.trial, metrics, results, failures, stop_code, curve, run, report)
+        curve = self.named.graph_file("trial_graph_mean_returns_vs_frames", self.trial)
+        return TrialResult(self.named.path, self.trial, results, failures, stop_code, curve, conclusion)
 
-    def _tables(self, sessions: list[int]) -> dict[int, dict[str, Any]]:
-        tables = {}
-        for session in sessions:
-            path = self.folder.table_file(self.trial, session, "train")
-            if path.exists() and len(table := read_table(path)) and len(table["frame"]):
-                tables[session] = table
-        return tables
+    def _read_run(self, sessions: set[int]) -> Run | None:
+        """The run, if one of these sessions has a row."""
+        try:
+            run = read_run(self.named.path, self.trial)
+        except NoResultsError:
+            return None
+        return run if sessions & set(run.tables) else None
 
     @property
     def _title(self) -> str:
         return f"{self.spec.agent.name} on {self.spec.env.name}"
 
-    def _plot_now_and_then(self) -> None:
-        """The trial's curve so far; the sessions' own are drawn at the end."""
+    def _update_curve(self) -> None:
+        """The trial's curve so far, now and then; the sessions' own are drawn at the end."""
         if time.monotonic() - self.last_plot > PLOT_SECONDS:
-            try:
-                plot_run_curve(read_run(self.folder.path, self.trial))
-            except RunFolderError:
-                pass  # no session has a row yet
-            except StorageError as error:
-                # a checkpoint that does not fit ends a session; a curve on the way is no reason
-                logger.warning(f"No curve: {error}")
+            update_curve(self.folder, self.trial)
             self.last_plot = time.monotonic()
-
-    def _write_report(self, run: Run) -> Path | None:
-        """The page about the run; whatever is wrong with it, the run is not lost."""
-        path = self.folder.report_file
-        try:
-            write_report([run], path)
-        except Exception as error:
-            logger.warning(f"No report: {type(error).__name__}: {error}")
-            return None
-        return self.named.report_file
 
 
 def is_failure(end: SessionEnd, stop: StopSignal) -> bool:

@@ -14,7 +14,7 @@ from slm_lab.experiment.messages import Progress, SessionEnd, SessionResult, exp
 from slm_lab.experiment.signals import StopSignal, end_hangs
 from slm_lab.lib.errors import EnvHangError
 from slm_lab.lib.log import log_to, setup_console
-from slm_lab.lib.runtime import import_modules
+from slm_lab.lib.runtime import import_modules, share_niceness
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import load_spec
 
@@ -49,6 +49,7 @@ def main(task: SessionTask, descriptor: int, parent: int) -> int:
                 return Session(spec, *place, on_progress, should_stop, task.options).run()
 
         setup_console(task.console_level, task.options.log_format)
+        share_niceness()
         try:
             end = SessionEnd(task.session, run())
         except (Exception, SystemExit) as error:

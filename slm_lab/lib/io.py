@@ -1,7 +1,6 @@
-"""Files that are either whole or not there: atomic writes, hashes, unique folders."""
+"""Files that are either whole or not there: atomic writes, unique folders, locks."""
 
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -11,19 +10,17 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from io import FileIO, RawIOBase
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
+from filelock import BaseFileLock, FileLock, Timeout
 
 from slm_lab.lib.errors import RunFolderError, StorageError, UnreadableError
 
-_SEAL = b"SLMLAB-SHA256:"
-_DIGEST_SIZE = hashlib.sha256().digest_size
-_BLOCK_BYTES = 1 << 20
 # of a text that is read whole: a table of a session has some hundred bytes per row
 MAX_BYTES = 500_000_000
 # Numbers that YAML 1.1 takes for text: 1e6, 5e-4, 1.e3
@@ -207,11 +204,6 @@ _Dumper.add_representer(tuple, lambda dumper, data: _represent_list(dumper, list
 _Dumper.add_representer(float, _represent_float)
 
 
-def seal(payload: bytes) -> bytes:
-    """Append a hash to a payload; a torch file stays readable by torch.load, whose zip reader skips the tail."""
-    return payload + _SEAL + hashlib.sha256(payload).digest()
-
-
 def open_file(path: Path, more_flags: int = 0) -> BinaryIO:
     """Open a file to read it; a run may come from anyone, so no pipe is waited for and no device read."""
     more_flags |= os.O_NONBLOCK | os.O_NOCTTY
@@ -239,47 +231,6 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """The text of a file of a run or a spec, which is always UTF-8."""
     return read_bytes(path, max_bytes).decode()
-
-
-def is_sealed(path: Path) -> bool:
-    """Whether a file ends as those do that `seal` wrote, whole or not."""
-    try:
-        with open_file(path) as file:
-            file.seek(-_DIGEST_SIZE - len(_SEAL), os.SEEK_END)
-            return file.read(len(_SEAL)) == _SEAL
-    except OSError:
-        return False
-
-
-def read_sealed(path: Path) -> bytes | None:
-    """The payload of a sealed file, or None when a single bit differs from what was written.
-
-    A file that is none of ours is told apart by its end, whatever its size, and a pipe or device is not read at all.
-    """
-    try:
-        opened = open_file(path)
-    except UnreadableError:
-        return None
-    with opened as file:
-        cut = os.fstat(file.fileno()).st_size - _DIGEST_SIZE - len(_SEAL)
-        if cut < 0:
-            return None
-        file.seek(cut)
-        if file.read(len(_SEAL)) != _SEAL:
-            return None
-        expected = file.read(_DIGEST_SIZE)
-        file.seek(0)
-        digest, rest = hashlib.sha256(), cut
-        while rest:
-            block = file.read(min(_BLOCK_BYTES, rest))
-            if not block:
-                return None
-            digest.update(block)
-            rest -= len(block)
-        if digest.digest() != expected:
-            return None
-        file.seek(0)
-        return file.read(cut)
 
 
 def create_run_folder(data_dir: Path, name: str) -> Path:
@@ -343,46 +294,27 @@ def is_locked(path: Path) -> bool:
 @contextmanager
 def lock_file(path: Path, wait: float) -> Iterator[None]:
     """Hold a lock that the system frees when the process ends, however it ends; its holder may remove the file."""
-    deadline = time.monotonic() + wait
-    with ExitStack() as stack:
-        while True:
-            with storage_errors(path):
-                file = stack.enter_context(_open_lock(path))
-            _wait_for_lock(file, path, deadline)
-            if _is_at(file, path):
-                break
-            # whoever held it has removed it, so that another can have a lock on a new file
-            stack.close()
+    # a lock without the system's would outlive a killed process
+    lock = FileLock(path, timeout=wait, poll_interval=0.05, fallback_to_soft=False)
+    with storage_errors(path):
+        _acquire(lock, path)
+    try:
         yield
+    finally:
+        lock.release()
 
 
-def _open_lock(path: Path) -> FileIO:
-    tries = 0
-    while True:
+def _acquire(lock: BaseFileLock, path: Path) -> None:
+    for attempt in range(LOCK_TRIES):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # as it is: only the lock is ours, not what the file may hold
-            return FileIO(_open_plain(path, os.O_RDWR), "r+b")
+            os.close(_open_plain(path, os.O_RDWR))
+            lock.acquire()
+            return
+        except Timeout:
+            raise RunFolderError(f"another process is using {path.parent.parent}; wait for it or stop it") from None
         except (FileExistsError, FileNotFoundError):
             # its folder may have been removed in this moment
-            tries += 1
-            if tries == LOCK_TRIES:
+            if attempt + 1 == LOCK_TRIES:
                 raise
-
-
-def _wait_for_lock(file: FileIO, path: Path, deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise RunFolderError(f"another process is using {path.parent.parent}; wait for it or stop it") from None
-            time.sleep(0.05)
-
-
-def _is_at(file: FileIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
-    except FileNotFoundError:
-        return False

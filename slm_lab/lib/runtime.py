@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -39,6 +40,12 @@ def derive_seed(*key: int) -> int:
 def num_cores() -> int:
     """Cores this process may use, which in a container is fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share_niceness() -> None:
+    """Let the niceness count among all processes: Linux groups them by session, and a new group begins at 0."""
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(os.nice(0)), encoding="utf-8")
 
 
 # set by remote runs, whose code comes without its history

@@ -1,12 +1,13 @@
 """Curves of tables: the rows that can be drawn, their mean over sessions, and fewer points that look the same."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from slm_lab.results.metrics import Array, Table, calc_interval, mask_partial_ma
+from slm_lab.results.metrics import calc_interval, mask_partial_ma
+from slm_lab.results.table import Array, Table
 
 # Everything else in a table belongs to the algorithm.
 BOOKKEEPING = {"total_reward", "total_reward_ma", "fps", "frame", "wall_t", "t", "epi", "opt_step"}
@@ -15,6 +16,8 @@ GRID_POINTS = 1000
 MAX_POINTS = 5_000
 # Values near the float limit overflow inside the renderers, and no axis could show them.
 LARGEST = 1e100
+# frames and values
+Curve = tuple[Array, Array]
 # of the interval at each of a thousand frames
 NUM_RESAMPLE = 1000
 # percentiles of a panel's values between which its axis is fitted, with this many times as much room on either side
@@ -43,7 +46,7 @@ class Limits:
     highest: float
 
 
-def read_curve(table: Table, column: str) -> tuple[Array, Array]:
+def read_curve(table: Table, column: str) -> Curve:
     """The rows of a column that can be drawn, by increasing frame; of rows at the same frame the last counts.
 
     The moving average starts where its window is full: before that it is the mean of ever more rows, and its curve
@@ -64,8 +67,21 @@ def read_curve(table: Table, column: str) -> tuple[Array, Array]:
     return x[::-step][::-1], y[last][::-step][::-1]
 
 
-def average_curves(curves: Sequence[tuple[Array, Array]]) -> Average | None:
-    """Mean and interval where the frames of the curves overlap; None where they share none."""
+def read_curves(tables: Iterable[Table], column: str) -> list[Curve]:
+    """The curves of those tables that have something to draw."""
+    return [curve for table in tables if (curve := read_curve(table, column))[0].size]
+
+
+def list_metrics(tables: Iterable[Table]) -> list[str]:
+    """Columns of the algorithm, results first: the learning rate is a setting."""
+    columns = dict.fromkeys(column for table in tables for column in table if column not in BOOKKEEPING)
+    return sorted(columns, key=lambda column: column == "lr")
+
+
+def average_curves(curves: Sequence[Curve]) -> Average | None:
+    """Mean and interval where the frames of the curves overlap; None where there are no curves, or no common frames."""
+    if not curves:
+        return None
     start = max(x[0] for x, _ in curves)
     end = min(x[-1] for x, _ in curves)
     if start > end:
@@ -81,7 +97,7 @@ def average_curves(curves: Sequence[tuple[Array, Array]]) -> Average | None:
     return Average(grid, values.mean(axis=0), calc_interval(values, NUM_RESAMPLE), is_interpolated)
 
 
-def find_constant(curves: Sequence[tuple[Array, Array]]) -> float | None:
+def find_constant(curves: Sequence[Curve]) -> float | None:
     """The value of curves that never change; None where they do."""
     y = np.concatenate([y for _, y in curves])
     return float(y[0]) if y.size > 1 and np.ptp(y) <= 1e-9 * np.abs(y).max() else None
@@ -92,7 +108,7 @@ def describe_constants(constants: Mapping[str, float]) -> str:
     return f"constant: {', '.join(f'{name} {value:.4g}' for name, value in constants.items())}" if constants else ""
 
 
-def find_limits(curves: Sequence[tuple[Array, Array]]) -> Limits | None:
+def find_limits(curves: Sequence[Curve]) -> Limits | None:
     """Limits of an axis that a few extreme values, such as a spike at the start, do not flatten; None if all fit."""
     y = np.concatenate([y for _, y in curves])
     core_low, core_high = np.percentile(y, CORE)
@@ -104,7 +120,7 @@ def find_limits(curves: Sequence[tuple[Array, Array]]) -> Limits | None:
 
 
 def pick_points(y: Array, limit: int) -> Array:
-    """Indices of at most `limit` points: the ends, and the lowest and the highest of each stretch between them."""
+    """Indices of at most `limit` points: the ends, and the lowest and the highest of each sequence between them."""
     if y.size <= limit:
         return np.arange(y.size)
     num_stretch = (limit - 2) // 2

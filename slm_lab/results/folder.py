@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from loguru import logger
 
@@ -23,6 +24,9 @@ SPEC_SUFFIX = "_spec.yaml"
 # what the published SLM-Lab called it
 PUBLISHED_SUFFIX = "_spec.json"
 REPORT_NAME = "report.html"
+# of models, checkpoints, rows of replays and fault bundles
+STATE_SUFFIX = ".safetensors"
+_TABLE = re.compile(r"(?P<name>.+)_t(?P<trial>\d+)_s(?P<session>\d+)_session_df_(?P<kind>train|eval)\.csv")
 SUBFOLDERS = ("info", "model", "graph", "log", "video", "fault")
 
 
@@ -66,52 +70,80 @@ class RunFolder:
     def report_file(self) -> Path:
         return self.path / REPORT_NAME
 
-    def trial_prefix(self, trial: int) -> str:
-        return f"{self.name}_t{trial}"
-
-    def session_prefix(self, trial: int, session: int) -> str:
-        return f"{self.name}_t{trial}_s{session}"
+    def prefix(self, trial: int | None = None, session: int | None = None) -> str:
+        """What the names of files begin with: of the run, of a trial, or of a session."""
+        parts = (("t", trial), ("s", session))
+        return "_".join([self.name, *(f"{letter}{number}" for letter, number in parts if number is not None)])
 
     def trial_spec_file(self, trial: int) -> Path:
-        return self.path / f"{self.trial_prefix(trial)}{SPEC_SUFFIX}"
+        return self.path / f"{self.prefix(trial)}{SPEC_SUFFIX}"
 
     def trial_metrics_file(self, trial: int) -> Path:
-        return self.path / f"{self.trial_prefix(trial)}_trial_metrics.json"
+        return self.path / f"{self.prefix(trial)}_trial_metrics.json"
+
+    def published_metrics_file(self, trial: int) -> Path:
+        """Where the published SLM-Lab puts the metrics of a trial."""
+        return self.path / "info" / self.trial_metrics_file(trial).name
+
+    def find_spec_files(self, trial: int) -> list[Path]:
+        """The specs there are, the trial's own first."""
+        stems, suffixes = (self.prefix(trial), self.name), (SPEC_SUFFIX, PUBLISHED_SUFFIX)
+        files = [self.path / f"{stem}{suffix}" for stem in stems for suffix in suffixes]
+        return [file for file in files if file.exists()]
 
     def session_metrics_file(self, trial: int, session: int) -> Path:
-        return self.path / "info" / f"{self.session_prefix(trial, session)}_session_metrics.json"
+        return self.path / "info" / f"{self.prefix(trial, session)}_session_metrics.json"
 
     def table_file(self, trial: int, session: int, kind: str) -> Path:
-        return self.path / "info" / f"{self.session_prefix(trial, session)}_session_df_{kind}.csv"
+        return self.path / "info" / f"{self.prefix(trial, session)}_session_df_{kind}.csv"
 
     def model_file(self, trial: int, session: int, which: str) -> Path:
-        return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-{which}_net_model.pt"
+        return self.path / "model" / f"{self.prefix(trial, session)}_ckpt-{which}_net_model{STATE_SUFFIX}"
+
+    def find_model(self, trial: int, session: int, which: str) -> Path:
+        """A model as this version writes it, or one that torch wrote: of the published SLM-Lab, or of before."""
+        path = self.model_file(trial, session, which)
+        return path if path.exists() else path.with_suffix(".pt")
 
     def resume_file(self, trial: int, session: int) -> Path:
-        return self.path / "model" / f"{self.session_prefix(trial, session)}_ckpt-last_resume.pt"
+        return self.path / "model" / f"{self.prefix(trial, session)}_ckpt-last_resume{STATE_SUFFIX}"
 
     def replay_prefix(self, trial: int, session: int, which: str) -> Path:
-        return self.path / "model" / f"{self.session_prefix(trial, session)}_replay-{which}"
+        return self.path / "model" / f"{self.prefix(trial, session)}_replay-{which}"
 
     def lock_file(self, trial: int, session: int) -> Path:
-        return self.path / "model" / f".{self.session_prefix(trial, session)}.lock"
+        return self.path / "model" / f".{self.prefix(trial, session)}.lock"
 
-    def graph_prefix(self, trial: int, session: int | None = None) -> Path:
-        prefix = self.trial_prefix(trial) if session is None else self.session_prefix(trial, session)
-        return self.path / "graph" / prefix
+    def graph_file(self, name: str, trial: int | None = None, session: int | None = None) -> Path:
+        """A picture: of the whole search, of a trial, or of a session."""
+        return self.path / "graph" / f"{self.prefix(trial, session)}_{name}.png"
 
     def fault_file(self, trial: int, session: int, frame: int) -> Path:
-        return self.path / "fault" / f"{self.session_prefix(trial, session)}_f{frame}.pt"
+        return self.path / "fault" / f"{self.prefix(trial, session)}_f{frame}{STATE_SUFFIX}"
 
     def video_file(self, trial: int, session: int, frame: int) -> Path:
-        return self.path / "video" / f"{self.session_prefix(trial, session)}_f{frame}.mp4"
+        return self.path / "video" / f"{self.prefix(trial, session)}_f{frame}.mp4"
 
     def log_file(self, trial: int | None = None, session: int | None = None) -> Path:
-        if trial is None:
-            prefix = self.name
-        else:
-            prefix = self.trial_prefix(trial) if session is None else self.session_prefix(trial, session)
-        return self.path / "log" / f"{prefix}.log"
+        return self.path / "log" / f"{self.prefix(trial, session)}.log"
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """The table of a session, by its name."""
+
+    path: Path
+    name: str
+    session: int
+    kind: Literal["train", "eval"]
+
+
+def find_table_files(path: Path, trial: int | None = None) -> Iterator[TableFile]:
+    """The tables in a run folder, of one trial or of all."""
+    for file in sorted((path / "info").glob("*_session_df_*.csv")):
+        match = _TABLE.fullmatch(file.name)
+        if match is not None and trial in (None, int(match["trial"])):
+            yield TableFile(file, match["name"], int(match["session"]), "train" if match["kind"] == "train" else "eval")
 
 
 def find_best_trial(path: Path) -> int:
@@ -140,7 +172,7 @@ def previous_file(path: Path) -> Path:
 
 def replay_file(prefix: Path, start: int, end: int) -> Path:
     """Where the rows of a replay from one number up to another are kept."""
-    return prefix.with_name(f"{prefix.name}_{start}-{end}.pt")
+    return prefix.with_name(f"{prefix.name}_{start}-{end}{STATE_SUFFIX}")
 
 
 def save_spec(path: Path, spec: Spec) -> None:

@@ -1,30 +1,31 @@
-"""Scores of sessions and trials with their uncertainty; pure functions of tables.
+"""Scores of sessions and trials with their uncertainty: computed from tables, written as JSON and read back.
 
 s_i is the strength at checkpoint i: the return R_i minus that of a random policy. t_i is the frame or opt_step.
 """
 
-import csv
-import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FiniteFloat,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from scipy.special import ndtr, stdtrit
 
-from slm_lab.lib.io import open_file
-
-Array = np.ndarray[Any, Any]
-Table = Mapping[str, Array]
+from slm_lab.lib.io import read_text, write_json
+from slm_lab.results.table import Array, Table
 
 # checkpoints in the moving average, and episodes in each checkpoint's mean
 MA_WINDOW = 100
-# of a table: 320 MB in memory, a million rows of 40 columns
-MAX_NUMBERS = 40_000_000
-_PIECE = 1 << 20
-_IS_PLAIN = np.isin(np.arange(256), list(b"0123456789+-.eE,\nnaifNAIF"))
 METRICS = (
     "total_reward_ma",
     "strength",
@@ -34,37 +35,114 @@ METRICS = (
     "training_efficiency",
     "stability",
 )
-
-
-@dataclass(frozen=True)
-class SessionMetrics:
-    """One session in numbers."""
-
-    frame: int
-    total_reward_ma: float
-    strength: float
-    max_strength: float
-    final_strength: float
-    sample_efficiency: float
-    training_efficiency: float
-    stability: float
-
-
 # fewer sessions say too little about their spread for an interval
 MIN_INTERVAL = 3
 NUM_RESAMPLE = 10_000
+# of metrics, which take many times as much once they are read
+MAX_JSON_BYTES = 10_000_000
+
+T = TypeVar("T")
+
+
+def _read_known(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return read(value)
+    except ValidationError:
+        return None
+
+
+# None where a file has nothing, or something of a wrong form
+Known = Annotated[T | None, WrapValidator(_read_known)]
+# JSON has no NaN
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """How a session ended."""
+
+    session: int
+    is_done: bool
+    frame: int
+    wall_t: float
+    phases: dict[str, float]
+    # raw returns of the episodes played at the end, without exploring; none if it was stopped, or they never ended
+    final_eval: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Spread:
     """A mean over sessions with its uncertainty; the bounds are NaN where there is no interval."""
 
-    mean: float
-    std: float
-    iqm: float
-    low: float
-    high: float
-    values: tuple[float, ...]
+    mean: Number
+    std: Number = math.nan
+    iqm: Number = math.nan
+    low: Number = math.nan
+    high: Number = math.nan
+    values: tuple[Number, ...] = ()
+
+
+class _File(BaseModel):
+    """A file of a run, which may be of another version, or anyone's: keys that are unknown are left out."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @classmethod
+    def read(cls, *paths: Path) -> Self | None:
+        """The first of some files that can be read; None where none can."""
+        for path in paths:
+            try:
+                return cls.model_validate_json(read_text(path, MAX_JSON_BYTES))
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def write(self, path: Path) -> None:
+        """Write the file, without what is not known."""
+        write_json(path, self.model_dump(exclude_none=True))
+
+
+class SessionMetrics(_File):
+    """One session in numbers."""
+
+    frame: Known[int] = None
+    total_reward_ma: Number = math.nan
+    strength: Number = math.nan
+    max_strength: Number = math.nan
+    final_strength: Number = math.nan
+    sample_efficiency: Number = math.nan
+    training_efficiency: Number = math.nan
+    stability: Number = math.nan
+
+
+class SessionFile(SessionMetrics):
+    """`session_metrics.json`: how a session ended, and its numbers."""
+
+    session: Known[int] = None
+    is_done: Known[bool] = None
+    final_eval: Known[tuple[FiniteFloat, ...]] = None
+    phases: Known[dict[str, FiniteFloat]] = None
+
+
+class MeanMetrics(SessionMetrics):
+    """The means over sessions, and how much alike they are."""
+
+    consistency: Number = math.nan
+
+
+class TrialMetrics(_File):
+    """`trial_metrics.json`: what the sessions of a trial came to."""
+
+    scalar: Known[MeanMetrics] = None
+    total_reward_ma: Known[Spread] = None
+    random_return: Known[FiniteFloat] = None
+    sessions: Known[tuple[SessionMetrics, ...]] = None
+    # asked for, those with a result, and those that failed
+    num_session: Known[int] = None
+    session_index: Known[tuple[int, ...]] = None
+    failed: Known[tuple[int, ...]] = None
+    final_eval: Known[Spread] = None
+    is_complete: Known[bool] = None
 
 
 def calc_total_reward_ma(total_reward: Array) -> float:
@@ -99,7 +177,7 @@ def calc_session_metrics(table: Table, random_return: float) -> SessionMetrics:
     reward = table["total_reward"][known]
     frame = int(table["frame"][-1]) if len(table["frame"]) else 0
     if not len(reward):
-        return SessionMetrics(frame, *[math.nan] * 7)
+        return SessionMetrics(frame=frame)
     strength = reward - random_return
     return SessionMetrics(
         frame=frame,
@@ -165,106 +243,31 @@ def format_spread(spread: Spread) -> str:
     return text
 
 
-def calc_trial_metrics(tables: Sequence[Table], random_return: float) -> dict[str, Any]:
+def calc_trial_metrics(tables: Mapping[int, Table], random_return: float) -> TrialMetrics:
     """Mean metrics of a trial, the spread of its score, and every session's own."""
-    sessions = [calc_session_metrics(table, random_return) for table in tables]
-    rows = [asdict(session) for session in sessions]
-    strengths = [table["total_reward"][np.isfinite(table["total_reward"])] - random_return for table in tables]
-    scalar: dict[str, float] = {"frame": max(session.frame for session in sessions)}
-    scalar |= {name: float(np.mean([row[name] for row in rows])) for name in METRICS}
-    scalar["consistency"] = calc_consistency(strengths)
-    return {
-        "scalar": scalar,
-        "total_reward_ma": asdict(calc_spread([session.total_reward_ma for session in sessions])),
-        "random_return": random_return,
-        "sessions": rows,
-    }
+    sessions = tuple(calc_session_metrics(table, random_return) for table in tables.values())
+    rows = [session.model_dump() for session in sessions]
+    strengths = [table["total_reward"][np.isfinite(table["total_reward"])] - random_return for table in tables.values()]
+    means = {name: float(np.mean([row[name] for row in rows])) for name in METRICS}
+    frame = max(session.frame or 0 for session in sessions)
+    return TrialMetrics(
+        scalar=MeanMetrics(frame=frame, consistency=calc_consistency(strengths), **means),
+        total_reward_ma=calc_spread([session.total_reward_ma for session in sessions]),
+        random_return=random_return,
+        sessions=sessions,
+        session_index=tuple(tables),
+    )
 
 
-def calc_final_eval(returns: Sequence[Sequence[float]]) -> dict[str, Any] | None:
+def calc_final_eval(returns: Sequence[Sequence[float]]) -> Spread | None:
     """The spread over sessions of the mean return of their last evaluation; None where no session has one."""
     means = [float(np.mean(values)) for values in returns if len(values)]
-    return asdict(calc_spread(means)) if means else None
+    return calc_spread(means) if means else None
 
 
-def format_trial_metrics(scalar: Mapping[str, float]) -> str:
+def format_trial_metrics(scalar: MeanMetrics) -> str:
     """The line people grep for."""
-    parts = [f"frame:{scalar['frame']:.2e}", f"total_reward_ma:{scalar['total_reward_ma']:.2f}"]
-    parts += [f"{name}:{scalar[name]:.4g}" for name in (*METRICS[1:], "consistency")]
+    values = scalar.model_dump()
+    parts = [f"frame:{scalar.frame or 0:.2e}", f"total_reward_ma:{scalar.total_reward_ma:.2f}"]
+    parts += [f"{name}:{values[name]:.4g}" for name in (*METRICS[1:], "consistency")]
     return "trial_metrics: " + " | ".join(parts)
-
-
-def read_table(path: Path) -> dict[str, Array]:
-    """A session's table; a row cut short by a kill is left out. It may be anyone's, and is read a piece at a time."""
-    header: list[str] | None = None
-    blocks: list[Array] = []
-    for lines in _read_lines(path):
-        if header is None:
-            first, _, lines = lines.partition(b"\n")
-            header = next(_split(first), [])
-        if header:
-            blocks.append(_parse(lines, len(header)))
-        if sum(block.size for block in blocks) > MAX_NUMBERS:
-            raise ValueError(f"it holds more than {MAX_NUMBERS:,} numbers")
-    if not header:
-        return {}
-    table = np.empty((len(header), sum(len(block) for block in blocks)))
-    end = 0
-    # each block is freed once it is copied
-    while blocks:
-        block = blocks.pop(0)
-        table[:, end : end + len(block)] = block.T
-        end += len(block)
-    return dict(zip(header, table, strict=True))
-
-
-def _read_lines(path: Path) -> Iterator[bytes]:
-    """Whole lines, some at a time; what is not ended by a line break may be half a number."""
-    with open_file(path) as file:
-        rest = b""
-        while piece := file.read(_PIECE):
-            lines, end, piece = piece.rpartition(b"\n")
-            if end:
-                yield rest + lines + end
-                rest = b""
-            rest += piece
-            if len(rest) > _PIECE:
-                raise ValueError(f"it has a row of more than {_PIECE:,} bytes")
-
-
-def _parse(lines: bytes, num_column: int) -> Array:
-    """The numbers of lines, a row each; rows with more or fewer cells are left out, and an empty cell is NaN."""
-    letters = np.frombuffer(lines.replace(b"\r\n", b"\n"), np.uint8)
-    if not _IS_PLAIN[letters].all():
-        return _parse_any(lines, num_column)
-    # where cells end, and how long they are with that
-    ends = np.flatnonzero((letters == ord(",")) | (letters == ord("\n")))
-    length = np.diff(ends, prepend=-1)
-    num_cell = np.diff(np.flatnonzero(letters[ends] == ord("\n")), prepend=-1)
-    is_row = np.repeat(num_cell == num_column, num_cell)
-    if num_column == 1:
-        is_row &= length > 1
-    if not is_row.all():
-        letters = letters[np.repeat(is_row, length)]
-    cells = letters.tobytes().replace(b"\n", b",")
-    if (length == 1).any():
-        # twice, since the comma that ends one empty cell may begin another
-        cells = b"," + cells.replace(b",,", b",nan,").replace(b",,", b",nan,")
-        cells = cells.replace(b",,", b",nan,", 1)[1:]
-    try:
-        return np.fromstring(cells, sep=",").reshape(-1, num_column)
-    except ValueError:
-        return _parse_any(lines, num_column)
-
-
-def _parse_any(lines: bytes, num_column: int) -> Array:
-    """The same for quotes, spaces and whatever else; slower, and it tells which cell is no number."""
-    rows = [[float(cell or "nan") for cell in row] for row in _split(lines) if len(row) == num_column]
-    return np.array(rows).reshape(-1, num_column)
-
-
-def _split(lines: bytes) -> Iterator[list[str]]:
-    try:
-        yield from csv.reader(io.StringIO(lines.decode(), newline=""))
-    except csv.Error as error:
-        raise ValueError(str(error)) from None

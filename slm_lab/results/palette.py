@@ -19,8 +19,8 @@ COLORS = {
     "pink": ("#970387", "#CC79A7"),
     "grey": ("#777777", "#6A6A6A"),
 }
-# how matplotlib, plotly and SVG write the same dashes
-DASHES = (("-", "solid", ""), ("--", "dash", "7 4"), (":", "dot", "2 3"), ("-.", "dashdot", "7 3 2 3"))
+# how matplotlib and SVG write the same dashes
+DASHES = (("-", ""), ("--", "7 4"), (":", "2 3"), ("-.", "7 3 2 3"))
 # colour and dashes of each algorithm, in the order in which figures list them
 _ALGORITHMS = {
     "REINFORCE": ("ink", 0),
@@ -54,8 +54,8 @@ class Look:
         return COLORS[self.name][0]
 
     @property
-    def dashes(self) -> tuple[str, str, str]:
-        """The dashes for matplotlib, plotly and SVG."""
+    def dashes(self) -> tuple[str, str]:
+        """The dashes for matplotlib and SVG."""
         return DASHES[self.dash % len(DASHES)]
 
 

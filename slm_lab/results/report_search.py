@@ -16,7 +16,8 @@ from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import read_text, write_text
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import METRICS
-from slm_lab.results.report import NOTHING, build_report, format_number, list_imports, render_page
+from slm_lab.results.page import NOTHING, format_number, render_page
+from slm_lab.results.report import build_report, list_imports
 from slm_lab.results.run import Run, look_up, read_run
 from slm_lab.results.search_axis import SearchedKey, read_axis
 from slm_lab.spec.reader import read_document
@@ -148,13 +149,23 @@ def _build_table(rows: Sequence[Mapping[str, str]], keys: Sequence[SearchedKey])
     head = ["trial", "state", "score", "frames", "sessions", *(key.name for key in keys)]
     cells = []
     for row in rows:
-        values = [_read_value(row.get(key.path)) for key in keys]
-        shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+        shown = [_show(row, key) for key in keys]
         state = STATES.get(row.get("state", ""), NOTHING)
         frames = format_number(_read_value(row.get("frame")))
         line = [row["trial"], state, format_number(_read_score(row)), frames, row.get("num_session") or NOTHING, *shown]
         cells.append([*line, *([row.get("error") or ""] if has_errors else [])])
     return {"head": [*head, *(["error"] if has_errors else [])], "rows": cells}
+
+
+def _show(row: Mapping[str, str], key: SearchedKey) -> str:
+    value = _read_value(row.get(key.path))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _describe(row: Mapping[str, str], keys: Sequence[SearchedKey]) -> str:
+    """A trial in words: its score and its values."""
+    values = [f"{key.name} {_show(row, key)}" for key in keys]
+    return "\n".join([f"trial {row['trial']}: {format_number(_read_score(row))}", *values])
 
 
 def _build_parallel(rows: Sequence[Mapping[str, str]], keys: Sequence[SearchedKey], best: Any) -> dict[str, Any] | None:
@@ -171,7 +182,7 @@ def _build_parallel(rows: Sequence[Mapping[str, str]], keys: Sequence[SearchedKe
             "is_done": row.get("state") == "done",
             "is_best": row["trial"] == str(best),
             "places": [round(float(axis.place[index]), 4) for axis in axes],
-            "text": f"trial {row['trial']}: {format_number(_read_score(row))}",
+            "text": _describe(row, keys),
         }
         for index, row in enumerate(known)
     ]

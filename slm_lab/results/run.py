@@ -1,36 +1,39 @@
 """A run read back from its folder, by this lab or by the published one before it; needs no torch."""
 
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic_core import from_json
 
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import read_text
-from slm_lab.results.folder import describe_failure, find_best_trial, find_run_path
-from slm_lab.results.metrics import MA_WINDOW, Array, Spread, calc_spread, calc_total_reward_ma, read_table
+from slm_lab.results.baseline import find_shipped_random_return
+from slm_lab.results.folder import RunFolder, describe_failure, find_best_trial, find_run_path, find_table_files
+from slm_lab.results.metrics import (
+    MA_WINDOW,
+    MAX_JSON_BYTES,
+    SessionFile,
+    Spread,
+    TrialMetrics,
+    calc_spread,
+    calc_total_reward_ma,
+)
+from slm_lab.results.table import NEEDED, Array, read_session_table
 from slm_lab.spec.compat import META_DROPPED
 from slm_lab.spec.loading import read_specs
 from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import EVAL_EPISODES
 
-BASELINES = Path(__file__).parents[1] / "env" / "random_baseline.json"
-# a table without these is not one of a session
-NEEDED = ("frame", "total_reward")
 # What a session's score is: the deterministic policy at the end, or when it was last evaluated during training, or the
 # episodes that training last saw. Sessions of a run are compared by the first kind that all of them have.
 ScoreKind = Literal["final", "eval", "train"]
 SCORE_KINDS: tuple[ScoreKind, ...] = ("final", "eval", "train")
 # share of a session's frames before which an evaluation is too old to be its score
 RECENT = 0.5
-# of metrics and provenance, which take many times as much once they are read
-MAX_JSON_BYTES = 10_000_000
-_TABLE = re.compile(r"(?P<name>.+)_t(?P<trial>\d+)_s(?P<session>\d+)_session_df_(?P<kind>train|eval)\.csv")
 # algorithms by the names that papers use, where the spec has another
 _LABEL_OF = {
     "Reinforce": "REINFORCE",
@@ -58,9 +61,9 @@ class Run:
     # tables by session
     tables: Mapping[int, Mapping[str, Array]]
     eval_tables: Mapping[int, Mapping[str, Array]]
-    # what was written at the end; empty where it never came to that
-    metrics: Mapping[str, Any]
-    session_metrics: Mapping[int, Mapping[str, Any]]
+    # what was written at the end; None where it never came to that
+    metrics: TrialMetrics | None
+    session_metrics: Mapping[int, SessionFile]
     provenance: Mapping[str, Any]
     # what could not be read, a line each
     problems: tuple[str, ...]
@@ -83,9 +86,8 @@ class Run:
     @property
     def counted_tables(self) -> dict[int, Mapping[str, Array]]:
         """Tables of the sessions that count: of those with a result if the run has ended, else of all."""
-        ended = self.metrics.get("session_index")
-        counted = {s: table for s, table in self.tables.items() if s in ended} if isinstance(ended, list) else {}
-        return counted or dict(self.tables)
+        ended = (self.metrics.session_index if self.metrics is not None else None) or ()
+        return {s: table for s, table in self.tables.items() if s in ended} or dict(self.tables)
 
     @property
     def session_scores(self) -> dict[int, float]:
@@ -145,7 +147,7 @@ class Run:
         each = " each" if len(self.counted_tables) > 1 else ""
         match kind:
             case "final":
-                count = max(len(self.session_metrics[session]["final_eval"]) for session in self.final_evals)
+                count = max(len(self.session_metrics[session].final_eval or ()) for session in self.final_evals)
                 return f"deterministic policy, {count} episodes{each}"
             case "eval":
                 count = look_up(self.spec, "meta", "rigorous_eval") or EVAL_EPISODES
@@ -164,11 +166,9 @@ class Run:
         evals = {}
         for session, metrics in self.session_metrics.items():
             end = self.tables[session]["frame"][-1]
-            if metrics.get("frame", end) != end:
-                continue  # the session was continued since
-            match metrics.get("final_eval"):
-                case [*values] if values and all(isinstance(value, (int, float)) for value in values):
-                    evals[session] = float(np.mean(values))
+            # another frame: the session was continued since
+            if metrics.final_eval and metrics.frame in (None, end):
+                evals[session] = float(np.mean(metrics.final_eval))
         return evals
 
     @property
@@ -206,15 +206,18 @@ class Run:
     @property
     def ended(self) -> float:
         """When the newest table was last written to, in seconds since 1970."""
-        return max(file.stat().st_mtime for file in (self.path / "info").glob("*_session_df_train.csv"))
+        return max(file.path.stat().st_mtime for file in find_table_files(self.path) if file.kind == "train")
 
     @property
     def random_return(self) -> float | None:
         """Mean return of random play: as the run has it, or as shipped for its env; None where it is not known."""
-        known = self.metrics.get("random_return")
-        if isinstance(known, (int, float)):
-            return float(known)
-        return find_shipped_random_return(self.env_name)
+        known = self.metrics.random_return if self.metrics is not None else None
+        return find_shipped_random_return(self.env_name) if known is None else known
+
+    @property
+    def failed(self) -> tuple[int, ...]:
+        """Sessions that failed."""
+        return (self.metrics.failed if self.metrics is not None else None) or ()
 
     @property
     def frame(self) -> int:
@@ -234,12 +237,6 @@ def _get_last(column: Array) -> float:
     """The last value that is known."""
     known = column[np.isfinite(column)]
     return float(known[-1]) if len(known) else math.nan
-
-
-def find_shipped_random_return(env_name: str) -> float | None:
-    """Mean return of random play as shipped; None for an env that has none."""
-    shipped = _read_json([BASELINES]).get(env_name)
-    return float(shipped["mean"]) if shipped else None
 
 
 def name_algorithm(spec: Any) -> str:
@@ -311,74 +308,50 @@ def read_run(path: Path, trial: int | None = None) -> Run:
     problems: list[str] = []
     tables: dict[str, dict[int, dict[str, Array]]] = {"train": {}, "eval": {}}
     names = set()
-    for file in sorted((path / "info").glob(f"*_t{trial}_s*_session_df_*.csv")):
-        match = _TABLE.fullmatch(file.name)
-        if match is None or int(match["trial"]) != trial:
-            continue
+    for file in find_table_files(path, trial):
         try:
-            table = _read(file)
+            table = read_session_table(file.path)
         except LabError as error:
             problems.append(str(error))
             continue
-        names.add(match["name"])
-        if np.isfinite(table["frame"]).any():
-            tables[match["kind"]][int(match["session"])] = table
-        elif match["kind"] == "train":
-            problems.append(f"{file.name} is left out: it has no rows yet")
+        names.add(file.name)
+        if len(table["frame"]):
+            tables[file.kind][file.session] = table
+        elif file.kind == "train":
+            problems.append(f"{file.path.name} is left out: it has no rows yet")
     if not tables["train"]:
         told = "".join(f"; {problem}" for problem in problems)
         kind = RunFolderError if problems else NoResultsError
         raise kind(f"{path} has no results: no info/*_session_df_train.csv with rows{told}")
     # the published lab writes the table of training once more where it evaluated nothing
     evals = {s: table for s, table in tables["eval"].items() if not _is_same(table, tables["train"].get(s, {}))}
-    name = min(names, key=lambda text: (len(text), text))
-    prefix = f"{name}_t{trial}"
-    metrics = _read_json([path / f"{prefix}_trial_metrics.json", path / "info" / f"{prefix}_trial_metrics.json"])
-    session_metrics = {
-        session: _read_json([path / "info" / f"{prefix}_s{session}_session_metrics.json"])
-        for session in tables["train"]
-    }
+    folder = RunFolder(path, min(names, key=lambda text: (len(text), text)))
     return Run(
         path,
-        name,
+        folder.name,
         trial,
-        _read_spec(path, name, trial, problems),
+        _read_spec(folder, trial, problems),
         dict(sorted(tables["train"].items())),
         dict(sorted(evals.items())),
-        metrics,
-        session_metrics,
-        _read_json([path / "info" / f"{name}_provenance.json"]),
+        TrialMetrics.read(folder.trial_metrics_file(trial), folder.published_metrics_file(trial)),
+        {s: own for s in tables["train"] if (own := SessionFile.read(folder.session_metrics_file(trial, s)))},
+        _read_provenance(folder.provenance_file),
         tuple(problems),
     )
 
 
-def _read(path: Path) -> dict[str, Array]:
-    try:
-        table = read_table(path)
-    except (OSError, ValueError, UnicodeDecodeError) as error:
-        raise RunFolderError(f"{path.name} is left out: {error}") from None
-    missing = [name for name in NEEDED if name not in table]
-    if missing:
-        raise RunFolderError(f"{path.name} is left out: it has no column {' and no column '.join(missing)}")
-    return table
-
-
-def _read_spec(path: Path, name: str, trial: int, problems: list[str]) -> Mapping[str, Any]:
+def _read_spec(folder: RunFolder, trial: int, problems: list[str]) -> Mapping[str, Any]:
     """The spec of the trial, or that of all trials; under its name, or bare as the published lab wrote it."""
-    for stem in (f"{name}_t{trial}", name):
-        for suffix in (".yaml", ".json"):
-            file = path / f"{stem}_spec{suffix}"
-            if not file.exists():
-                continue
-            try:
-                specs = read_specs(file)
-            except LabError as error:
-                problems.append(str(error))
-                continue
-            # bare and without a name, as older ones are
-            spec = specs.get(name, specs)
-            return _without_bookkeeping(spec) if isinstance(spec, Mapping) else {}
-    problems.append(f"{path} has no {name}_spec.yaml, so env and algorithm are unknown")
+    for file in folder.find_spec_files(trial):
+        try:
+            specs = read_specs(file)
+        except LabError as error:
+            problems.append(str(error))
+            continue
+        # bare and without a name, as older ones are
+        spec = specs.get(folder.name, specs)
+        return _without_bookkeeping(spec) if isinstance(spec, Mapping) else {}
+    problems.append(f"{folder.path} has no {folder.spec_file.name}, so env and algorithm are unknown")
     return {}
 
 
@@ -390,12 +363,9 @@ def _without_bookkeeping(spec: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _read_json(paths: list[Path]) -> dict[str, Any]:
-    for path in paths:
-        try:
-            content = json.loads(read_text(path, MAX_JSON_BYTES))
-        except (OSError, RecursionError, ValueError):
-            continue
-        if isinstance(content, dict):
-            return content
-    return {}
+def _read_provenance(path: Path) -> dict[str, Any]:
+    try:
+        content = from_json(read_text(path, MAX_JSON_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

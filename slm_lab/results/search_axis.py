@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.results.metrics import Array
+from slm_lab.results.table import Array
 
 
 @dataclass(frozen=True)

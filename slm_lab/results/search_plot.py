@@ -2,42 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from slm_lab.lib.io import write_bytes
-from slm_lab.results.curve import average_curves, read_curve
-from slm_lab.results.metrics import Array, Table
-from slm_lab.results.palette import find_look
-from slm_lab.results.plot import (
-    AVERAGE,
-    FRAMES,
-    INK,
-    MUTED,
-    RETURN,
-    RETURN_LABELS,
-    TITLE,
-    style_axes,
-    to_png,
-    wrap,
-    write_page,
-)
-from slm_lab.results.search_axis import SearchedKey, read_axis, show_name
+from slm_lab.results.curve import average_curves, read_curves
+from slm_lab.results.figure import INK, MUTED, TITLE, Chart, Line, draw_chart, style_axes, to_png, wrap
+from slm_lab.results.folder import RunFolder
+from slm_lab.results.palette import Look, find_look
+from slm_lab.results.plot import AVERAGE, RETURN, RETURN_LABELS
+from slm_lab.results.search_axis import SearchedKey, read_axis
+from slm_lab.results.table import Array, Table
 
 _SCORE = "score"
-# from low to high scores: the brighter end of viridis cannot be seen on white
-_SCALE = ListedColormap(colormaps["viridis"](np.linspace(0, 0.58, 64)))
-_EARLY = "#8F8F8F"
-_DONE = "#444444"
 
 
 @dataclass(frozen=True)
@@ -54,29 +37,24 @@ class DrawnTrial:
     algorithm: str
 
     @property
-    def color(self) -> str:
-        """The algorithm's own for the best trial; the others are grey, those that were stopped paler."""
-        return find_look(self.algorithm).color if self.is_best else _DONE if self.is_done else _EARLY
+    def look(self) -> Look:
+        """The algorithm's own for the best trial; the others are dark, those that were stopped grey."""
+        return Look(find_look(self.algorithm).name if self.is_best else "ink" if self.is_done else "grey")
 
 
-def plot_search(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], prefix: Path, title: str) -> list[Path]:
+def plot_search(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], folder: RunFolder, title: str) -> list[Path]:
     """Draw all graphs of a search; returns those written."""
-    scatter = prefix.with_name(f"{prefix.name}_experiment_graph.png")
-    parallel = prefix.with_name(f"{prefix.name}_parallel_coordinates.png")
-    curves, averages = (
-        prefix.with_name(f"{prefix.name}_multi_trial_graph_{name}_vs_frames.png")
-        for name in ("mean_returns", "mean_returns_ma")
-    )
-    write_bytes(scatter, _draw_scatter(trials, keys, f"Search: {title}"))
-    write_bytes(parallel, _draw_parallel(trials, keys, f"Search: {title}"))
-    write_bytes(curves, _draw_curves(trials, f"Search: {title}", RETURN))
-    has_averages = any(read_curve(table, AVERAGE)[0].size for trial in trials for table in trial.tables)
-    write_bytes(averages, _draw_curves(trials, f"Search: {title}", AVERAGE if has_averages else RETURN))
-    page = parallel.with_suffix(".html")
-    write_page(page, _build_page(trials, keys, title), f"Search: {title}")
-    points = scatter.with_suffix(".html")
-    write_page(points, _build_points(trials, keys, title), f"Search: {title}")
-    return [scatter, points, parallel, page, curves, averages]
+    title = f"Search: {title}"
+    has_averages = any(read_curves(trial.tables, AVERAGE) for trial in trials)
+    graphs = {
+        "experiment_graph": _draw_scatter(trials, keys, title),
+        "parallel_coordinates": _draw_parallel(trials, keys, title),
+        "multi_trial_graph_mean_returns_vs_frames": _draw_curves(trials, title, RETURN),
+        "multi_trial_graph_mean_returns_ma_vs_frames": _draw_curves(trials, title, AVERAGE if has_averages else RETURN),
+    }
+    for name, png in graphs.items():
+        write_bytes(folder.graph_file(name), png)
+    return [folder.graph_file(name) for name in graphs]
 
 
 def _draw_scatter(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], title: str) -> bytes:
@@ -124,8 +102,8 @@ def _scatter(axes: Axes, x: Array, trials: Sequence[DrawnTrial]) -> None:
     )
     for label, picked, look in groups:
         if picked:
-            edge = dict(edgecolors=trials[picked[0]].color)
-            look = edge | dict(facecolors=trials[picked[0]].color) | look
+            edge = dict(edgecolors=trials[picked[0]].look.color)
+            look = edge | dict(facecolors=trials[picked[0]].look.color) | look
             axes.scatter(x[picked], [trials[i].score for i in picked], label=label, **look)
 
 
@@ -142,17 +120,11 @@ def _draw_parallel(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], ti
     axes = figure.add_subplot()
     axes.set_title(wrap(title), loc="left", pad=14, **TITLE)
     axes.set_axis_off()
-    scores = np.array([trial.score for trial in trials])
-    norm = Normalize(scores.min(), scores.max() if scores.max() > scores.min() else scores.min() + 1)
-    for index in np.argsort(scores):
-        trial = trials[index]
-        line = [axis.place[index] for axis in axes_of]
-        look: dict[str, Any] = dict(
-            color=_SCALE(norm(scores[index])), linewidth=1.2, alpha=0.9 if trial.is_done else 0.5
-        )
+    for index, trial in sorted(enumerate(trials), key=lambda pair: (pair[1].is_best, pair[1].score)):
+        look: dict[str, Any] = dict(linewidth=1.2, alpha=0.9 if trial.is_done else 0.5)
         if trial.is_best:
-            look = dict(color=trial.color, linewidth=2.6, zorder=3)
-        axes.plot(range(len(line)), line, solid_joinstyle="round", **look)
+            look = dict(linewidth=2.6, zorder=3)
+        axes.plot([axis.place[index] for axis in axes_of], color=trial.look.color, solid_joinstyle="round", **look)
     for position, (axis, name) in enumerate(zip(axes_of, names, strict=True)):
         axes.plot([position, position], [0, 1], color=MUTED, linewidth=0.9, zorder=2)
         axes.text(position, -0.09, name, ha="center", va="top", fontsize=10, color=INK, parse_math=False)
@@ -165,77 +137,12 @@ def _draw_parallel(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], ti
 
 def _draw_curves(trials: Sequence[DrawnTrial], title: str, column: str) -> bytes:
     """The mean curve of each trial: where the weak ones were stopped is seen."""
-    figure = Figure(figsize=(8.0, 5.0), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
-    axes = figure.add_subplot()
-    style_axes(axes, font_size=10)
-    named: set[str] = set()
+    lines = []
     for trial in sorted(trials, key=lambda one: (one.is_best, one.is_done)):
-        sessions = [curve for table in trial.tables if (curve := read_curve(table, column))[0].size]
-        if not sessions:
-            continue
+        sessions = read_curves(trial.tables, column)
         average = average_curves(sessions)
-        x, y = (average.x, average.mean) if average is not None else sessions[0]
-        kind = f"best (trial {trial.number})" if trial.is_best else "done" if trial.is_done else "stopped early"
-        look: dict[str, Any] = dict(color=trial.color, linewidth=2.4 if trial.is_best else 1.2)
-        axes.plot(x, y, label=None if kind in named else kind, **look)
-        if not trial.is_done:
-            axes.plot(x[-1:], y[-1:], "o", color=trial.color, markersize=3.5)
-        named.add(kind)
-    axes.set_xlabel(FRAMES, fontsize=11, color=INK)
-    axes.set_ylabel(RETURN_LABELS[column].replace(", ", ",\n"), fontsize=11, color=INK)
-    axes.set_title(wrap(title), loc="left", pad=10, **TITLE)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    return to_png(figure)
-
-
-def _build_page(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], title: str) -> dict[str, Any]:
-    """Parallel coordinates that can be narrowed by dragging along an axis."""
-    dimensions = []
-    for index, key in enumerate(keys):
-        axis = read_axis(key, [trial.values[index] for trial in trials])
-        look = dict(label=key.name, values=axis.place.tolist(), tickvals=axis.ticks, ticktext=axis.labels)
-        dimensions.append(look | dict(range=[0, 1]))
-    scores = [trial.score for trial in trials]
-    dimensions.append(dict(label=_SCORE, values=scores))
-    scale = [[place, to_hex(_SCALE(place))] for place in np.linspace(0, 1, 9).tolist()]
-    line = dict(color=scores, colorscale=scale, showscale=True, colorbar=dict(title=dict(text=_SCORE)))
-    data = [dict(type="parcoords", dimensions=dimensions, line=line)]
-    layout = dict(title=dict(text=f"<b>Search: {escape(title, quote=False)}</b>"), font=dict(size=14, color=INK))
-    return dict(data=data, layout=layout | dict(margin=dict(t=110), paper_bgcolor="white"))
-
-
-def _build_points(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], title: str) -> dict[str, Any]:
-    """The score against each key, with the trial under the pointer."""
-    data = []
-    layout: dict[str, Any] = dict(
-        title=dict(text=f"<b>Search: {escape(title, quote=False)}</b>"),
-        grid=dict(rows=-(-len(keys) // 2), columns=min(len(keys), 2), pattern="independent"),
-        showlegend=False,
-        font=dict(size=13, color=INK),
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-    )
-    told = [
-        "<br>".join(
-            [f"trial {trial.number}: {trial.score:.2f}{'' if trial.is_done else ', stopped early'}"]
-            + [f"{escape(key.name)} {escape(_show(value))}" for key, value in zip(keys, trial.values, strict=True)]
-        )
-        for trial in trials
-    ]
-    colors = [trial.color for trial in trials]
-    for index, key in enumerate(keys):
-        number = "" if index == 0 else str(index + 1)
-        values = [trial.values[index] for trial in trials]
-        x = [show_name(value) for value in values] if key.is_choice else values
-        marker = dict(color=colors, size=9)
-        trace = dict(type="scatter", mode="markers", x=x, y=[trial.score for trial in trials], text=told, marker=marker)
-        data.append(trace | dict(hoverinfo="text", xaxis=f"x{number}", yaxis=f"y{number}"))
-        kind = "category" if key.is_choice else "log" if key.is_log else "linear"
-        axis = dict(title=dict(text=escape(key.name)), type=kind, gridcolor="#E4E4E4", exponentformat="e")
-        layout[f"xaxis{number}"] = axis
-        layout[f"yaxis{number}"] = dict(title=dict(text=_SCORE), gridcolor="#E4E4E4")
-    return dict(data=data, layout=layout)
-
-
-def _show(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else show_name(value)
+        if sessions:
+            x, y = (average.x, average.mean) if average is not None else sessions[0]
+            name = f"best (trial {trial.number})" if trial.is_best else "done" if trial.is_done else "stopped early"
+            lines.append(Line(name, x, y, trial.look, is_mean=trial.is_best))
+    return draw_chart(Chart(title, "", RETURN_LABELS[column], lines))

@@ -1,10 +1,10 @@
 """How sure a result is, and whether two differ; pure functions of per-session scores.
 
-scipy.stats takes as long to load as all else in a session, so what a run itself needs is in `analysis.py`.
+scipy.stats takes as long to load as all else in a session, so what a run itself needs is in `metrics.py`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +15,12 @@ POWER = 0.8
 LEVEL = 0.95
 # beyond this many sessions a difference is not worth knowing
 MAX_SESSION = 1000
-NUM_RESAMPLE = 2000
 EDGE = 1e-9
 NOT_DISTINGUISHABLE = "not distinguishable"
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Interval:
     """A number and its 95 % interval; the bounds are NaN where there is none."""
 
     value: float
@@ -34,13 +33,13 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ScoreComparison:
     """Two runs in the same env."""
 
     # difference of their means, first minus second
-    difference: Estimate
+    difference: Interval
     # chance that a session of the first scores higher than one of the second
-    improvement: Estimate
+    improvement: Interval
     # sessions each would need to tell them apart if they differ as they seem to; None where no number is enough
     num_session_needed: int | None
 
@@ -50,18 +49,18 @@ class Comparison:
         return not self.improvement.covers(0.5)
 
 
-def calc_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+def calc_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Difference of means with Welch's interval, which does not take the spreads for equal."""
     difference = float(np.mean(ours) - np.mean(theirs))
     if min(len(ours), len(theirs)) < 2:
-        return Estimate(difference, math.nan, math.nan)
+        return Interval(difference, math.nan, math.nan)
     # not scipy's test, which warns of sessions that scored alike
     own, other = (float(np.var(scores, ddof=1)) / len(scores) for scores in (ours, theirs))
     if own + other == 0:
-        return Estimate(difference, difference, difference)
+        return Interval(difference, difference, difference)
     dof = (own + other) ** 2 / (own**2 / (len(ours) - 1) + other**2 / (len(theirs) - 1))
     half = float(stats.t.ppf(0.5 + LEVEL / 2, dof)) * math.sqrt(own + other)
-    return Estimate(difference, difference - half, difference + half)
+    return Interval(difference, difference - half, difference + half)
 
 
 def calc_probability(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -70,7 +69,7 @@ def calc_probability(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return float((wins.mean() + 1) / 2)
 
 
-def calc_improvement(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Estimate:
+def calc_improvement(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
     """Probability of improvement, the mean over envs; a pair is the sessions of both runs in one env.
 
     The interval holds every probability whose own spread, by Newcombe (2006, method 5), does not rule out what was
@@ -90,7 +89,7 @@ def calc_improvement(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -
     inner = min(max(seen, EDGE), 1 - EDGE)
     low = 0.0 if seen == 0 else optimize.brentq(excess, 0.0, inner)
     high = 1.0 if seen == 1 else optimize.brentq(excess, inner, 1.0)
-    return Estimate(seen, float(low), float(high))
+    return Interval(seen, float(low), float(high))
 
 
 def _calc_variance(probability: float, num_ours: int, num_theirs: int) -> float:
@@ -122,16 +121,16 @@ def _calc_power(effect: float, count: int) -> float:
     return float(stats.nct.sf(critical, freedom, shift) + stats.nct.cdf(-critical, freedom, shift))
 
 
-def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
+def compare(ours: Sequence[float], theirs: Sequence[float]) -> ScoreComparison:
     """Two runs by the scores of their sessions."""
-    return Comparison(
+    return ScoreComparison(
         calc_difference(ours, theirs),
         calc_improvement([(ours, theirs)]),
         calc_num_session(ours, theirs),
     )
 
 
-def describe_improvement(comparison: Comparison) -> str:
+def describe_improvement(comparison: ScoreComparison) -> str:
     """The verdict in words."""
     value = comparison.improvement
     text = f"probability of improvement {value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
@@ -145,34 +144,3 @@ def describe_improvement(comparison: Comparison) -> str:
     else:
         advice = "no number of sessions would tell"
     return f"{text}: {NOT_DISTINGUISHABLE}, {advice}"
-
-
-def normalize(scores: Sequence[float], random_score: float, reference_score: float) -> list[float]:
-    """Scores on a scale where random play is 0 and a reference is 1."""
-    if reference_score == random_score:
-        raise ValueError("the reference scores as random play does: there is no scale between them")
-    return [(score - random_score) / (reference_score - random_score) for score in scores]
-
-
-def calc_iqm(scores_by_env: Mapping[str, Sequence[float]], seed: int = 0) -> Estimate:
-    """Interquartile mean of normalised scores over envs; the interval is a bootstrap within each env."""
-    samples = [np.asarray(scores, float) for scores in scores_by_env.values()]
-
-    def calc(*drawn: np.ndarray, axis: int = -1) -> np.ndarray:
-        joined: np.ndarray = stats.trim_mean(np.concatenate(drawn, axis=axis), 0.25, axis=axis)
-        return joined
-
-    value = float(calc(*samples))
-    if any(len(sample) < 2 for sample in samples):
-        return Estimate(value, math.nan, math.nan)
-    generator = np.random.default_rng(seed)
-    result = stats.bootstrap(
-        samples,
-        calc,
-        n_resamples=NUM_RESAMPLE,
-        vectorized=True,
-        confidence_level=LEVEL,
-        method="percentile",
-        rng=generator,
-    )
-    return Estimate(value, float(result.confidence_interval.low), float(result.confidence_interval.high))

@@ -79,8 +79,7 @@ def _sessions(run: Run) -> str:
     averages = run.session_ma
     for session, score in run.session_scores.items():
         rows.append(f"| {session} | {_number(score)} | {_number(averages[session])} |")
-    failed = run.metrics.get("failed")
-    note = f"\n\nFailed sessions: {', '.join(map(str, failed))}." if isinstance(failed, list) and failed else ""
+    note = f"\n\nFailed sessions: {', '.join(map(str, run.failed))}." if run.failed else ""
     return "\n".join(rows) + note
 
 

@@ -90,7 +90,7 @@ def summarize(run: Run) -> Summary:
         is_complete = any((run.path / "info").glob("*_search.json"))
     else:
         # runs of the published lab have metrics only at their end
-        is_complete = bool(run.metrics.get("is_complete", bool(run.metrics)))
+        is_complete = run.metrics is not None and run.metrics.is_complete is not False
     return Summary(
         run.name,
         run.label,

@@ -58,10 +58,26 @@ class AlgorithmSpec(Model):
     starts_random: ClassVar[bool] = False
     # whether its critics may have a net of their own, `agent.critic_net`
     takes_critic_net: ClassVar[bool] = False
+    # whether it has a critic, which `critic_KEY` is for and which may share the actor's body
+    has_critic: ClassVar[bool] = True
+    # memories that it learns from, where not all of its kind will do
+    memories: ClassVar[tuple[str, ...]] = ()
 
     def calc_utd(self, num_envs: int) -> float:
         """Gradient steps per frame, the update-to-data ratio; 0 where nothing is learned or it is not known."""
         return 0.0
+
+    def find_conflicts(self, memory: str) -> dict[str, str]:
+        """By key, what contradicts another key; `memory` is the name of the agent's."""
+        return {}
+
+    def find_remarks(self, num_envs: int) -> list[str]:
+        """What is valid but may not be meant."""
+        return []
+
+    def sequence_keys(self, memory: str) -> tuple[str, ...]:
+        """Keys that have to be a multiple of the length of a recurrent net's sequences."""
+        return ()
 
 
 class RandomSpec(AlgorithmSpec):
@@ -101,6 +117,7 @@ class ReinforceSpec(EveryBatchSpec):
 
     name: Literal["Reinforce"] = "Reinforce"
     takes_recurrent: ClassVar = True
+    has_critic: ClassVar = False
     training_frequency: PositiveInt = Field(
         1, description="Episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay) between updates."
     )
@@ -140,12 +157,24 @@ class ActorCriticSpec(EveryBatchSpec):
             data = {**data, "training_frequency": data["num_step_returns"]}
         return data
 
+    def find_conflicts(self, memory: str) -> dict[str, str]:
+        steps = self.num_step_returns
+        if self.lam is not None and steps is not None:
+            return {"lam": "contradicts num_step_returns; set one of them to null"}
+        if memory == "OnPolicyBatchReplay" and steps is not None and steps > self.training_frequency:
+            return {"num_step_returns": f"{steps} steps do not fit in training_frequency {self.training_frequency}"}
+        return {}
+
+    def sequence_keys(self, memory: str) -> tuple[str, ...]:
+        return ("training_frequency",) if memory == "OnPolicyBatchReplay" else ()
+
 
 class PPOSpec(OnPolicySpec):
     """Proximal policy optimisation with a clipped surrogate objective."""
 
     name: Literal["PPO"] = "PPO"
     takes_recurrent: ClassVar = True
+    memories: ClassVar = ("OnPolicyBatchReplay",)
     lam: Fraction = Field(0.95, description="Lambda of GAE.")
     clip_eps_spec: Schedule = Field(0.2, description="Clip range of the probability ratio.")
     entropy_coef_spec: Schedule = Field(0.0, description="Weight of the entropy bonus.")
@@ -171,6 +200,28 @@ class PPOSpec(OnPolicySpec):
     def calc_utd(self, num_envs: int) -> float:
         batch = self.time_horizon * num_envs
         return self.training_epoch * -(-batch // self.minibatch_size) / batch
+
+    def find_conflicts(self, memory: str) -> dict[str, str]:
+        if self.clip_vloss and self.normalize_v_targets:
+            return {"clip_vloss": "contradicts normalize_v_targets; set one of them to false"}
+        return {}
+
+    def find_remarks(self, num_envs: int) -> list[str]:
+        batch = self.time_horizon * num_envs
+        rest = batch % self.minibatch_size
+        if not rest:
+            return []
+        top = min(batch, self.minibatch_size)
+        # a bounded look: a hostile number must not turn the hint into hours
+        near = next((size for size in range(top, max(0, top - 10_000), -1) if batch % size == 0), 1)
+        return [
+            f"agent.algorithm.minibatch_size {self.minibatch_size} does not divide time_horizon*num_envs = "
+            f"{self.time_horizon}*{num_envs} = {batch}: the last minibatch of each epoch has {rest} samples; {near} "
+            "would divide it"
+        ]
+
+    def sequence_keys(self, memory: str) -> tuple[str, ...]:
+        return ("time_horizon", "minibatch_size")
 
 
 class SarsaSpec(EveryBatchSpec):

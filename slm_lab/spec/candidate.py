@@ -5,9 +5,10 @@ from copy import deepcopy
 from typing import Any
 
 from slm_lab.lib.errors import SpecError
-from slm_lab.spec.loading import MAX_PROBLEMS, dump_spec, parse_spec
-from slm_lab.spec.net import ROLES
+from slm_lab.spec.loading import dump_spec, parse_spec
+from slm_lab.spec.problem import MAX_PROBLEMS
 from slm_lab.spec.reader import printable
+from slm_lab.spec.roles import nested_path
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import read_dimensions
 
@@ -19,11 +20,7 @@ def apply_values(spec: Spec, values: Mapping[str, Any]) -> Spec:
     """A copy with values at dotted paths and nothing left to search; SpecError where they make no valid spec."""
     raw = dump_spec(spec)[spec.name] | {"name": spec.name, "search": {}}
     for path, value in values.items():
-        # keys of one net are kept together, whichever way they are written
-        for role in ROLES:
-            if path.startswith(f"agent.net.{role}_"):
-                path = path.replace(f"{role}_", f"{role}.", 1)
-        *parents, last = path.split(".")
+        *parents, last = nested_path(path).split(".")
         node = raw
         for part in parents:
             node = node[part]

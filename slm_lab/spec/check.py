@@ -7,14 +7,16 @@ from slm_lab.spec.algorithm import (
     AlgorithmSpec,
     OffPolicySpec,
     PPOSILSpec,
-    PPOSpec,
     ReinforceSpec,
     SILSpec,
 )
 from slm_lab.spec.memory import OnPolicyCrossEntropySpec, PrioritizedReplaySpec, ReplaySpec
-from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec, RecurrentNetSpec
+from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
 from slm_lab.spec.schema import ALGORITHM_SPECS, Spec
 from slm_lab.spec.search_space import search_problems
+
+# backends that step all envs by themselves
+NO_WORKERS = {"ale": "with threads of its own", "array": "all envs at once", "envpool": "with threads of its own"}
 
 
 def check_combination(spec: Spec) -> list[str]:
@@ -27,37 +29,14 @@ def check_combination(spec: Spec) -> list[str]:
         problems.append(f"env.max_frame: {env.max_frame} is less than one step of num_envs {env.num_envs}")
     if env.num_workers is not None and env.num_workers > env.num_envs:
         problems.append(f"env.num_workers: {env.num_workers} workers for num_envs {env.num_envs}; use at most num_envs")
-    if env.num_workers and env.backend == "envpool":
-        problems.append("env.num_workers: envpool steps with threads of its own; use null or 0")
-    if env.num_workers and env.backend == "array":
-        problems.append("env.num_workers: array steps all envs at once; use null or 0")
-    if isinstance(algorithm, PPOSpec):
-        problems += _ppo_problems(algorithm, memory.name)
-    if isinstance(algorithm, ActorCriticSpec):
-        problems += _actor_critic_problems(algorithm, memory.name)
-    if isinstance(algorithm, ReinforceSpec):
-        problems += _reinforce_problems(spec.agent.net)
+    if env.num_workers and env.backend in NO_WORKERS:
+        problems.append(f"env.num_workers: {env.backend} steps {NO_WORKERS[env.backend]}; use null or 0")
+    problems += [f"agent.algorithm.{key}: {text}" for key, text in algorithm.find_conflicts(memory.name).items()]
     problems += _memory_problems(spec)
     problems += _net_problems(spec)
     problems += _recurrent_problems(spec)
     problems += search_problems(spec).values()
     return problems
-
-
-def find_remarks(spec: Spec) -> list[str]:
-    """What is valid but may not be meant."""
-    algorithm, num_envs = spec.agent.algorithm, spec.env.num_envs
-    if not isinstance(algorithm, PPOSpec) or not (rest := algorithm.time_horizon * num_envs % algorithm.minibatch_size):
-        return []
-    batch = algorithm.time_horizon * num_envs
-    top = min(batch, algorithm.minibatch_size)
-    # a bounded look: a hostile number must not turn the hint into hours
-    near = next((size for size in range(top, max(0, top - 10_000), -1) if batch % size == 0), 1)
-    return [
-        f"agent.algorithm.minibatch_size {algorithm.minibatch_size} does not divide time_horizon*num_envs = "
-        f"{algorithm.time_horizon}*{num_envs} = {batch}: the last minibatch of each epoch has {rest} samples; {near} "
-        "would divide it"
-    ]
 
 
 TARGET_KEYS = {"update_type", "polyak_coef", "update_frequency"}
@@ -76,11 +55,7 @@ def _recurrent_problems(spec: Spec) -> list[str]:
         ]
     if not isinstance(net, RecurrentNetSpec):
         return []
-    lengths = {}
-    if isinstance(algorithm, PPOSpec):
-        lengths = {"time_horizon": algorithm.time_horizon, "minibatch_size": algorithm.minibatch_size}
-    if isinstance(algorithm, ActorCriticSpec) and spec.agent.memory.name == "OnPolicyBatchReplay":
-        lengths = {"training_frequency": algorithm.training_frequency}
+    lengths = algorithm.model_dump(include=set(algorithm.sequence_keys(spec.agent.memory.name)))
     problems = [
         f"agent.net.seq_len: {net.seq_len} does not divide {key} {length}; {gcd(net.seq_len, length)} would"
         for key, length in lengths.items()
@@ -97,20 +72,20 @@ def _recurrent_problems(spec: Spec) -> list[str]:
 
 
 def _sequence_problems(memory: ReplaySpec, net: RecurrentNetSpec, num_envs: int) -> list[str]:
-    """What a replay cannot do when whole stretches are drawn from it."""
+    """What a replay cannot do when whole sequences are drawn from it."""
     problems = []
     if isinstance(memory, PrioritizedReplaySpec):
-        problems.append("agent.memory.name: stretches for a RecurrentNet are drawn uniformly; use Replay")
+        problems.append("agent.memory.name: sequences for a RecurrentNet are drawn uniformly; use Replay")
     if memory.num_step_returns > 1:
         problems.append(
-            "agent.memory.num_step_returns: a RecurrentNet learns from single steps of a stretch; remove it"
+            "agent.memory.num_step_returns: a RecurrentNet learns from single steps of a sequence; remove it"
         )
     if memory.use_cer:
-        problems.append("agent.memory.use_cer: stretches for a RecurrentNet are drawn whole; remove it")
+        problems.append("agent.memory.use_cer: sequences for a RecurrentNet are drawn whole; remove it")
     length = net.burn_in + net.seq_len
     if length * num_envs > memory.max_size:
         problems.append(
-            f"agent.memory.max_size: {memory.max_size} holds no stretch of burn_in + seq_len = {length} steps of "
+            f"agent.memory.max_size: {memory.max_size} holds no sequence of burn_in + seq_len = {length} steps of "
             f"{num_envs} envs; use at least {length * num_envs}"
         )
     return problems
@@ -130,7 +105,10 @@ def _memory_problems(spec: Spec) -> list[str]:
                 f"agent.algorithm.training_start_step: {algorithm.training_start_step} is not before env.max_frame "
                 f"{spec.env.max_frame}, so nothing would be learned; lower it"
             )
-    elif algorithm.learns_from == "rollout" and not isinstance(algorithm, PPOSpec) and isinstance(memory, ReplaySpec):
+    elif algorithm.memories and memory.name not in algorithm.memories:
+        known = " or ".join(algorithm.memories)
+        problems.append(f"agent.memory.name: {algorithm.name} needs {known}, got {memory.name}")
+    elif algorithm.learns_from == "rollout" and isinstance(memory, ReplaySpec):
         problems.append(
             f"agent.memory.name: {algorithm.name} learns from what it does now, got {memory.name}; "
             "use OnPolicyBatchReplay or OnPolicyReplay"
@@ -157,6 +135,8 @@ def _net_problems(spec: Spec) -> list[str]:
     algorithm, net, critic_net = spec.agent.algorithm, spec.agent.net, spec.agent.critic_net
     nets = {"net": net} if critic_net is None else {"net": net, "critic_net": critic_net}
     problems = [*_target_problems(algorithm, nets), *_critic_net_problems(spec)]
+    if any(isinstance(one, TorchArcNetSpec) and one.arc is None for one in (spec.agent.actor, spec.agent.critic)):
+        problems.append("agent.net: needs the key arc, or actor_arc and critic_arc")
     # one net, which values every action
     is_valuing = algorithm.actions == "joint"
     if is_valuing:
@@ -173,7 +153,9 @@ def _net_problems(spec: Spec) -> list[str]:
             for where, one in nets.items()
             if isinstance(one, (DuelingMLPNetSpec, DuelingConvNetSpec))
         ]
-    if net.shared and (is_valuing or algorithm.takes_critic_net):
+    if not algorithm.has_critic:
+        problems += [f"agent.net.critic_{key}: {algorithm.name} has no critic; remove it" for key in net.critic]
+    if net.shared and (is_valuing or algorithm.takes_critic_net or not algorithm.has_critic):
         problems.append(f"agent.net.shared: {algorithm.name} has no net to share; remove it")
     return problems
 
@@ -223,36 +205,4 @@ def _critic_net_problems(spec: Spec) -> list[str]:
         problems.append(f"agent.critic_net: for {known}; {algorithm.name} takes keys with the prefix critic_")
     elif net.critic:
         problems.append(f"agent.net.critic_{next(iter(net.critic))}: contradicts critic_net; remove one of them")
-    return problems
-
-
-def _reinforce_problems(net: NetSpec) -> list[str]:
-    problems = [f"agent.net.critic_{key}: Reinforce has no critic; remove it" for key in net.critic]
-    if net.shared:
-        problems.append("agent.net.shared: Reinforce has no critic to share a net with; remove it")
-    return problems
-
-
-def _ppo_problems(algorithm: PPOSpec, memory: str) -> list[str]:
-    problems = []
-    if memory != "OnPolicyBatchReplay":
-        problems.append(f"agent.memory.name: {algorithm.name} needs OnPolicyBatchReplay, got {memory}")
-    if algorithm.clip_vloss and algorithm.normalize_v_targets:
-        problems.append("agent.algorithm.clip_vloss: contradicts normalize_v_targets; set one of them to false")
-    return problems
-
-
-def _actor_critic_problems(algorithm: ActorCriticSpec, memory: str) -> list[str]:
-    problems = []
-    if algorithm.lam is not None and algorithm.num_step_returns is not None:
-        problems.append("agent.algorithm.lam: contradicts num_step_returns; set one of them to null")
-    if (
-        memory == "OnPolicyBatchReplay"
-        and algorithm.num_step_returns is not None
-        and algorithm.num_step_returns > algorithm.training_frequency
-    ):
-        problems.append(
-            f"agent.algorithm.num_step_returns: {algorithm.num_step_returns} steps do not fit in "
-            f"training_frequency {algorithm.training_frequency}"
-        )
     return problems

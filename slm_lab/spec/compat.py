@@ -5,6 +5,7 @@ from typing import Any
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.published import is_published, translate
 from slm_lab.spec.reader import printable
+from slm_lab.spec.roles import NETS, ROLES, sections
 
 ALGORITHM_ALIASES = {
     "REINFORCE": "Reinforce",
@@ -134,7 +135,7 @@ def _agent(agent: dict[str, Any], notes: list[str]) -> dict[str, Any]:
             notes.append("entropy_coef_spec: null means 0")
         if isinstance(agent.get("memory"), dict) and "sil_replay_name" in agent["memory"]:
             agent["memory"] = _split_sil_memory(dict(agent["memory"]), algorithm, notes)
-    for key in ("net", "critic_net"):
+    for key in NETS:
         if isinstance(agent.get(key), dict):
             agent[key] = _net(dict(agent[key]), notes)
     return agent
@@ -165,13 +166,15 @@ def _net(net: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         if key in net:
             del net[key]
             notes.append(f"agent.net.{key} is replaced by meta.device")
-    for key, value in net.items():
-        if key.endswith("optim_spec") and isinstance(value, dict):
-            net[key] = dict(value)
-            _rename(net[key], "name", OPTIM_ALIASES, "optimiser", notes)
-        if key.endswith("activation") and isinstance(value, str):
-            lower = value.lower()
-            _rename(net, key, {value: ACTIVATION_ALIASES.get(lower, lower)}, f"agent.net.{key}", notes)
+    net |= {role: dict(net[role]) for role in ROLES if isinstance(net.get(role), dict)}
+    for prefix, keys in sections(net):
+        if isinstance(keys.get("optim_spec"), dict):
+            keys["optim_spec"] = dict(keys["optim_spec"])
+            _rename(keys["optim_spec"], "name", OPTIM_ALIASES, "optimiser", notes)
+        for key in ("hid_layers_activation", "out_layer_activation"):
+            if isinstance(value := keys.get(key), str):
+                lower = value.lower()
+                _rename(keys, key, {value: ACTIVATION_ALIASES.get(lower, lower)}, f"agent.net.{prefix}{key}", notes)
     return net
 
 

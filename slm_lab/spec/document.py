@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 
 from slm_lab.spec import net as nets
 from slm_lab.spec.algorithm import AlgorithmSpec, EntropyAnneal
-from slm_lab.spec.loading import PAIR_KEYS
 from slm_lab.spec.memory import MemorySpec
+from slm_lab.spec.roles import ROLES
 from slm_lab.spec.schema import (
     ALGORITHM_SPECS,
     MEMORY_SPECS,
@@ -28,16 +28,8 @@ from slm_lab.spec.schema import (
 from slm_lab.spec.search_space import SPACES
 from slm_lab.spec.types import ScheduleSpec
 
-_OPTIMIZERS = (nets.AdamSpec, nets.AdamWSpec, nets.RMSpropSpec, nets.SGDSpec, nets.OtherOptimSpec)
-_SCHEDULERS = (
-    nets.LinearToZeroSpec,
-    nets.LinearToMinSpec,
-    nets.StepLRSpec,
-    nets.MultiStepLRSpec,
-    nets.ExponentialLRSpec,
-    nets.LinearLRSpec,
-    nets.CosineAnnealingLRSpec,
-)
+_OPTIMIZERS = get_args(get_args(nets.OptimSpec)[0])
+_SCHEDULERS = get_args(get_args(nets.LrSchedulerSpec)[0])
 _WORDS: dict[Any, str] = {
     bool: "true/false",
     dict: "mapping",
@@ -108,8 +100,8 @@ def spec_file_schema() -> dict[str, Any]:
             definition["required"] = [key for key in definition.get("required", []) if key != "arc"]
     for model in NET_SPECS.values():
         net = definitions[model.__name__]
-        own = {key: value for key, value in net["properties"].items() if key not in ("type", *PAIR_KEYS)}
-        net["properties"] |= {f"{role}_{key}": value for role in nets.ROLES for key, value in own.items()}
+        own = {key: value for key, value in net["properties"].items() if key not in ("type", *nets.PAIR_KEYS)}
+        net["properties"] |= {f"{role}_{key}": value for role in ROLES for key, value in own.items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",

@@ -1,31 +1,28 @@
 """From a name or file to a validated Spec: placeholders, overrides, and errors that say what to do."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
 from slm_lab.lib.errors import SpecError, nearest
 from slm_lab.lib.secret import find_secret
-from slm_lab.spec.check import check_combination, find_remarks
+from slm_lab.spec.check import check_combination
 from slm_lab.spec.compat import modernize
-from slm_lab.spec.net import ROLES, NetSpec
+from slm_lab.spec.net import NetSpec
+from slm_lab.spec.problem import MAX_PROBLEMS, Given, describe_all, refuse, show
 from slm_lab.spec.published import drop_dead_search, is_published
 from slm_lab.spec.reader import kind_of, parse_value, printable, read_document
-from slm_lab.spec.schema import ALGORITHM_SPECS, MEMORY_SPECS, NET_SPECS, Spec, build_spec_model
-from slm_lab.spec.types import ScheduleSpec
+from slm_lab.spec.roles import NETS, ROLES, gather_roles, nested_path
+from slm_lab.spec.schema import Spec, build_spec_model
 
 SHIPPED = Path(__file__).parent
 SUFFIXES = (".json", ".yaml", ".yml")
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
 SECTIONS = ("agent", "env", "meta", "search")
-MAX_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ def load_spec(
     env = raw.get("env")
     env_name = env.get("name") if isinstance(env, dict) else None
     given = {key: value for key, value in overrides.items() if key not in used}
-    raw = _override(raw, given, where, used)
+    raw = _override(gather_roles(raw, where), given, where, used)
     _refuse_unfilled(raw, where)
     notes = [] if _is_named(source, path) else [f"there is no such spec in {source}; it is from {_in_package(path)}"]
     if extend_name and "env" in used:
@@ -66,15 +63,14 @@ def load_spec(
     return Loaded(spec, path, (*notes, *more))
 
 
-def parse_spec(
-    raw: dict[str, Any], where: str = "spec", given: Mapping[str, tuple[str, Any]] | None = None
-) -> tuple[Spec, tuple[str, ...]]:
+def parse_spec(raw: dict[str, Any], where: str = "spec", given: Given | None = None) -> tuple[Spec, tuple[str, ...]]:
     """Validate plain data as a spec; all mistakes are reported at once.
 
     `given` has the keys and values of the command line, by the dotted paths that they set.
     """
     refuse_secrets(raw, where)
     published = is_published(raw)
+    raw = gather_roles(raw, where)
     try:
         raw, notes = modernize(raw)
     except SpecError as error:
@@ -82,37 +78,24 @@ def parse_spec(
     model = build_spec_model()
     try:
         spec = model.model_validate(raw)
-        if published:
-            spec = drop_dead_search(spec, notes)
-        problems = _role_problems(raw) or check_combination(spec)
     except ValidationError as error:
-        problems = [*_describe_all(error, model), *_role_problems(raw)]
-    problems = [_name_origin(problem, given or {}) for problem in dict.fromkeys(problems)]
-    if problems and all(problem.startswith("-s ") for problem in problems):
-        raise SpecError("\n".join(problems[:MAX_PROBLEMS]))
-    if problems:
-        count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
-        shown = problems[:MAX_PROBLEMS]
-        shown += [f"... and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
-        # a dotted path may be part of a contradiction; a placeholder has to be filled
-        changes = ", ".join(_show_change(*change) for place, change in (given or {}).items() if place == change[0])
-        where += f" with {changes}" if changes else ""
-        raise SpecError(f"{where} has {count}:\n" + "\n".join(f"  {problem}" for problem in shown))
-    agent = spec.agent.model_copy(update={"net": spec.agent.net.resolved()})
-    return spec.model_copy(update={"agent": agent}), tuple(dict.fromkeys([*notes, *find_remarks(spec)]))
+        refuse(describe_all(error, model, raw), where, given or {})
+        raise
+    if published:
+        spec = drop_dead_search(spec, notes)
+    refuse(_role_problems(spec.agent.net) or check_combination(spec), where, given or {})
+    return spec, tuple(dict.fromkeys([*notes, *spec.agent.algorithm.find_remarks(spec.env.num_envs)]))
 
 
-def _name_origin(problem: str, given: Mapping[str, tuple[str, Any]]) -> str:
-    """A mistake under the name it has on the command line, if it was made there."""
-    for place, (key, value) in given.items():
-        if problem.startswith((f"{place}:", f"{place}.", f"{place}[")):
-            rest = problem.removeprefix(place)
-            return f"{_show_change(key, value)}{rest if rest.startswith(':') else f': {problem}'}"
-    return problem
-
-
-def _show_change(key: str, value: Any) -> str:
-    return f"-s {printable(key)}={printable(value if isinstance(value, str) else json.dumps(value), limit=60)}"
+def _role_problems(net: NetSpec) -> list[str]:
+    """Keys of one role that do not go together with the common ones."""
+    problems = []
+    for role in ROLES:
+        try:
+            net.for_role(role)
+        except ValidationError as error:
+            problems += describe_all(error, type(net), {}, f"agent.net.{role}")
+    return problems
 
 
 def refuse_secrets(raw: Mapping[str, Any], where: str) -> None:
@@ -181,7 +164,7 @@ def find_file(path: Path, name: str | None = None) -> Path:
     """
     files = spec_files()
     existing = next((candidate for candidate in _candidates(path) if candidate.is_file()), None)
-    if existing is not None and (existing not in files or name is None or name in spec_names(existing)):
+    if existing is not None and (name is None or existing not in files or name in spec_names(existing)):
         return existing
     holding = [file for file in files if name is not None and name in spec_names(file)]
     if existing is not None and not holding:
@@ -290,7 +273,7 @@ def _fill(raw: dict[str, Any], values: Mapping[str, Any]) -> tuple[dict[str, Any
 
 def _override(raw: dict[str, Any], values: Mapping[str, Any], where: str, used: Iterable[str]) -> dict[str, Any]:
     for key, value in values.items():
-        path = key.split(".")
+        path = nested_path(key).split(".")
         if len(path) < 2 or path[0] not in SECTIONS or "" in path:
             leaves = [leaf for leaf, _ in _walk(raw)]
             ends = [leaf for leaf in leaves if leaf.endswith(f".{key}")]
@@ -355,32 +338,30 @@ def _inline_arc_files(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     agent = raw.get("agent")
     if not isinstance(agent, dict):
         return raw
-    nets = {key: _inline_arcs(agent[key], path, f"agent.{key}") for key in ("net", "critic_net") if key in agent}
+    nets = {key: _inline_arcs(agent[key], path, f"agent.{key}.") for key in NETS if key in agent}
     return {**raw, "agent": {**agent, **nets}}
 
 
 def _inline_arcs(net: Any, path: Path, where: str) -> Any:
-    """The same for one net, or for one encoder of a net."""
+    """The same for one net, for the keys of one role, or for one encoder."""
     if not isinstance(net, dict):
         return net
-    net = dict(net)
-    for lead in ("", *(f"{role}_" for role in ROLES)):
-        arc, file, encoders = f"{lead}arc", f"{lead}arc_file", f"{lead}encoders"
-        if file in net:
-            if arc in net:
-                raise SpecError(f"{where}.{file}: contradicts {where}.{arc}; give only one of them")
-            net[arc] = _read_arc(net.pop(file), path, f"{where}.{file}")
-        if isinstance(net.get(encoders), dict):
-            net[encoders] = {
-                name: _inline_arcs(encoder, path, f"{where}.{encoders}.{printable(name)}")
-                for name, encoder in net[encoders].items()
-            }
-    return net
+    inlined = {**net, **{role: _inline_arcs(net[role], path, f"{where}{role}_") for role in ROLES if role in net}}
+    if "arc_file" in net:
+        if "arc" in net:
+            raise SpecError(f"{where}arc_file: contradicts {where}arc; give only one of them")
+        inlined["arc"] = _read_arc(inlined.pop("arc_file"), path, f"{where}arc_file")
+    if isinstance(net.get("encoders"), dict):
+        inlined["encoders"] = {
+            name: _inline_arcs(encoder, path, f"{where}encoders.{printable(name)}.")
+            for name, encoder in net["encoders"].items()
+        }
+    return inlined
 
 
 def _read_arc(given: Any, path: Path, where: str) -> dict[str, Any]:
     if not isinstance(given, str):
-        raise SpecError(f"{where}: the name of a file expected, got {_show(given)}")
+        raise SpecError(f"{where}: the name of a file expected, got {show(given)}")
     try:
         folder = path.resolve().parent
         file = (folder / given).resolve()
@@ -389,213 +370,10 @@ def _read_arc(given: Any, path: Path, where: str) -> dict[str, Any]:
     except (OSError, RuntimeError, ValueError):  # too long, or a link to itself
         is_inside, is_file = True, False
     if not is_inside:
-        raise SpecError(f"{where}: {_show(given)} lies outside the spec's folder")
+        raise SpecError(f"{where}: {show(given)} lies outside the spec's folder")
     if not is_file:
-        raise SpecError(f"{where}: there is no file {_show(given)}")
+        raise SpecError(f"{where}: there is no file {show(given)}")
     arc = read_document(file)
     if missing := _placeholders(arc):
-        raise SpecError(f"{where}: {_show(given)} holds ${{{next(iter(missing))}}}; such a file takes no placeholders")
+        raise SpecError(f"{where}: {show(given)} holds ${{{next(iter(missing))}}}; such a file takes no placeholders")
     return arc
-
-
-# --- messages
-
-
-# Keys of the pair of nets, not of one of them.
-PAIR_KEYS = ("shared", "use_same_optim", *ROLES)
-_EXPECTED = {
-    "bool_type": "true or false",
-    "dict_type": "mapping",
-    "float_type": "number",
-    "int_from_float": "whole number",
-    "int_type": "whole number",
-    "model_attributes_type": "mapping",
-    "model_type": "mapping",
-    "string_type": "text",
-    "tuple_type": "list",
-}
-
-
-def _role_problems(raw: dict[str, Any]) -> list[str]:
-    """Mistakes in the keys of one net alone, which its model keeps unread until that net is built."""
-    agent = raw.get("agent")
-    given = agent.get("net") if isinstance(agent, dict) else None
-    if not isinstance(given, dict) or not isinstance(given.get("type"), str) or given["type"] not in NET_SPECS:
-        return []
-    model = NET_SPECS[given["type"]]
-    prefixes = tuple(f"{role}_" for role in ROLES)
-    common = {key: value for key, value in given.items() if key not in ROLES and not key.startswith(prefixes)}
-    known = [key for key in model.model_fields if key not in PAIR_KEYS]
-    whole = _whole_net_errors(model, common)
-    problems: list[str] = []
-    for role in ROLES:
-        nested = given[role] if isinstance(given.get(role), dict) else {}
-        prefixed = {key.removeprefix(f"{role}_"): given[key] for key in given if key.startswith(f"{role}_")}
-        own = {}
-        for key, value in {**nested, **prefixed}.items():
-            lead = f"{role}_" if key in prefixed else f"{role}."
-            if key in nested and key in prefixed:
-                problems.append(f"agent.net.{lead}{printable(key)}: also given in agent.net.{role}; remove one of them")
-            elif key not in known:
-                hint = nearest(key, known) if len(problems) < MAX_PROBLEMS else ""
-                hint = hint.replace("mean '", f"mean '{role}_") if key in prefixed else hint
-                problems.append(f"agent.net.{lead}{printable(key)}: unknown key{hint}")
-            else:
-                own[key] = value
-        try:
-            model.model_validate({**common, **own})
-        except ValidationError as error:
-            for detail in error.errors(include_url=False):
-                if detail["loc"] and detail["loc"][0] in own:
-                    lead = f"{role}_" if detail["loc"][0] in prefixed else f"{role}."
-                    problems.append(_describe(detail, model, f"agent.net.{lead}"))
-                elif not detail["loc"] and detail["msg"] not in whole:
-                    problems.append(f"agent.net.{role}: {detail['ctx']['error']}")
-    return problems
-
-
-def _whole_net_errors(model: type[NetSpec], common: dict[str, Any]) -> set[str]:
-    """Messages about the common keys as a whole, which belong to neither net alone."""
-    try:
-        model.model_validate(common)
-    except ValidationError as error:
-        return {detail["msg"] for detail in error.errors(include_url=False) if not detail["loc"]}
-    return set()
-
-
-def _describe_all(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    every = error.errors(include_url=False)
-    details = [detail for detail in every if not _is_other_branch(detail)] or every
-    described = [_describe(detail, model) for detail in details[:MAX_PROBLEMS]]
-    # the rest is only counted: a hint for each of thousands would take seconds
-    return [*described, *(str(detail["loc"]) for detail in details[MAX_PROBLEMS:])]
-
-
-def _is_other_branch(error: ErrorDetails) -> bool:
-    """Whether an error is about a form of the value that was not meant: no list for a number, no number for a list."""
-    branch = next((part for part in reversed(error["loc"]) if isinstance(part, str)), "")
-    if branch.startswith("tuple["):
-        return error["type"] == "tuple_type"
-    return branch in ("float", "constrained-float") and isinstance(error["input"], (list, tuple))
-
-
-def _describe(error: ErrorDetails, model: type[BaseModel], prefix: str = "") -> str:
-    """One line for one mistake: where, what, and the nearest valid choice."""
-    path, at = _resolve(error["loc"], model)
-    shown = prefix + _join(path) if path else "spec"
-    kind, context, given = error["type"], error.get("ctx", {}), _show(error["input"])
-    if kind == "extra_forbidden":
-        hint = nearest(str(path[-1]), at.model_fields if at else [])
-        return f"{shown}: unknown key{hint or _other_homes(str(path[-1]))}"
-    if kind == "missing":
-        return f"{shown}: required {'item' if isinstance(path[-1], int) else 'key'} is missing"
-    if kind == "union_tag_invalid":
-        known = re.findall(r"'([^']+)'", str(context["expected_tags"]))
-        tag = str(context["tag"])
-        return (
-            f"{shown}.{_tag_key(context)}: unknown '{printable(tag)}'{nearest(tag, known)} (known: {', '.join(known)})"
-        )
-    if kind == "union_tag_not_found":
-        return f"{shown}: needs the key {context['discriminator']}"
-    if kind == "value_error":
-        return f"{shown}: {context['error']}"
-    if kind == "literal_error":
-        known = re.findall(r"'([^']+)'", str(context["expected"]))
-        expected = str(context["expected"]).replace("False", "false").replace("True", "true")
-        return f"{shown}: {expected} expected, got {given}{nearest(str(error['input']), known)}"
-    if kind == "string_pattern_mismatch" and path == ["name"]:
-        return f"{shown}: up to 128 letters, digits, '_', '.' or '-' expected, a letter or digit first, got {given}"
-    if kind == "string_pattern_mismatch":
-        return f"{shown}: text that matches {context['pattern']} expected, got {given}"
-    if kind == "string_too_short":
-        return f"{shown}: text expected, got {given}"
-    if kind == "too_long":
-        return f"{shown}: at most {context['max_length']} items expected, got {given}"
-    message = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ").removeprefix("a ")
-    return f"{shown}: {message} expected, got {given}"
-
-
-def _other_homes(key: str) -> str:
-    """Where a key that is unknown here would be known."""
-    families: dict[str, Mapping[str, type[BaseModel]]] = {
-        "agent.algorithm": ALGORITHM_SPECS,
-        "agent.memory": MEMORY_SPECS,
-        "agent.net": NET_SPECS,
-    }
-    homes = []
-    for where, kinds in families.items():
-        names = [name for name, kind in kinds.items() if key in kind.model_fields]
-        if names and len(names) < len(kinds):
-            homes.append(f"{where} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
-    return f"; it is a key of {' and of '.join(homes)}" if homes else ""
-
-
-def _tag_key(context: dict[str, Any]) -> str:
-    return str(context["discriminator"]).strip("'")
-
-
-def _show(value: Any) -> str:
-    return printable(json.dumps(value, default=str, ensure_ascii=False), limit=60)
-
-
-def _join(path: list[str | int]) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}" if text else printable(part)
-    return text
-
-
-def _resolve(loc: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[str | int], type[BaseModel] | None]:
-    """Drop the union tags from an error's location and find the model that holds its last key."""
-    path: list[str | int] = []
-    holder: type[BaseModel] | None = model
-    candidates: list[type[BaseModel]] = [model]
-    tag_may_follow = False
-    values: list[type[BaseModel]] | None = None
-    for part in loc:
-        if tag_may_follow and any(part in _tags(kind) for kind in candidates):
-            candidates = [kind for kind in candidates if part in _tags(kind)] or candidates
-            tag_may_follow = False
-            continue
-        if not candidates and values is None and isinstance(part, str):
-            continue  # the form of a plain value, such as float or tuple, in a union of them
-        holder = candidates[0] if candidates else None
-        field = holder.model_fields.get(str(part)) if holder else None
-        path.append(part)
-        if values is not None:  # a key of a mapping leads to one of its values
-            candidates, values = values, None
-        else:
-            candidates = list(_models_in(field.annotation)) + list(_models_in_metadata(field.metadata)) if field else []
-            values = list(_models_in_values(field.annotation)) if field else None
-            values = values or None
-        tag_may_follow = len(candidates) > 1 or ScheduleSpec in candidates
-    return path, holder
-
-
-def _models_in_metadata(metadata: list[Any]) -> Iterator[type[BaseModel]]:
-    for item in metadata:
-        yield from _models_in(item)
-
-
-def _models_in_values(annotation: Any) -> Iterator[type[BaseModel]]:
-    if get_origin(annotation) is dict:
-        yield from _models_in(get_args(annotation)[1])
-
-
-def _tags(kind: type[BaseModel]) -> set[str]:
-    """The values of `name` or `type` by which a model is chosen."""
-    if kind is ScheduleSpec:
-        return {"number", "schedule"}
-    for key in ("name", "type"):
-        field = kind.model_fields.get(key)
-        if field is not None:
-            return {str(choice) for choice in get_args(field.annotation)}
-    return set()
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif get_origin(annotation) in (Union, UnionType, Annotated):
-        for part in get_args(annotation):
-            yield from _models_in(part)

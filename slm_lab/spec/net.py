@@ -2,8 +2,10 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails
 
+from slm_lab.spec.roles import ROLES, Role
 from slm_lab.spec.types import (
     Bool,
     Float,
@@ -167,7 +169,8 @@ class LossSpec(Model):
     name: Literal["MSELoss", "SmoothL1Loss", "HuberLoss", "L1Loss"] = "MSELoss"
 
 
-ROLES: tuple[Literal["actor"], Literal["critic"]] = ("actor", "critic")
+# Keys of the pair of nets, not of one of them.
+PAIR_KEYS = ("shared", "use_same_optim", *ROLES)
 # With a shared body these are what may still differ between the two heads.
 _HEAD_KEYS = {
     "actor": {"init_std", "log_std_init", "out_layer_activation"},
@@ -208,20 +211,31 @@ class NetSpec(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather_prefixed(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        plain = {key: value for key, value in data.items() if not _role_of(key)}
-        if "update_frequency" in plain and "update_type" not in plain:
-            if "polyak_coef" in plain:
+    def _fill_update_type(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "update_frequency" in data and "update_type" not in data:
+            if "polyak_coef" in data:
                 raise ValueError("polyak_coef and update_frequency are both given; say which by update_type")
-            plain["update_type"] = "replace"
-        for role in ROLES:
-            given = data.get(role)
-            prefixed = {key.removeprefix(f"{role}_"): value for key, value in data.items() if _role_of(key) == role}
-            if prefixed and (given is None or isinstance(given, dict)):
-                plain[role] = {**(given or {}), **prefixed}
-        return plain
+            data = {**data, "update_type": "replace"}
+        return data
+
+    @field_validator(*ROLES)
+    @classmethod
+    def _check_own_keys(cls, own: dict[str, Any]) -> dict[str, Any]:
+        """The keys of one role with their defaults filled in; what it lacks is among the common ones."""
+        faults = [
+            InitErrorDetails(type="extra_forbidden", loc=(key,), input=own[key]) for key in own if key in PAIR_KEYS
+        ]
+        try:
+            full = cls.model_validate({key: value for key, value in own.items() if key not in PAIR_KEYS})
+            own = full.model_dump(mode="json", include=set(own))
+        except ValidationError as error:
+            for one in error.errors(include_url=False):
+                if not one["loc"] or one["loc"][0] in own:
+                    fault = InitErrorDetails(type=one["type"], loc=one["loc"], input=one["input"])
+                    faults.append(fault | {"ctx": one["ctx"]} if "ctx" in one else fault)
+        if faults:
+            raise ValidationError.from_exception_data(cls.__name__, faults)
+        return own
 
     @field_validator("obs_keys")
     @classmethod
@@ -248,7 +262,7 @@ class NetSpec(Model):
                 raise ValueError(f"use_same_optim: true contradicts {role}_optim_spec; remove one of them")
         return self
 
-    def for_role(self, role: Literal["actor", "critic"]) -> Self:
+    def for_role(self, role: Role) -> Self:
         """The net as one role sees it: the common keys with that role's own on top."""
         override = self.actor if role == "actor" else self.critic
         if not override:
@@ -257,23 +271,6 @@ class NetSpec(Model):
         if "update_frequency" in override and not override.keys() & {"update_type", "polyak_coef"}:
             common["update_type"] = "replace"
         return type(self).model_validate({**common, **override})
-
-    def resolved(self) -> Self:
-        """A copy in which the keys of one role have their defaults filled in too."""
-        actor, critic = (self.for_role(role).model_dump(mode="json") for role in ROLES)
-        return self.model_copy(
-            update={
-                "actor": {key: actor[key] for key in self.actor},
-                "critic": {key: critic[key] for key in self.critic},
-            }
-        )
-
-
-def _role_of(key: Any) -> str | None:
-    for role in ROLES:
-        if isinstance(key, str) and key.startswith(f"{role}_"):
-            return role
-    return None
 
 
 class MLPBodySpec(Model):
@@ -363,9 +360,9 @@ class RecurrentNetSpec(NetSpec):
     rnn_hidden_size: PositiveInt = Field(64, description="Width of the hidden state.")
     rnn_num_layers: PositiveInt = Field(1, description="Recurrent layers on top of each other.")
     bidirectional: Bool = Field(False, description="Kept for older specs; only false is known.")
-    seq_len: PositiveInt = Field(16, description="Steps of the stretches it is trained over.")
+    seq_len: PositiveInt = Field(16, description="Steps of the sequences it is trained over.")
     burn_in: NonNegativeInt = Field(
-        0, description="First steps of a replayed stretch that only warm up the hidden state."
+        0, description="First steps of a replayed sequence that only warm up the hidden state."
     )
 
     @model_validator(mode="after")
@@ -375,7 +372,7 @@ class RecurrentNetSpec(NetSpec):
         for role, override in (("actor", self.actor), ("critic", self.critic)):
             for key in ("seq_len", "burn_in"):
                 if key in override:
-                    raise ValueError(f"{role}_{key}: actor and critic learn from the same stretches; give {key} alone")
+                    raise ValueError(f"{role}_{key}: actor and critic learn from the same sequences; give {key} alone")
         return self
 
 
@@ -390,9 +387,3 @@ class TorchArcNetSpec(NetSpec):
     )
     hid_layers_activation: Activation | None = Field(None, description="Activation whose gain init_fn uses.")
     normalize: Bool = Field(False, description="Divide the input by 255.")
-
-    @model_validator(mode="after")
-    def _check_arc(self) -> Self:
-        if self.arc is None and not ("arc" in self.actor and "arc" in self.critic):
-            raise ValueError("needs the key arc, or actor_arc and critic_arc")
-        return self

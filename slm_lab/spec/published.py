@@ -5,12 +5,13 @@ spec should say what it does. `meta.distributed` marks a published spec: that pr
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from math import gcd
 from typing import Any
 
-from slm_lab.spec.net import ROLES, MLPNetSpec, NetSpec, RecurrentNetSpec
+from slm_lab.spec.net import MLPNetSpec, NetSpec, RecurrentNetSpec
 from slm_lab.spec.reader import printable
+from slm_lab.spec.roles import NETS, ROLES, nested_path, written_path
 from slm_lab.spec.schema import ALGORITHM_SPECS, MEMORY_SPECS, NET_SPECS, AgentSpec, EnvSpec, MetaSpec, Spec
 from slm_lab.spec.search_space import dimensions, search_problems
 
@@ -144,32 +145,25 @@ def _merge_roles(net: Raw, algorithm: Raw, spec: Raw, notes: list[str]) -> None:
     cause = next((key for key in ("shared", "use_same_optim") if net.get(key) is True), None)
     if cause is None or algorithm.get("name") not in (*PPO, *ACTOR_CRITIC):
         return
-    kept = [key for key, _, bare in _role_keys(net) if bare not in HEAD_KEYS]
-    moved = [key for key in kept if key.startswith("actor_")]
-    dropped = [key for key in kept if key.startswith("critic_")]
-    for key in moved:
-        net[key.removeprefix("actor_")] = net.pop(key)
-    for key in dropped:
-        del net[key]
-    if moved or dropped:
-        news = [f"{key} is now {key.removeprefix('actor_')}" for key in moved]
-        news += [f"{key} is not read" for key in dropped]
-        notes.append(f"agent.net.{cause}: true means the actor's keys for both nets: {', '.join(news)}")
-    if moved and isinstance(spec.get("search"), dict):
+    actor, critic = ({key: value for key, value in _own(net, role).items() if key not in HEAD_KEYS} for role in ROLES)
+    if not actor and not critic:
+        return
+    net |= actor | {role: {key: value for key, value in _own(net, role).items() if key in HEAD_KEYS} for role in ROLES}
+    news = [f"actor_{key} is now {key}" for key in actor] + [f"critic_{key} is not read" for key in critic]
+    notes.append(f"agent.net.{cause}: true means the actor's keys for both nets: {', '.join(news)}")
+    if isinstance(spec.get("search"), dict):
         # what is searched moves with its key
-        starts = tuple(f"agent.net.{key}" for key in moved)
+        starts = tuple(f"agent.net.actor.{key}" for key in actor)
         spec["search"] = {
-            key.replace("net.actor_", "net.", 1) if key.startswith(starts) else key: space
+            nested.replace("net.actor.", "net.", 1) if (nested := nested_path(key)).startswith(starts) else key: space
             for key, space in dimensions(spec["search"])
         }
 
 
-def _role_keys(net: Raw) -> Iterator[tuple[str, str, str]]:
-    """Prefixed keys with their role and their key without prefix."""
-    for key in list(net):
-        for role in ROLES:
-            if key.startswith(f"{role}_"):
-                yield key, role, key.removeprefix(f"{role}_")
+def _own(net: Raw, role: str) -> Raw:
+    """The keys of one role."""
+    own = net.get(role)
+    return own if isinstance(own, dict) else {}
 
 
 def _fit_recurrent(agent: Raw, notes: list[str]) -> None:
@@ -217,36 +211,35 @@ def _drop_unused(spec: Raw, notes: list[str]) -> None:
     name = agent["algorithm"].get("name")
     dropped: list[str] = []
 
-    def drop(where: str, section: Any, keys: Any) -> None:
+    def drop(where: str, section: Raw, keys: Iterable[str]) -> None:
         for key in [key for key in keys if key in section]:
             del section[key]
-            dropped.append(f"{where}.{key}".removeprefix("."))
+            dropped.append(written_path(f"{where}.{key}").removeprefix("."))
 
-    def drop_unknown(where: str, section: Raw, known: Any) -> None:
+    def drop_unknown(where: str, section: Raw, known: Iterable[str]) -> None:
         drop(where, section, [key for key in section if key not in known])
 
     drop_unknown("", spec, Spec.model_fields)
     drop_unknown("agent", agent, AgentSpec.model_fields)
     if name != "CrossQ":
         drop("agent", agent, ["critic_net"])
-    for where in ("net", "critic_net"):
+    for where in NETS:
         net = agent.get(where)
         if not isinstance(net, dict) or (kind := NET_SPECS.get(str(net.get("type")))) is None:
             continue
+        has_roles = name not in ONE_NET and where == "net"
         unused = [] if name in HAS_TARGET else [*TARGET_KEYS]
-        unused += [key for key, role, bare in _role_keys(net) if role == "actor" and bare in TARGET_KEYS]
-        if name in ONE_NET or where == "critic_net":
-            unused += ["shared", "use_same_optim", *(key for key, _, _ in _role_keys(net))]
+        unused += [] if has_roles and name not in SOFT else ["shared"]
+        unused += [] if has_roles else ["use_same_optim"]
         if name in (*Q_LEARNING, "SARSA") or where == "critic_net":
             unused.append("log_std_init")
-        if name in SOFT and net.get("shared") is True:
-            unused.append("shared")
-        unused += [key for key, _, bare in _role_keys(net) if bare not in kind.model_fields]
-        roles = {key for key, _, _ in _role_keys(net)}
-        unused += [key for key in net if key not in kind.model_fields and key not in roles]
-        drop(f"agent.{where}", net, [key for key in dict.fromkeys(unused) if not _is_default(net, key)])
-        for key in unused:
+        for key in [key for key in unused if _is_default(net, key)]:
             net.pop(key, None)
+        drop(f"agent.{where}", net, unused)
+        for role in ROLES:
+            known = kind.model_fields.keys() - (TARGET_KEYS if role == "actor" else ()) if has_roles else ()
+            drop_unknown(f"agent.{where}.{role}", _own(net, role), known)
+        drop_unknown(f"agent.{where}", net, kind.model_fields)
     if (algorithm := ALGORITHM_SPECS.get(str(name))) is not None:
         drop_unknown("agent.algorithm", agent["algorithm"], algorithm.model_fields)
     if (memory := MEMORY_SPECS.get(str(agent["memory"].get("name")))) is not None:

@@ -2,76 +2,33 @@
 
 from functools import cache, reduce
 from operator import or_
-from typing import Annotated, Any, Literal, Self
+from types import ModuleType
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, create_model, model_validator
 
-from slm_lab.spec.algorithm import (
-    ActorCriticSpec,
-    AlgorithmSpec,
-    CrossQSpec,
-    DoubleDQNSpec,
-    DQNSpec,
-    PPOSILSpec,
-    PPOSpec,
-    RandomSpec,
-    ReinforceSpec,
-    SarsaSpec,
-    SILSpec,
-    SoftActorCriticSpec,
-    VanillaDQNSpec,
-)
-from slm_lab.spec.memory import (
-    MemorySpec,
-    OnPolicyBatchReplaySpec,
-    OnPolicyCrossEntropySpec,
-    OnPolicyReplaySpec,
-    PrioritizedReplaySpec,
-    ReplaySpec,
-)
-from slm_lab.spec.net import (
-    ConvNetSpec,
-    DictNetSpec,
-    DuelingConvNetSpec,
-    DuelingMLPNetSpec,
-    MLPNetSpec,
-    NetSpec,
-    RecurrentNetSpec,
-    TorchArcNetSpec,
-)
+from slm_lab.spec import algorithm as algorithms
+from slm_lab.spec import memory as memories
+from slm_lab.spec import net as nets
+from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.spec.memory import MemorySpec
+from slm_lab.spec.net import NetSpec
+from slm_lab.spec.roles import NETS, ROLES
 from slm_lab.spec.types import Bool, Float, Model, NonNegativeInt, PositiveFloat, PositiveInt, Str
 
+M = TypeVar("M", bound=Model)
+
+
+def _built_in(module: ModuleType, base: type[M], tag: str) -> dict[str, type[M]]:
+    """The models of a module that a spec can name, in the order in which they stand there."""
+    kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, base)]
+    return {name: kind for kind in kinds for name in get_args(kind.model_fields[tag].annotation)}
+
+
 # What a spec may name; `register_*` adds a user's own.
-ALGORITHM_SPECS: dict[str, type[AlgorithmSpec]] = {
-    "Random": RandomSpec,
-    "Reinforce": ReinforceSpec,
-    "ActorCritic": ActorCriticSpec,
-    "PPO": PPOSpec,
-    "SARSA": SarsaSpec,
-    "VanillaDQN": VanillaDQNSpec,
-    "DQN": DQNSpec,
-    "DoubleDQN": DoubleDQNSpec,
-    "SoftActorCritic": SoftActorCriticSpec,
-    "CrossQ": CrossQSpec,
-    "SIL": SILSpec,
-    "PPOSIL": PPOSILSpec,
-}
-MEMORY_SPECS: dict[str, type[MemorySpec]] = {
-    "OnPolicyReplay": OnPolicyReplaySpec,
-    "OnPolicyBatchReplay": OnPolicyBatchReplaySpec,
-    "OnPolicyCrossEntropy": OnPolicyCrossEntropySpec,
-    "Replay": ReplaySpec,
-    "PrioritizedReplay": PrioritizedReplaySpec,
-}
-NET_SPECS: dict[str, type[NetSpec]] = {
-    "MLPNet": MLPNetSpec,
-    "ConvNet": ConvNetSpec,
-    "DuelingMLPNet": DuelingMLPNetSpec,
-    "DuelingConvNet": DuelingConvNetSpec,
-    "DictNet": DictNetSpec,
-    "RecurrentNet": RecurrentNetSpec,
-    "TorchArcNet": TorchArcNetSpec,
-}
+ALGORITHM_SPECS = _built_in(algorithms, AlgorithmSpec, "name")
+MEMORY_SPECS = _built_in(memories, MemorySpec, "name")
+NET_SPECS = _built_in(nets, NetSpec, "type")
 
 
 class EnvSpec(Model):
@@ -222,6 +179,16 @@ class AgentSpec(Model):
             data = {**data, "name": data["algorithm"].get("name", "")}
         return data
 
+    @property
+    def actor(self) -> NetSpec:
+        """The net of the actor, with its own keys in place of the common ones."""
+        return self.net.for_role("actor")
+
+    @property
+    def critic(self) -> NetSpec:
+        """The net of the critics."""
+        return self.critic_net or self.net.for_role("critic")
+
 
 class Spec(Model):
     """One experiment: everything a run needs to be repeated."""
@@ -255,7 +222,7 @@ class Spec(Model):
         """
         match data:
             case {"agent": dict(agent), "env": {"max_frame": int() | float() as max_frame}}:
-                filled = {key: _with_last_frame(agent[key], max_frame) for key in ("net", "critic_net") if key in agent}
+                filled = {key: _with_last_frame(agent[key], max_frame) for key in NETS if key in agent}
                 match agent.get("memory"):
                     case {"name": "PrioritizedReplay", **keys} if "beta" not in keys:
                         beta = {"start_val": 0.4, "end_val": 1.0, "end_step": max_frame}
@@ -279,16 +246,13 @@ class Spec(Model):
 
 def _with_last_frame(net: Any, max_frame: Any) -> Any:
     """The same net, with a frame in each schedule that goes by frames."""
-    match net:
-        case {"name": "LinearToZero" | "LinearToMin"} if net.get("frame") is None:
-            return {**net, "frame": max_frame}
-        case {}:
-            nested = ("actor", "critic")
-            return {
-                key: _with_last_frame(value, max_frame) if key.endswith("lr_scheduler_spec") or key in nested else value
-                for key, value in net.items()
-            }
-    return net
+    if not isinstance(net, dict):
+        return net
+    filled: dict[str, Any] = {key: _with_last_frame(net[key], max_frame) for key in ROLES if key in net}
+    match net.get("lr_scheduler_spec"):
+        case {"name": "LinearToZero" | "LinearToMin" as name, **keys} if keys.get("frame") is None:
+            filled["lr_scheduler_spec"] = {"name": name, **keys, "frame": max_frame}
+    return {**net, **filled}
 
 
 def _union(kinds: tuple[Any, ...], tag: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from slm_lab.lib.errors import nearest
 from slm_lab.spec.reader import printable
+from slm_lab.spec.roles import nested_path, written_path
 from slm_lab.spec.schema import Spec
 
 # What each space takes; choice takes any list.
@@ -112,6 +113,7 @@ def search_problems(spec: Spec) -> dict[str, str]:
     """What is wrong with the search section of a spec, by its keys."""
     problems: dict[str, str] = {}
     known = set(_paths(spec.model_dump(mode="json", serialize_as_any=True)))
+    written = {written_path(path) for path in known}
     searched: set[str] = set()
     for key, arguments in dimensions(spec.search):
         path, mark, space = key.rpartition("__")
@@ -126,12 +128,12 @@ def search_problems(spec: Spec) -> dict[str, str]:
             problems[key] = f"{shown}: {space} takes a list of arguments"
         elif space != "choice" and (problem := _argument_problem(space, arguments)):
             problems[key] = f"{shown}: {space} {problem}"
-        elif path not in known:
-            hint = nearest(path, known) if with_hint else ""
+        elif nested_path(path) not in known:
+            hint = nearest(path, written) if with_hint else ""
             problems[key] = f"{shown}: the spec has no key '{printable(path, limit=160)}'{hint}"
-        elif path in searched:
+        elif nested_path(path) in searched:
             problems[key] = f"{shown}: '{path}' is searched twice; keep one of them"
-        searched.add(path)
+        searched.add(nested_path(path))
     return problems
 
 
@@ -169,6 +171,3 @@ def _paths(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
         yield path
         if isinstance(value, dict):
             yield from _paths(value, f"{path}.")
-            # keys of one net may be searched by their prefixed name
-            if path.endswith(("net.actor", "net.critic")):
-                yield from (f"{path[: -len(key)]}{key}_{inner}" for inner in _paths(value))

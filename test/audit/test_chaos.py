@@ -1,39 +1,30 @@
 """Kills at random moments change no bit, hit no process of others, and leave none behind."""
 
+import os
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from slm_lab.audit import chaos
-from slm_lab.audit.chaos import Chaos, Kill, Process, find_descendants
+from bench.faults.specs import NAME
+from bench.faults.specs import make_spec as make_small_spec
+from slm_lab.audit.chaos import Chaos, Kill, find_descendants, is_alive
 from slm_lab.experiment.checkpoint.state import load_state, save_state
-from slm_lab.experiment.control import Session, write_session_metrics
+from slm_lab.experiment.control import Session
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import RunFolder
-from slm_lab.spec.loading import parse_spec
+from slm_lab.results.metrics import SessionFile
 from slm_lab.spec.schema import Spec
-
-NAME = "shaken"
 
 
 def make_spec(max_frame: int = 3000, **meta: Any) -> Spec:
-    raw = {
-        "name": NAME,
-        "agent": {
-            "algorithm": {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2},
-            "memory": {"name": "OnPolicyBatchReplay"},
-            "net": {"type": "MLPNet", "hid_layers": [16]},
-        },
-        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": max_frame},
-        "meta": {"log_frequency": 500, "compile": False, "final_eval": 2, **meta},
-    }
-    return parse_spec(raw)[0]
+    own = {"log_frequency": 500, "checkpoint_frequency": None, "rigorous_eval": None, "final_eval": 2}
+    return make_small_spec("PPO", env={"max_frame": max_frame}, meta={**own, **meta})
 
 
 def test_a_killed_run_ends_the_same(tmp_path: Path) -> None:
@@ -45,14 +36,7 @@ def test_a_killed_run_ends_the_same(tmp_path: Path) -> None:
     assert result.comparison.num_row == 7
     assert result.comparison.num_tensor > 20
     assert lines[0].startswith("Checkpoints every 60 frames")
-    assert not [one for one in find_descendants(chaos.os.getpid()) if "slm_lab.cli" in command_of(one)]
-
-
-def command_of(process: Process) -> str:
-    try:
-        return Path(f"/proc/{process.pid}/cmdline").read_text()
-    except OSError:
-        return ""
+    assert not [one for one in find_descendants(os.getpid()) if is_alive(one) and "slm_lab.cli" in one.cmdline()]
 
 
 @pytest.mark.slow
@@ -71,22 +55,25 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
     shaken = Chaos(spec, tmp_path, 1, 0, lambda _: None)
     folder = RunFolder(tmp_path / "one", NAME)
     result = Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
-    write_session_metrics(folder, 0, result, {})
+    SessionFile(final_eval=tuple(result.final_eval)).write(folder.session_metrics_file(0, 0))
     copy = RunFolder(Path(shutil.copytree(folder.path, tmp_path / "two")), NAME)
     assert shaken._compare(folder.path, copy.path).is_same
     state = load_state(copy.resume_file(0, 0))
     state["agent"]["act_generator"][0] ^= 1
     save_state(copy.resume_file(0, 0), state)
-    write_session_metrics(copy, 0, replace(result, final_eval=[1.0]), {})
+    SessionFile(final_eval=(1.0,)).write(copy.session_metrics_file(0, 0))
     names = [difference.name for difference in shaken._compare(folder.path, copy.path).values]
-    assert names == ["agent.act_generator[0]", "session 0, final_eval"]
+    assert names == ["session 0, agent.act_generator[0]", "session 0, final_eval"]
 
 
-def test_a_spec_that_cannot_be_trained_is_told(tmp_path: Path) -> None:
-    spec = make_spec()
-    broken = spec.model_copy(update={"env": spec.env.model_copy(update={"name": "NoSuchEnv-v0"})})
-    with pytest.raises(LabError, match=r"exit code 2: Error: .*NoSuchEnv"):
-        Chaos(broken, tmp_path, 1, 0, lambda _: None).run()
+def test_a_run_that_fails_by_itself_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: Chaos, data_dir: Path) -> subprocess.Popen[bytes]:
+        with self._log(data_dir).open("ab") as log:
+            return subprocess.Popen(["sh", "-c", "echo Error: there is no such env; exit 2"], stdout=log)
+
+    monkeypatch.setattr(Chaos, "_start", start)
+    with pytest.raises(LabError, match=r"exit code 2: Error: there is no such env"):
+        Chaos(make_spec(), tmp_path, 1, 0, lambda _: None).run()
 
 
 def test_moments_of_kills_are_spread_over_what_is_left(tmp_path: Path) -> None:
@@ -105,18 +92,15 @@ def test_only_the_process_that_was_meant_is_killed() -> None:
     program = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
     mine = subprocess.Popen([sys.executable, "-c", program])
     other = subprocess.Popen(["sleep", "60"])
-    family: list[Process] = []
+    family: list[psutil.Process] = []
     try:
         while not family:
             family = find_descendants(mine.pid)
             time.sleep(0.01)
         (child,) = family
         assert child.pid not in (mine.pid, other.pid)
-        # another process under the same number is left alone
-        Process(other.pid, "0").kill()
-        assert other.poll() is None
         child.kill()
-        while child.is_alive():
+        while is_alive(child):
             time.sleep(0.01)
         assert (mine.poll(), other.poll()) == (None, None)
     finally:

@@ -19,11 +19,11 @@ from bench.faults.kill import kill_anywhere, kill_in_saves
 from bench.faults.page import build_table, write_page
 from bench.faults.row import Batch, Row, Verdict, read_result, run_row
 from bench.faults.rows import ROW_BY_NAME, ROWS
-from bench.faults.same import find_difference, walk
 from bench.faults.secrets import plant, read_tokens
 from bench.faults.soak import soak
 from bench.faults.specs import ALGORITHMS, make_spec
 from bench.faults.stop import stop_in
+from slm_lab.audit.difference import find_difference
 from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.spec.schema import ALGORITHM_SPECS
 
@@ -34,7 +34,10 @@ SAMPLES: dict[str, tuple[Callable[[Path], Iterator[Verdict]], int]] = {
     "not exact": (drift, 1),
     "corruption": (partial(damage, "checkpoint", 1), 2),
     "corruption of a replay": (partial(damage, "replay", 1), 2),
-    "hostile_checkpoint": (partial(load_hostile, names=("bytes of ten gigabytes", "laughs", "object by INST")), 3),
+    "hostile_checkpoint": (
+        partial(load_hostile, names=("state: nesting", "weights: bytes of ten gigabytes", "weights: command")),
+        3,
+    ),
     "hostile_spec": (partial(read_specs, 4), 4),
     "worker_death": (partial(kill_workers, 1, 800), 2),
     "session_death": (partial(kill_session, 1, 2), 2),
@@ -130,13 +133,6 @@ def test_the_page_tells_what_was_run_and_what_was_not(tmp_path: Path, monkeypatc
     assert "$" not in text
 
 
-def test_a_difference_of_one_bit_is_seen(tmp_path: Path) -> None:
-    assert next(walk({"x": -0.0}, {"x": 0.0}, ""), None) == "x: -0.0 and 0.0"
-    nan = float("nan")
-    assert list(walk({"x": [nan, 1], "wall_t": 1}, {"x": [nan, 1], "wall_t": 2}, "")) == []
-    assert list(walk({"agent": {"wall_t": 1}}, {"agent": {"wall_t": 2}}, "")) == ["agent.wall_t: 1 and 2"]
-
-
 def test_a_run_with_another_seed_is_not_the_same(tmp_path: Path) -> None:
     for seed in (0, 1):
         train_to_end(make_spec("Random", env={"max_frame": 100}, meta={"seed": seed}), tmp_path / str(seed))
@@ -151,8 +147,10 @@ def test_a_row_of_a_replay_that_differs_is_seen(tmp_path: Path) -> None:
             train_to_end(spec, tmp_path / name, stop)
         train_to_end(spec, tmp_path / name)
     assert find_difference(tmp_path / "one", tmp_path / "two", "fault") is None
-    path = max((tmp_path / "two" / "model").glob("*_replay-sil_*.pt"))
+    path = max((tmp_path / "two" / "model").glob("*_replay-sil_*.safetensors"))
     state = load_state(path)
     state["rows"]["reward"] = state["rows"]["reward"] + 1
     save_state(path, state)
-    assert find_difference(tmp_path / "one", tmp_path / "two", "fault") == "replay sil.reward: numbers differ"
+    found = find_difference(tmp_path / "one", tmp_path / "two", "fault")
+    assert found is not None
+    assert found.startswith("replay sil rows ")

@@ -3,34 +3,39 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from slm_lab.benchmark.curves import curves_file, load_curves, pick_column, save_curves, thin
+from slm_lab.benchmark import local
+from slm_lab.benchmark.curves import curves_file, find_reach, load_curves, pick_column, save_curves, thin
 from slm_lab.benchmark.intake import take_in
-from slm_lab.benchmark.local import launch_command, run_rows
+from slm_lab.benchmark.local import Outcome, launch_command, order_by_cost, run_rows, wait_for_core
 from slm_lab.benchmark.match import find_obstacles, find_row
 from slm_lab.benchmark.matrix import Row, load_matrix, select_rows
-from slm_lab.benchmark.plan import estimate, find_open
+from slm_lab.benchmark.plan import estimate, find_open, load_costs, measure_fps
 from slm_lab.benchmark.result import Result, load_results, save_results
-from slm_lab.benchmark.state import Standing, find_states
+from slm_lab.benchmark.state import Standing, find_locked, find_states
 from slm_lab.benchmark.table import build_page, judge, plot_file, status
 from slm_lab.cli import bench
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import lock_file, write_json, write_yaml
 from slm_lab.lib.parent import VARIABLE
-from slm_lab.results.metrics import calc_trial_metrics, read_table
+from slm_lab.results.metrics import calc_trial_metrics
 from slm_lab.results.run import load_run
-from slm_lab.spec.loading import dump_spec
+from slm_lab.results.table import read_table
+from slm_lab.spec.loading import dump_spec, read_specs
 
 PPO, A2C = select_rows(["CartPole-v1 PPO"])[0], select_rows(["CartPole-v1 A2C"])[0]
 PONG = select_rows(["Pong ppo"])[0]
+SAC, SHORT = select_rows(["mujoco hopper sac"])[0], select_rows(["short hopper sac"])[0]
 
 
 def make_run(data: Path, row: Row, final: float = 480.0, stamp: str = "2026_01_01_000000") -> Path:
@@ -38,7 +43,7 @@ def make_run(data: Path, row: Row, final: float = 480.0, stamp: str = "2026_01_0
     spec = row.load_spec()
     path = data / f"{spec.name}_{stamp}"
     (path / "info").mkdir(parents=True)
-    tables = []
+    tables = {}
     for session in range(row.max_session):
         file = path / "info" / f"{spec.name}_t0_s{session}_session_df_train.csv"
         frames = np.linspace(row.max_frame / 40, row.max_frame, 40).astype(int)
@@ -47,10 +52,10 @@ def make_run(data: Path, row: Row, final: float = 480.0, stamp: str = "2026_01_0
             writer = csv.writer(opened)
             writer.writerow(["total_reward", "total_reward_ma", "fps", "frame", "opt_step"])
             writer.writerows(zip(rewards, rewards, [1000.0] * 40, frames, frames, strict=True))
-        tables.append(read_table(file))
-    metrics: dict[str, Any] = calc_trial_metrics(tables, 20.0)
-    metrics |= {"num_session": 4, "session_index": [0, 1, 2, 3], "failed": [], "is_complete": True}
-    write_json(path / f"{spec.name}_t0_trial_metrics.json", metrics)
+        tables[session] = read_table(file)
+    ended = {"num_session": 4, "failed": (), "is_complete": True}
+    metrics = calc_trial_metrics(tables, 20.0).model_copy(update=ended)
+    metrics.write(path / f"{spec.name}_t0_trial_metrics.json")
     write_yaml(path / f"{spec.name}_spec.yaml", dump_spec(spec))
     facts = {"git_sha": "0" * 40, "versions": {"slm-lab": "0.1.0"}, "imports": []}
     write_json(path / "info" / f"{spec.name}_provenance.json", facts)
@@ -86,22 +91,41 @@ def make_result(score: float, **changes: Any) -> Result:
 
 def test_matrix_has_every_row_of_the_reference() -> None:
     rows = load_matrix()
-    assert len(rows) == 292
-    assert len({row.key for row in rows}) == 292
+    assert len({row.key for row in rows}) == len(rows)
+    assert sum(row.phase not in ("further", "short") for row in rows) == 292
     phases = {phase: sum(row.phase == phase for row in rows) for phase in {row.phase for row in rows}}
-    assert phases == {"classic": 18, "box2d": 10, "mujoco": 33, "atari": 177, "playground": 54}
+    assert phases == {
+        "classic": 18, "box2d": 10, "mujoco": 33, "atari": 177, "playground": 54, "further": 4, "short": 14
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("spec_name", sorted({row.spec_name for row in load_matrix()}))
 def test_settings_of_the_matrix_are_those_of_the_specs(spec_name) -> None:
-    # rows that share a spec differ in their placeholders only
+    # rows that share a spec differ in their placeholders only, or in their frames
+    published = [row for row in load_matrix() if row.spec_name == spec_name and not row.is_short]
     for row in [row for row in load_matrix() if row.spec_name == spec_name][:2]:
         spec = row.load_spec()
+        # a short row stands beside the published one of the same spec
+        assert not row.is_short or row.max_frame < min(other.max_frame for other in published if other.env == row.env)
         assert spec.env.name == row.env
         assert spec.env.max_frame == row.max_frame
         assert spec.env.num_envs == row.num_envs
         assert spec.meta.max_session == row.max_session
         assert spec.meta.log_frequency == row.log_frequency
+
+
+def test_a_spec_as_torcharc_has_the_values_of_its_twin() -> None:
+    folder = Path(load_matrix()[0].spec_file).parents[2]
+    plain, arc = (
+        {name: spec for file in (folder / kind).rglob("*.*") for name, spec in read_specs(file).items()}
+        for kind in ("benchmark", "benchmark_arc")
+    )
+    twins = {name: f"{name}_arc" for name in plain if f"{name}_arc" in arc}
+    assert len(twins) > 50
+    shape = {"type", "arc", "hid_layers", "layer_norm", "conv_hid_layers", "fc_hid_layers"}
+    for spec in (spec for name, twin in twins.items() for spec in (plain[name], arc[twin])):
+        spec["agent"]["net"] = {key: value for key, value in spec["agent"]["net"].items() if key not in shape}
+    assert [name for name, twin in twins.items() if plain[name] != arc[twin]] == []
 
 
 def test_filters_are_words_that_all_fit() -> None:
@@ -126,6 +150,16 @@ def test_a_finished_run_fits_its_row(tmp_path) -> None:
     assert find_obstacles(run, PPO) == []
     pong = load_run(str(make_run(tmp_path, PONG)), tmp_path)
     assert find_row(pong, load_matrix()) == PONG
+
+
+def test_a_run_of_fewer_frames_stands_in_the_short_row_alone(tmp_path) -> None:
+    assert SHORT.command[1:5] == ["-s", "env.max_frame=200000", "-s", "meta.log_frequency=2000"]
+    make_run(tmp_path, SHORT)
+    assert [state.standing for state in find_states([SAC, SHORT], {}, tmp_path)] == [Standing.MISSING, Standing.READY]
+    # nor is it looked at where the short rows are filtered out, or a full run where the others are
+    assert stand(tmp_path, row=SAC) is Standing.MISSING
+    make_run(tmp_path / "full", SAC)
+    assert stand(tmp_path / "full", row=SHORT) is Standing.MISSING
 
 
 def test_what_changes_no_score_may_differ(tmp_path) -> None:
@@ -198,6 +232,10 @@ def test_standing_follows_the_run(tmp_path) -> None:
     lock = path / "model" / ".ppo_cartpole_arc_t0_s0.lock"
     with lock_file(lock, 0):
         assert stand(tmp_path) is Standing.RUNNING
+        (state,) = find_states([PPO], {}, tmp_path)
+        assert find_locked(path) == [0]
+        # the other sessions are at their end
+        assert state.seconds_left == 0
     assert stand(tmp_path) is Standing.STOPPED
     edit_metrics(path, failed=[1])
     assert stand(tmp_path) is Standing.REFUSED
@@ -264,6 +302,64 @@ def test_missing_rows_are_trained_once(tmp_path) -> None:
     assert [outcome.exit_code for outcome in run_rows([PPO, A2C], {}, tmp_path, 1, lab)] == [0, 0]
     assert run_rows([PPO, A2C], {}, tmp_path, 1, lab) == []
     assert [words[2] for words in lab.calls] == ["ppo_cartpole_arc", "a2c_gae_cartpole_arc"]
+
+
+def test_a_row_keeps_what_it_took(tmp_path, monkeypatch) -> None:
+    times = iter([10.0, 110.0])
+    monkeypatch.setattr(local.os, "times", lambda: SimpleNamespace(children_user=next(times), children_system=0.0))
+    (outcome,) = run_rows([PPO], {}, tmp_path, 1, FakeLab(tmp_path, []))
+    assert outcome.core_seconds == 100
+    assert load_costs(tmp_path) == {PPO.key: [100.0, 800_000.0]}
+    # which is what the next estimate goes by, whatever the clock on the wall said
+    states = find_states([PPO], {}, tmp_path)
+    assert estimate(PPO, measure_fps(states, {}, load_costs(tmp_path)), 1).core_seconds == pytest.approx(100)
+
+
+def test_idle_machines_train_the_cheapest_row_first(tmp_path) -> None:
+    measured = {("CartPole-v1", "PPO"): 1000.0, ("CartPole-v1", "A2C"): 2000.0}
+    rows = [PPO, A2C]
+    costs = order_by_cost(find_states(rows, {}, tmp_path), measured)
+    assert [(row.key, seconds) for row, seconds in costs] == [(A2C.key, 400.0), (PPO.key, 800.0)]
+    # a stopped run costs what it has left
+    edit_metrics(make_run(tmp_path, PPO), is_complete=False)
+    assert order_by_cost(find_states(rows, {}, tmp_path), measured)[0] == (PPO, 0.0)
+    # a row with a result costs nothing
+    result = make_result(300.0, run=f"{PPO.spec_name}_2026_01_03_000000")
+    assert [row for row, _ in order_by_cost(find_states([PPO], {PPO.key: result}, tmp_path), measured)] == []
+
+
+def test_idle_waits_until_others_leave_a_core(monkeypatch) -> None:
+    slept: list[float] = []
+    # idle or at low priority, and in total: both cores busy, then one of them free
+    times = iter([(0, 0), (1, 100), (1, 100), (51, 200)])
+    monkeypatch.setattr(local, "num_cores", lambda: 2)
+    monkeypatch.setattr(local, "_read_times", lambda: next(times))
+    monkeypatch.setattr(local.time, "sleep", slept.append)
+    wait_for_core()
+    assert slept == [local.WATCH_SECONDS, local.POLL_SECONDS, local.WATCH_SECONDS]
+
+
+def test_idle_lowers_the_priority_and_says_what_rows_take(tmp_path, monkeypatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(local.os, "nice", seen.append)
+    monkeypatch.setattr(local, "share_niceness", lambda: seen.append("group"))
+
+    def run(rows: list[Row], *_: object, wait: object, **__: object) -> list[Outcome]:
+        seen.append((rows, wait))
+        return []
+
+    monkeypatch.setattr(bench, "run_rows", run)
+    where = ("--data-dir", str(tmp_path), "--docs", str(tmp_path))
+    code, text = call("run", "--idle", "--filter", "CartPole-v1 PPO", *where)
+    assert code == 0
+    assert seen == [19, "group", ([PPO], wait_for_core)]
+    assert re.search(r"CartPole-v1 PPO +0\.1 core-hours", text)
+    save_results(tmp_path, {PPO.key: make_result(300.0, run=f"{PPO.spec_name}_2026_01_03_000000")})
+    for more, rows in (([], []), (["--again"], [PPO])):
+        assert call("run", "--idle", "--filter", "CartPole-v1 PPO", *more, *where)[0] == 0
+        assert seen[-1] == (rows, wait_for_core)
+    code, text = call("run", "--idle", "--remote", *where)
+    assert (code, "--idle goes with --local" in text) == (2, True)
 
 
 def test_a_failure_is_tried_again_in_a_new_folder(tmp_path) -> None:
@@ -359,7 +455,7 @@ def test_a_figure_shows_runs_that_are_no_longer_here(tmp_path) -> None:
     assert not take_in(find_states([PPO], load_results(docs), data), docs, data, None).refused
     assert list(load_curves(docs, PPO.env)) == [old.name, new.name]
     assert (docs / plot_file(PPO.env)).read_bytes() != alone
-    # a row that is trained anew leaves nothing of the old curve
+    # a row that is trained again leaves nothing of the old curve
     newer = make_run(data, PPO, stamp="2026_01_02_000000")
     take_in(find_states([PPO], load_results(docs), data), docs, data, None)
     assert list(load_curves(docs, PPO.env)) == [old.name, newer.name]
@@ -403,6 +499,36 @@ def test_kept_curves_are_short_and_skip_what_is_not_known(tmp_path) -> None:
         np.testing.assert_array_equal(again[0][name], curves[0][name])
 
 
+def test_a_score_is_reached_where_the_mean_of_sessions_stays() -> None:
+    frame = np.arange(1.0, 7.0)
+    # the mean is 1, 5, 3, 5, 6, 7: at 4 it was there before, and was lost again
+    values = np.array([1.0, 5.0, 3.0, 5.0, 6.0, 7.0])
+    sessions = {s: {"frame": frame, "total_reward": values + shift} for s, shift in enumerate((-1.0, 1.0))}
+    assert find_reach(sessions, 4.0) == 4
+    assert find_reach(sessions, 1.0) == 1
+    assert find_reach(sessions, 7.5) is None
+
+
+def test_short_budgets_have_a_table_of_their_own(tmp_path) -> None:
+    make_run(tmp_path / "data", SHORT, final=2000.0)
+    docs = tmp_path / "docs"
+    take_in(find_states([SHORT], {}, tmp_path / "data"), docs, tmp_path / "data", None)
+    page = (docs / "BENCHMARKS.md").read_text()
+    table = page.partition("### Short budgets")[2].partition("## ")[0]
+    assert "| Hopper-v5 | SAC | 1416.52 | 145,000 | 200,000 | 2001.50 |" in table
+    assert "Hopper-v5_in_200_000_frames.png" in table
+    # the published row is still missing
+    assert "| MuJoCo (`mujoco`) | 0 of 33 |" in page
+    assert "| Hopper-v5 |" not in page.partition("## Summary")[2].partition("## ")[0]
+
+
+def test_summary_has_score_reference_and_verdict(tmp_path) -> None:
+    page = build_page(tmp_path, load_matrix(), {PPO.key: make_result(499.8)}, [])
+    (line,) = [line for line in page.partition("## Summary")[2].splitlines() if line.startswith("| CartPole-v1 |")]
+    assert "| 499.80 / 498.94 within |" in line
+    assert "| - / 496.68 |" in line
+
+
 def test_a_figure_of_runs_that_kept_averages_alone_draws_averages(tmp_path) -> None:
     frame = np.arange(3.0)
     old = {0: {"frame": frame, "total_reward": np.full(3, np.nan), "total_reward_ma": frame}}
@@ -442,6 +568,7 @@ def test_words_for_scores() -> None:
     assert judge(make_result(500), 499) == "within"
     assert judge(make_result(497), 499) == "within"
     assert judge(make_result(400), 499) == "**below**"
+    assert judge(make_result(400), None) == ""
 
 
 def test_damaged_results_are_told(tmp_path) -> None:
@@ -482,7 +609,10 @@ def test_commands_say_where_the_benchmark_is(tmp_path) -> None:
     later = make_run(data, PPO, stamp="2026_01_03_000000")
     edit_metrics(later, is_complete=False)
     code, text = call("status", *where)
-    assert f"CartPole-v1 PPO: stopped, {later.name}, frame 200,000 of 200,000" in text
+    assert (
+        f"CartPole-v1 PPO: stopped, {later.name}, sessions at frame 200,000, 200,000, 200,000, 200,000 of 200,000"
+        in text
+    )
 
 
 def test_intake_of_a_bad_run_exits_non_zero(tmp_path) -> None:

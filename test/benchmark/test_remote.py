@@ -1,4 +1,4 @@
-"""Rows on other machines: so many at once, nothing submitted twice, nothing forgotten, failures under a new name."""
+"""Rows on other machines: a few at once, nothing submitted twice, nothing forgotten, failures under a new name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slm_lab.benchmark.matrix import Row, load_matrix, select_rows
-from slm_lab.benchmark.remote import Cloud, RemoteRun, RemoteRuns, load_remote, remote_file
+from slm_lab.benchmark.remote import Cloud, RemoteRun, RemoteRuns, load_remote, name_row, remote_file
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import write_json
 from slm_lab.remote.task import TaskRequest, make_run_name
@@ -90,7 +90,7 @@ def test_a_failure_gets_a_new_name_a_few_times(tmp_path: Path) -> None:
     runs = run_remote(rows, tmp_path, 10, 1, cloud.as_cloud())
     assert runs["CartPole-v1 PPO"] == RemoteRun("ppo-cartpole-arc-2", 2, "done")
     assert runs["CartPole-v1 A2C"] == RemoteRun("a2c-gae-cartpole-arc-2", 2, "failed")
-    # asked again, it goes on counting
+    # asked again, it counts further
     assert run_remote(rows, tmp_path, 10, 1, cloud.as_cloud())["CartPole-v1 A2C"].name == "a2c-gae-cartpole-arc-3"
 
 
@@ -121,7 +121,7 @@ def test_a_look_that_fails_is_no_end(tmp_path: Path) -> None:
 
 
 def test_names_of_all_rows_differ() -> None:
-    names = [make_run_name(row.load_spec().name) for row in load_matrix()]
+    names = [name_row(row) for row in load_matrix()]
     names += [make_run_name(f"{name}-2") for name in names]
     assert len(set(names)) == len(names)
 

@@ -293,7 +293,7 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
         assert "env__max_frame=4000" in script
         short = script.replace("env__max_frame=4000", "env__max_frame=800")
         (tmp_path / f"{index}.py").write_text(short.replace("max_session=2", "max_session=1"))
-    small = ["-s", "env.max_frame=800", "-s", "meta.log_frequency=200", "--device", "cpu", "--log-level", "WARNING"]
+    small = ["-s", "env.max_frame=1200", "-s", "meta.log_frequency=200", "--device", "cpu", "--log-level", "WARNING"]
     commands = [[*words, *small] for words in command_lines(page)]
     assert len(commands) == 6
     done = subprocess.run(

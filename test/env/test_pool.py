@@ -397,9 +397,7 @@ def test_other_spaces_are_refused(pool: Any, monkeypatch: pytest.MonkeyPatch) ->
         build_vec_env(settings("Hopper-v5"))
 
 
-def test_workers_are_refused_and_a_drawn_env_is_gymnasiums(log: list[str]) -> None:
-    with pytest.raises(EnvError, match=r"env\.num_workers: envpool steps with threads of its own"):
-        build_vec_env(settings(), 2)
+def test_a_drawn_env_is_gymnasiums(log: list[str]) -> None:
     env = build_vec_env(settings(), None, "rgb_array")
     assert isinstance(env, LocalVecEnv)
     assert "Env backend gymnasium, not envpool, for an env that is drawn" in "".join(log)

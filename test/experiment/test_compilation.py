@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from slm_lab.agent.algorithm import ppo
+from slm_lab.agent.compile.engine import GRAPH, find_missing_part
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
@@ -147,3 +148,13 @@ def test_the_choice_is_told_before_the_run() -> None:
     spec, notes = prepare(build_spec("auto", max_frame=10**7))
     assert spec.meta.compile is True
     assert notes[0].startswith("Updates are compiled: about 5,000,000 gradient steps")
+
+
+def test_a_torch_without_what_compiling_needs_trains_plainly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert find_missing_part(GRAPH.read_text()) is None
+    later = tmp_path / "graph.py"
+    later.write_text(GRAPH.read_text().replace("import compile_fx_inner", "import compile_fx_innermost"))
+    monkeypatch.setattr("slm_lab.experiment.compilation.GRAPH", later)
+    is_compiled, note = resolve(build_spec(True))
+    assert not is_compiled
+    assert "has no torch._inductor.compile_fx.compile_fx_innermost, which compiling needs" in note

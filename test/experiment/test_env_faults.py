@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_lab.audit.chaos import find_descendants
+from slm_lab.audit.chaos import find_descendants, is_alive
 from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, build_settings
 from slm_lab.env.worker import WorkerVecEnv
@@ -320,7 +320,7 @@ def test_nothing_of_a_worker_outlives_its_session(number: int, tmp_path: Path) -
     assert len(family) == 4
     process.send_signal(number)
     process.communicate()
-    while any(one.is_alive() for one in family):
+    while any(is_alive(one) for one in family):
         time.sleep(0.05)
 
 
@@ -333,7 +333,7 @@ def test_a_hanging_worker_is_closed_with_all_that_it_has_started(monkeypatch: py
     with pytest.raises(EnvHangError, match=r"env 0, episode 0 \(seed \d+\), step 1: no answer for 1 s"):
         env.step(np.zeros(1, int))
     env.close()
-    assert not any(one.is_alive() for one in family)
+    assert not any(is_alive(one) for one in family)
 
 
 def test_an_exit_in_a_worker_is_named() -> None:

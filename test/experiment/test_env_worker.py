@@ -15,7 +15,7 @@ from slm_lab.experiment.control import Session
 from slm_lab.experiment.messages import SessionResult
 from slm_lab.lib.errors import WorkerError
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import read_table
+from slm_lab.results.table import read_table
 from slm_lab.spec.schema import Spec
 from test.tiny import make_tiny_spec
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.audit.chaos import find_descendants
+from slm_lab.audit.chaos import find_descendants, is_alive
 from slm_lab.experiment import executor, worker
 from slm_lab.experiment.executor import Event, LocalExecutor, SessionTask
 from slm_lab.experiment.messages import SessionEnd, SessionResult, explain_end
@@ -86,7 +86,7 @@ def test_a_session_that_has_told_all_and_does_not_end_is_killed(monkeypatch: pyt
         (event,) = without_states(events)
         assert event.end == SessionEnd(0, RESULT)
         assert process.returncode == -9
-        while any(one.is_alive() for one in family):
+        while any(is_alive(one) for one in family):
             time.sleep(0.01)
     finally:
         local.close()
@@ -106,7 +106,7 @@ def test_a_session_that_does_not_end_holds_up_no_other(monkeypatch: pytest.Monke
     finally:
         local.close()
     assert process.returncode == -9
-    while any(one.is_alive() for one in family):
+    while any(is_alive(one) for one in family):
         time.sleep(0.01)
 
 
@@ -193,6 +193,19 @@ def test_a_call_that_hangs_is_a_failure_unless_the_run_is_stopping() -> None:
 def test_a_task_survives_its_way_to_the_process(tmp_path: Path) -> None:
     task = SessionTask(tmp_path, "name", 1, 2, Options(imports=("mine",), video=tmp_path / "x.mp4"), num_threads=2)
     assert SessionTask.from_json(task.to_json()) == task
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not group processes")
+def test_a_session_keeps_its_niceness_among_all_processes(tmp_path: Path) -> None:
+    # in a session of its own as the executor starts it; the group that Linux makes for it begins at 0
+    program = (
+        "import os, sys; os.nice(7); from slm_lab.experiment import worker\n"
+        f"task = worker.SessionTask({str(tmp_path)!r}, 'name', 0, 0)\n"
+        "worker.main(task, os.open(os.devnull, os.O_WRONLY), os.getppid())\n"
+        "print(open('/proc/self/autogroup').read())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], start_new_session=True, capture_output=True, text=True)
+    assert done.stdout.strip().endswith("nice 7")
 
 
 def test_whoever_stops_a_command_gives_it_more_time_than_a_session_has() -> None:

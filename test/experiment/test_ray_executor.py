@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from slm_lab.audit.difference import Comparison, compare_sessions
+from slm_lab.audit.difference import compare_runs
 from slm_lab.experiment import ray_host
 from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.experiment.executor import Executor, LocalExecutor, Resources, SessionTask, load_ray, run_tasks
@@ -68,13 +68,8 @@ def end(executor: Executor, task: SessionTask) -> SessionEnd:
 
 
 def assert_same(one: SessionTask, two: SessionTask) -> None:
-    """Tables, and the states that a resumption begins with, bit for bit."""
-    here, there = (RunFolder(task.folder, task.name) for task in (one, two))
-    comparison = Comparison()
-    tables = [folder.table_file(*one.key, "train") for folder in (here, there)]
-    comparison.compare_tables(tables[0], tables[1], 0, 10**9)
-    states = load_state(here.resume_file(*one.key)), load_state(there.resume_file(*one.key))
-    compare_sessions(comparison, here, there, one.key, states)
+    """Tables, models and the states that a resumption begins with, bit for bit."""
+    comparison = compare_runs(RunFolder(one.folder, one.name), RunFolder(two.folder, two.name), one.key)
     assert comparison.is_same, comparison.describe()
     assert comparison.num_row > 1
 
@@ -273,7 +268,7 @@ def test_a_run_starts_and_ends_a_ray_of_its_own(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.results[0].is_done
     assert result.metrics is not None
-    assert result.metrics["is_complete"]
+    assert result.metrics.is_complete
     assert not ray.is_initialized()
     assert signal.getsignal(signal.SIGTERM) is old
     # nothing stays where the session ran

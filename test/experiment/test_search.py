@@ -537,9 +537,7 @@ def test_the_graphs_are_drawn(tmp_path: Path) -> None:
     result = search(make_spec(max_trial=8), tmp_path)
     assert [path.name for path in result.graphs] == [
         "ppo_cartpole_bad_lr_experiment_graph.png",
-        "ppo_cartpole_bad_lr_experiment_graph.html",
         "ppo_cartpole_bad_lr_parallel_coordinates.png",
-        "ppo_cartpole_bad_lr_parallel_coordinates.html",
         "ppo_cartpole_bad_lr_multi_trial_graph_mean_returns_vs_frames.png",
         "ppo_cartpole_bad_lr_multi_trial_graph_mean_returns_ma_vs_frames.png",
     ]

@@ -33,8 +33,8 @@ from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, SpecError
 from slm_lab.lib.io import write_json, write_yaml
 from slm_lab.results.folder import RunFolder, open_run_folder
-from slm_lab.results.metrics import read_table
 from slm_lab.results.run import read_run
+from slm_lab.results.table import read_table
 from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.schema import Spec
 from test.tiny import make_tiny_spec
@@ -90,6 +90,8 @@ def test_a_run_leaves_the_documented_files(finished: Path) -> None:
         expected |= models | tables | {graph, f"log/{prefix}"}
     expected |= {f"graph/{NAME}_t0_trial_graph_mean_returns_ma_vs_frames", f"info/{NAME}_provenance"}
     assert expected | {f"log/{NAME}", f"log/{NAME}_t0"} <= files
+    drawn = [path for path in finished.rglob("*") if path.suffix in (".png", ".html", ".js")]
+    assert sum(path.stat().st_size for path in drawn) < 1_000_000
 
 
 def test_the_table_has_its_columns_and_a_row_per_checkpoint(finished: Path) -> None:

@@ -18,11 +18,12 @@ from slm_lab.results.folder import RunFolder, previous_file
 
 OWN = (
     "info/x_t0_s1_session_df_train.csv",
-    "model/x_t0_s1_ckpt-last_resume.pt",
+    "model/x_t0_s1_ckpt-last_resume.safetensors",
     "model/x_t0_s1_replay-main_0-10.pt",
     "log/x_t0_s1.log",
     "log/x_t0_s1/events.out.tfevents.1",
 )
+CHECKPOINTS = ("ckpt-last_resume.safetensors", "ckpt-prev_resume.safetensors")
 FOREIGN = (
     "",
     "x_t0_spec.yaml",
@@ -166,7 +167,12 @@ def contents(root: Path) -> dict[str, str]:
 
 
 def old_run(root: Path) -> dict[str, str]:
-    for name in ("ckpt-last_resume.pt", "ckpt-prev_resume.pt", "replay-main_0-1.pt", "replay-main_1-2.pt"):
+    for name in (
+        "ckpt-last_resume.safetensors",
+        "ckpt-prev_resume.safetensors",
+        "replay-main_0-1.pt",
+        "replay-main_1-2.pt",
+    ):
         write_text(root / "model" / f"x_t0_s1_{name}", "old")
     write_text(root / "model" / "x_t0_s10_replay-main_0-1.pt", "of another session")
     return contents(root)
@@ -175,7 +181,11 @@ def old_run(root: Path) -> dict[str, str]:
 def test_files_come_in_pieces_and_rows_that_nobody_needs_go(tmp_path: Path) -> None:
     old = old_run(tmp_path)
     prefix = "model/x_t0_s1_"
-    new = {f"{prefix}ckpt-last_resume.pt": "newer", f"{prefix}replay-main_1-3.pt": "", "log/x_t0_s1.log": "l"}
+    new = {
+        f"{prefix}ckpt-last_resume.safetensors": "newer",
+        f"{prefix}replay-main_1-3.pt": "",
+        "log/x_t0_s1.log": "l",
+    }
     node = FakeNode({name: text.encode() for name, text in new.items()})
     held = {f"{prefix}replay-main_1-2.pt", f"{prefix}replay-main_1-3.pt"}
     assert node.fetch(tmp_path, held) == [3, 2, 1]
@@ -190,7 +200,12 @@ def test_rows_are_in_place_before_the_checkpoint_that_needs_them(
     monkeypatch.setattr(
         session_files, "move_into_place", lambda _, path: moved.append(path.name.removeprefix("x_t0_s1_"))
     )
-    names = ["ckpt-best_net_model.pt", "ckpt-last_resume.pt", "ckpt-prev_resume.pt", "replay-main_0-1.pt"]
+    names = [
+        "ckpt-best_net_model.pt",
+        "ckpt-last_resume.safetensors",
+        "ckpt-prev_resume.safetensors",
+        "replay-main_0-1.pt",
+    ]
     FakeNode({f"model/x_t0_s1_{name}": b"new" for name in names}).fetch(tmp_path, set())
     assert [name.removeprefix("x_t0_s1_") for name in moved] == [names[3], names[2], names[1], names[0]]
 
@@ -198,7 +213,7 @@ def test_rows_are_in_place_before_the_checkpoint_that_needs_them(
 def test_a_node_lost_while_it_sends_changes_nothing(tmp_path: Path) -> None:
     old = old_run(tmp_path)
     node = FakeNode(
-        {f"model/x_t0_s1_{name}": b"new and longer" for name in ("replay-main_1-3.pt", "ckpt-last_resume.pt")}
+        {f"model/x_t0_s1_{name}": b"new and longer" for name in ("replay-main_1-3.pt", "ckpt-last_resume.safetensors")}
     )
     for lost_after in (1, 3, 6, 9):
         with pytest.raises(LostError):

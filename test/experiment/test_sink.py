@@ -29,7 +29,7 @@ from slm_lab.experiment.options import Options
 from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import read_table
+from slm_lab.results.table import read_table
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 from test.tiny import make_tiny_spec

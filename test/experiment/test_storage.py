@@ -1,6 +1,5 @@
 """Disks that are full, read-only or gone: one plain line, the last checkpoint whole, and the run goes on exactly."""
 
-import ast
 import errno
 import io as streams
 import json
@@ -18,13 +17,19 @@ import pytest
 import yaml
 from loguru import logger
 
-from slm_lab.audit.difference import Comparison, compare_sessions
+from bench.faults.specs import NAME
+from bench.faults.specs import make_spec as make_small_spec
+from slm_lab.audit.difference import find_difference
+from slm_lab.env.build import build_vec_env
+from slm_lab.env.make import build_settings
 from slm_lab.experiment import disk
+from slm_lab.experiment.build import build_session_agent
 from slm_lab.experiment.checkpoint import replay_files
 from slm_lab.experiment.checkpoint.state import load_latest, load_state, save_state
-from slm_lab.experiment.control import Progress, Session
-from slm_lab.experiment.disk import DiskNeed
+from slm_lab.experiment.control import Session
+from slm_lab.experiment.disk import DiskNeed, estimate_disk
 from slm_lab.experiment.launch import resume, start
+from slm_lab.experiment.messages import Progress
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.play import load_trained
 from slm_lab.experiment.trial import TrialResult
@@ -33,48 +38,23 @@ from slm_lab.lib.errors import LabError, StorageError
 from slm_lab.lib.io import AppendFile
 from slm_lab.lib.log import log_to, setup_console
 from slm_lab.results.folder import RunFolder, previous_file
-from slm_lab.results.metrics import read_table
 from slm_lab.results.run import load_run
-from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
 
 ROOT = Path(__file__).parents[2]
-NAME = "stored"
-PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 1}
-DQN = {"name": "DQN", "training_start_step": 100, "training_frequency": 16, "training_iter": 1}
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-def make_spec(algorithm: dict[str, Any] = DQN, max_frame: int = 600, max_size: int = 2000, **meta: Any) -> Spec:
-    raw = {
-        "name": NAME,
-        "agent": {
-            "algorithm": algorithm,
-            "memory": {"name": "Replay", "batch_size": 16, "max_size": max_size}
-            if algorithm is DQN
-            else {"name": "OnPolicyBatchReplay"},
-            "net": {"type": "MLPNet", "hid_layers": [16]},
-        },
-        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": max_frame},
-        "meta": {"log_frequency": 100, "checkpoint_frequency": 200, "compile": False, "final_eval": 0, **meta},
-    }
-    return parse_spec(raw)[0]
+def make_spec(algorithm: str = "DQN", max_frame: int = 600, max_size: int = 2000, **meta: Any) -> Spec:
+    memory = {"name": "Replay", "batch_size": 16, "max_size": max_size} if algorithm == "DQN" else None
+    meta = {"checkpoint_frequency": 200, "rigorous_eval": None, **meta}
+    return make_small_spec(algorithm, env={"max_frame": max_frame}, meta=meta, memory=memory)
 
 
 def train(spec: Spec, path: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> RunFolder:
     folder = RunFolder(path, NAME)
     Session(spec, folder, 0, 0, on_progress, lambda: False).run()
     return folder
-
-
-def assert_same(one: RunFolder, two: RunFolder) -> None:
-    comparison = Comparison()
-    tables = [folder.table_file(0, 0, "train") for folder in (one, two)]
-    comparison.compare_tables(tables[0], tables[1], 0, 10**9)
-    states = load_state(one.resume_file(0, 0)), load_state(two.resume_file(0, 0))
-    compare_sessions(comparison, one, two, (0, 0), states)
-    assert comparison.is_same, comparison.describe()
-    assert comparison.num_row > 0
 
 
 def assert_no_half_files(path: Path) -> None:
@@ -84,7 +64,7 @@ def assert_no_half_files(path: Path) -> None:
         assert not file.name.endswith(".tmp"), file
         # a log may be open and still without a line
         assert file.stat().st_size or file.suffix == ".log", file
-        if file.suffix == ".pt":
+        if file.suffix == ".safetensors":
             load_state(file)
         elif file.suffix == ".json":
             json.loads(file.read_text())
@@ -127,6 +107,22 @@ def kind_of(name: str) -> str:
     return re.sub(r"\d+", "#", re.sub(r"\.\d+-[0-9a-f]+\.tmp$", "", Path(name).name))
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, DiskNeed]:
+    """A run as the command leaves it, and what it was said to take on disk."""
+    told: list[DiskNeed] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slm_lab.experiment.launch.check_disk", lambda need, _: told.append(need))
+        result = start(make_spec(max_frame=2000), Options(data_dir=tmp_path_factory.mktemp("data")))
+    return RunFolder(result.folder, NAME), told[0]
+
+
+@pytest.fixture
+def copied(finished: tuple[RunFolder, DiskNeed], tmp_path: Path) -> RunFolder:
+    """The same, for a test to spoil."""
+    return RunFolder(Path(shutil.copytree(finished[0].path, tmp_path / "run")), NAME)
+
+
 # --- every place that writes
 
 # raw writes that no full disk can turn into half a file of a run, each with the reason
@@ -145,37 +141,15 @@ RAW_WRITES = {
 }
 
 
-def find_raw_writes(path: Path) -> list[str]:
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Call):
-            continue
-        called = node.func
-        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
-        modes = [
-            word.value for word in (*node.args, *(k.value for k in node.keywords)) if isinstance(word, ast.Constant)
-        ]
-        opens = name == "open" and any(
-            isinstance(mode, str) and re.fullmatch(r"[rwxab+]*[wxa+][b+]*", mode) for mode in modes
-        )
-        # methods of paths; the functions of lib.io have the same names
-        is_method = isinstance(called, ast.Attribute) and name in (
-            "write_text",
-            "write_bytes",
-            "touch",
-            "to_csv",
-            "dump",
-        )
-        if opens or is_method:
-            found.append(f"{name}, line {node.lineno}")
-    return found
+# methods of paths; the functions of lib.io have the same names
+RAW = re.compile(r"""\bopen\([^()]*["'][rwxab+]*[wxa+][b+]*["']|\.(write_text|write_bytes|touch|to_csv|dump)\(""")
 
 
 def test_files_are_written_by_one_mechanism() -> None:
     raw = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "slm_lab").rglob("*.py")
-        if find_raw_writes(path) and not path.is_relative_to(ROOT / "slm_lab" / "remote")
+        if RAW.search(path.read_text()) and not path.is_relative_to(ROOT / "slm_lab" / "remote")
     }
     assert raw <= RAW_WRITES
     # and the search for them finds some
@@ -229,7 +203,7 @@ def test_a_full_disk_at_any_write_leaves_a_run_that_goes_on_exactly(
         else:
             # without the graphs, which take seconds
             train(spec, runs[0])
-        assert_same(RunFolder(whole, NAME), RunFolder(runs[0], NAME))
+        assert find_difference(whole, runs[0], NAME) is None
         shutil.rmtree(data)
 
 
@@ -269,7 +243,7 @@ def test_a_line_that_is_cut_short_is_taken_back(tmp_path: Path) -> None:
 def test_a_checkpoint_that_fails_leaves_one_that_loads(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "x_ckpt-last_resume.pt"
+    path = tmp_path / "x_ckpt-last_resume.safetensors"
     for frame in (1, 2):
         save_state(path, {"frame": frame}, keep_previous=True)
     replace, calls = os.replace, []
@@ -335,22 +309,23 @@ def test_a_real_disk_that_fills_up_keeps_the_last_checkpoint(small_disk: Path, t
     folder = RunFolder(small_disk / "run", NAME)
     assert_no_half_files(folder.path)
     assert load_state(folder.resume_file(0, 0))["frame"] == 200
-    assert_same(whole, train(make_spec(), folder.path))
+    train(make_spec(), folder.path)
+    assert find_difference(whole.path, folder.path, NAME) is None
 
 
-def test_a_read_only_folder_is_told_and_can_still_be_played(small_disk: Path) -> None:
-    result = start(make_spec(), Options(data_dir=small_disk))
+def test_a_read_only_folder_is_told_and_can_still_be_played(copied: RunFolder, small_disk: Path) -> None:
+    run = str(shutil.copytree(copied.path, small_disk / "run"))
     remount = ["mount", "-o", "remount,{}", str(small_disk)]
     subprocess.run([word.format("ro") for word in remount], check=True)
     try:
         with pytest.raises(LabError, match="Read-only file system"):
-            resume(str(result.folder), Options())
+            resume(run, Options())
         with pytest.raises(LabError, match="Read-only file system"):
             start(make_spec(), Options(data_dir=small_disk))
-        load_trained(str(result.folder))[1].close()
+        load_trained(run)[1].close()
     finally:
         subprocess.run([word.format("rw") for word in remount], check=True)
-    assert resume(str(result.folder), Options()).exit_code == 0
+    assert not load_run(run, small_disk).problems
 
 
 # --- folders that go away, files that are spoilt
@@ -373,27 +348,25 @@ def test_a_data_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "data").read_text() == "mine"
 
 
-def test_spoilt_files_of_a_run_are_told_or_made_again(tmp_path: Path) -> None:
-    folder = RunFolder(start(make_spec(), Options(data_dir=tmp_path)).folder, NAME)
-    table, metrics = folder.table_file(0, 0, "train"), folder.session_metrics_file(0, 0)
+def test_spoilt_files_of_a_run_are_told_or_made_again(copied: RunFolder) -> None:
+    table, path = copied.table_file(0, 0, "train"), str(copied.path)
     good = table.read_text()
-    # made again from the checkpoint
     for garbage in (b"\xff\xfe\x00", b"frame,x\n1", b""):
         table.write_bytes(garbage)
+        copied.trial_metrics_file(0).write_bytes(garbage)
         with pytest.raises(LabError):
-            load_run(str(folder.path), tmp_path)
-        folder.trial_metrics_file(0).write_bytes(garbage)
-        assert resume(str(folder.path), Options()).exit_code == 0
-        assert table.read_text() == good
-        assert len(read_table(table)["frame"]) == 6
-        json.loads(folder.trial_metrics_file(0).read_text())
-    metrics.write_bytes(b"{")
+            load_run(path, copied.path.parent)
+    # made again from the checkpoint
+    assert resume(path, Options()).exit_code == 0
+    assert table.read_text() == good
+    json.loads(copied.trial_metrics_file(0).read_text())
+    copied.session_metrics_file(0, 0).write_bytes(b"{")
     with pytest.raises(LabError, match="not valid JSON"):
-        load_trained(str(folder.path))
-    for spec_file in (folder.spec_file, folder.trial_spec_file(0)):
+        load_trained(path)
+    for spec_file in (copied.spec_file, copied.trial_spec_file(0)):
         spec_file.write_bytes(b"\x00garbage: [")
     with pytest.raises(LabError, match=NAME):
-        resume(str(folder.path), Options())
+        resume(path, Options())
 
 
 # --- how much a run takes
@@ -403,34 +376,38 @@ def measure(folder: RunFolder, pattern: str) -> int:
     return sum(file.stat().st_size for file in folder.path.rglob(pattern) if file.is_file())
 
 
-@pytest.mark.parametrize("algorithm", [PPO, DQN], ids=lambda one: one["name"])
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
 def test_the_disk_that_a_run_takes_is_foretold(
-    algorithm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, finished: tuple[RunFolder, DiskNeed], tmp_path: Path
 ) -> None:
-    told: list[DiskNeed] = []
-    monkeypatch.setattr("slm_lab.experiment.launch.check_disk", lambda need, _: told.append(need))
-    folder = RunFolder(start(make_spec(algorithm, 2000), Options(data_dir=tmp_path)).folder, NAME)
-    (need,) = told
+    folder, need = finished
+    if algorithm == "PPO":
+        spec = make_spec("PPO", 2000)
+        folder = train(spec, tmp_path)
+        env = build_vec_env(build_settings(spec.env, (0,)), 0)
+        need = estimate_disk(spec, build_session_agent(spec, env, 0))
+        env.close()
     pairs = {
-        "all": (need.total, measure(folder, "*")),
-        "checkpoints": (2 * need.checkpoint, measure(folder, "*_resume.pt")),
-        "models": (2 * need.model, measure(folder, "*_net_model.pt")),
+        "checkpoints": (2 * need.checkpoint, measure(folder, "*_resume.safetensors")),
+        "models": (2 * need.model, measure(folder, "*_net_model.safetensors")),
         "tables": (need.table, measure(folder, "*.csv")),
-        "replay": (need.replay, measure(folder, "*_replay-*.pt")),
+        "replay": (need.replay, measure(folder, "*_replay-*.safetensors")),
     }
+    if algorithm == "DQN":
+        pairs["all"] = (need.total, measure(folder, "*"))
+        pattern = r"Estimated disk use: \S+ \S+ \(checkpoints \S+ \S+, models "
+        assert re.search(pattern, folder.log_file().read_text())
     for name, (guess, truth) in pairs.items():
         assert truth / 2 <= guess <= truth * 2, (name, guess, truth)
-    log = folder.log_file().read_text()
-    assert re.search(r"Estimated disk use: \d+\.\d MB \(checkpoints \S+ \S+, models ", log)
-    assert ("replay" in str(need)) == (algorithm is DQN)
+    assert ("replay" in str(need)) == (algorithm == "DQN")
 
 
 def test_a_run_that_will_not_fit_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=5_000_000))
-    with pytest.raises(StorageError, match=r"has 5\.0 MB free, which is not enough\. Estimated disk use: \d"):
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=300_000))
+    with pytest.raises(StorageError, match=r"has 300 kB free, which is not enough\. Estimated disk use: \d"):
         start(make_spec(), Options(data_dir=tmp_path / "data"))
     assert not (tmp_path / "data").exists()
 
@@ -438,7 +415,7 @@ def test_a_run_that_will_not_fit_is_refused_before_anything_is_written(
 def test_what_a_continued_run_has_already_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need = DiskNeed(checkpoint=1_000_000, model=0, replay=0, table=0, num_session=1)
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=4_000_000))
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=3_000_000))
     with pytest.raises(StorageError):
         disk.check_disk(need, tmp_path / "run")
     (tmp_path / "run").mkdir()
@@ -452,7 +429,7 @@ def test_files_of_a_replay_stay_within_bounds(tmp_path: Path, monkeypatch: pytes
     sizes: list[int] = []
 
     def on_progress(progress: Progress) -> None:
-        files = list((tmp_path / "run" / "model").glob("*_replay-*.pt"))
+        files = list((tmp_path / "run" / "model").glob("*_replay-*.safetensors"))
         sizes.append(sum(file.stat().st_size for file in files))
 
     train(make_spec(max_frame=3000, max_size=400, checkpoint_frequency=100), tmp_path / "run", on_progress)

@@ -79,7 +79,7 @@ def test_only_sessions_that_the_stop_ended_are_no_failures(
         logger.remove(handle)
     assert ended.failures == {1: "loss is not finite", 4: "no space left"}
     assert ended.metrics is not None
-    assert ended.metrics["failed"] == [1, 4]
+    assert ended.metrics.failed == (1, 4)
     assert ended.exit_code == 143
     # at once, and once
     assert script.lines_at_stop == ["Session 1 failed: loss is not finite\n"]

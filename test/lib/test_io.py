@@ -1,4 +1,4 @@
-"""Files are whole or not there: atomic writes, seals, unique folders, locks."""
+"""Files are whole or not there: atomic writes, unique folders, locks."""
 
 import errno
 import json
@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 import yaml
 
@@ -30,10 +29,8 @@ from slm_lab.lib.io import (
     is_locked,
     lock_file,
     read_bytes,
-    read_sealed,
     read_text,
     remove_orphans,
-    seal,
     write_bytes,
     write_json,
     write_text,
@@ -228,82 +225,6 @@ def test_any_yaml_reader_takes_our_floats_as_floats_and_our_text_as_text() -> No
 def test_a_value_used_twice_is_written_twice() -> None:
     shared = {"a": 1}
     assert dump_yaml({"x": shared, "y": shared}) == "x:\n  a: 1\ny:\n  a: 1\n"
-
-
-# --- seals
-
-
-PAYLOAD = bytes(range(256)) * 40
-
-
-@pytest.fixture
-def unseal(tmp_path: Path) -> Callable[[bytes], bytes | None]:
-    """Reads bytes as those of a file."""
-
-    def read(data: bytes) -> bytes | None:
-        (tmp_path / "sealed").write_bytes(data)
-        return read_sealed(tmp_path / "sealed")
-
-    return read
-
-
-def test_a_sealed_payload_comes_back(unseal) -> None:
-    for payload in (b"", b"x", PAYLOAD, seal(PAYLOAD)):
-        assert unseal(seal(payload)) == payload
-
-
-def test_each_of_a_hundred_flipped_bits_is_detected(unseal) -> None:
-    sealed = seal(PAYLOAD)
-    random = np.random.default_rng(0)
-    # every part is hit: the payload, the mark and the hash
-    positions = [*random.integers(0, len(sealed), 60), *range(len(sealed) - 40, len(sealed))]
-    assert len(positions) == 100
-    for position in positions:
-        damaged = bytearray(sealed)
-        damaged[position] ^= 1 << int(random.integers(8))
-        assert unseal(bytes(damaged)) is None
-
-
-def test_each_of_a_hundred_cuts_is_detected(unseal) -> None:
-    sealed = seal(PAYLOAD)
-    lengths = [*range(60), *np.linspace(60, len(sealed) - 1, 40).astype(int)]
-    for length in lengths:
-        assert unseal(sealed[:length]) is None
-        assert unseal(sealed[len(sealed) - length :]) is None
-
-
-def test_added_bytes_are_detected(unseal) -> None:
-    assert unseal(seal(PAYLOAD) + b"x") is None
-    assert unseal(b"x" + seal(PAYLOAD)) is None
-    assert unseal(PAYLOAD) is None
-
-
-def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "zero").symlink_to("/dev/zero")
-    assert read_sealed(tmp_path / "pipe") is None
-    assert read_sealed(tmp_path / "zero") is None
-    for missing in ("nothing", "."):
-        with pytest.raises(OSError, match=r"No such file|Is a directory"):
-            read_sealed(tmp_path / missing)
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
-def test_what_cannot_be_read_leaves_no_descriptor(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
-        assert read_sealed(tmp_path / "pipe") is None
-        with pytest.raises(IsADirectoryError):
-            read_sealed(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) < before + 20
-
-
-def test_a_large_file_without_a_seal_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    with path.open("wb") as file:
-        file.truncate(10**12)
-    assert read_sealed(path) is None
 
 
 # --- folders

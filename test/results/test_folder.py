@@ -61,10 +61,10 @@ def test_the_folder_of_a_run_may_be_a_link(run: Path, tmp_path: Path) -> None:
 
 def test_the_name_of_a_file_of_rows_is_made_in_one_place() -> None:
     assert replay_file(RunFolder(Path("run"), "x").replay_prefix(0, 1, "memory"), 0, 6) == Path(
-        "run/model/x_t0_s1_replay-memory_0-6.pt"
+        "run/model/x_t0_s1_replay-memory_0-6.safetensors"
     )
     lab = Path(folder.__file__).parents[1]
-    found = [path.name for path in lab.rglob("*.py") if re.search(r"\}-\{[^}]*\}\.pt", path.read_text())]
+    found = [path.name for path in lab.rglob("*.py") if re.search(r"\}-\{[^}]*\}\{STATE_SUFFIX", path.read_text())]
     assert found == ["folder.py"]
 
 

@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from slm_lab.results.page import PAGE
 from slm_lab.results.palette import COLORS, DASHES, find_look, find_looks
-from slm_lab.results.report import PAGE
 
 # linear RGB as people without one kind of cones see it (Machado et al. 2009, severity 1)
 VISION = {

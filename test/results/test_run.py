@@ -1,6 +1,5 @@
 """Runs are read back from their folders, also foreign and broken ones, and compared, drawn and listed."""
 
-import csv
 import math
 import os
 import subprocess
@@ -16,48 +15,31 @@ from slm_lab.cli import compare, plot, retro
 from slm_lab.cli import list as list_module
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import write_json, write_yaml
-from slm_lab.results.metrics import calc_trial_metrics
-from slm_lab.results.palette import find_look
-from slm_lab.results.run import find_runs, load_run
+from slm_lab.results.metrics import MeanMetrics, TrialMetrics, calc_trial_metrics
+from slm_lab.results.plot import to_drawn
+from slm_lab.results.run import find_runs, load_run, name_algorithm
 from test.cli.command import call as call_main
+from test.results.sample import HOSTILE, make_spec, make_table, write_run, write_table
+from test.results.test_report import read_data
 
-COLUMNS = ("total_reward", "total_reward_ma", "loss", "fps", "frame", "wall_t", "t", "epi", "opt_step", "lr")
-
-
-def make_spec(algorithm: str = "PPO", env: str = "CartPole-v1", memory: str = "OnPolicyBatchReplay") -> dict[str, Any]:
-    return {
-        "agent": {"algorithm": {"name": algorithm, "gamma": 0.99}, "memory": {"name": memory}},
-        "env": {"name": env, "max_frame": 1000},
-    }
-
-
-def write_table(path: Path, final: float, rows: int = 20, seed: int = 0) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
-    reward = np.linspace(20.0, final, rows) + rng.normal(0, 1, rows)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for index in range(rows):
-            frame = (index + 1) * 50
-            writer.writerow(
-                [reward[index], reward[: index + 1].mean(), 0.5, 900.0, frame, frame / 900, frame, 1, 9, 1e-3]
-            )
+COLUMNS = tuple(make_table(1))
 
 
 def make_run(
     data: Path, folder: str, finals: tuple[float, ...] = (400.0, 410.0, 420.0), name: str = "demo", **spec: str
 ) -> Path:
-    path = data / folder
-    for session, final in enumerate(finals):
-        write_table(path / "info" / f"{name}_t0_s{session}_session_df_train.csv", final, seed=session)
-    write_yaml(path / f"{name}_spec.yaml", {name: make_spec(**spec)})
-    return path
+    """A run under way, whose sessions have 20 rows of 50 frames."""
+    tables = {session: make_table(20, 50, session, final) for session, final in enumerate(finals)}
+    return write_run(data / folder, tables, name=name, spec=make_spec(**spec), provenance={}, has_end=False).path
+
+
+def write_evals(path: Path, session: int, rows: int = 20) -> None:
+    write_table(path / "info" / f"demo_t0_s{session}_session_df_eval.csv", make_table(rows, 50, 10 + session, 500.0))
 
 
 def fail_session(path: Path, failed: int, count: int = 3) -> None:
     """Let a run be one that has ended, with a session that failed early and far behind the others."""
-    write_table(path / "info" / f"demo_t0_s{failed}_session_df_train.csv", 21.0, rows=7)
+    write_table(path / "info" / f"demo_t0_s{failed}_session_df_train.csv", make_table(7, 50, level=21.0))
     ended = [session for session in range(count) if session != failed]
     metrics = {"session_index": ended, "failed": [failed], "num_session": count, "is_complete": False}
     write_json(path / "demo_t0_trial_metrics.json", metrics)
@@ -81,9 +63,8 @@ def call(module: Any, *arguments: str) -> tuple[int, str, str]:
         ("CrossQ", "Replay", "CrossQ"),
     ],
 )
-def test_algorithms_have_the_names_of_papers(tmp_path: Path, algorithm: str, memory: str, label: str) -> None:
-    make_run(tmp_path, "run", algorithm=algorithm, memory=memory)
-    assert load_run("run", tmp_path).label == label
+def test_algorithms_have_the_names_of_papers(algorithm: str, memory: str, label: str) -> None:
+    assert name_algorithm(make_spec(algorithm, memory=memory)) == label
 
 
 def test_a_run_is_read_by_name_path_and_file(tmp_path: Path) -> None:
@@ -109,7 +90,7 @@ def test_the_score_is_of_the_first_kind_that_every_session_has(tmp_path: Path) -
     assert run.score_kind == "train"
     assert run.score_meaning == "exploring policy, last 100 episodes each"
     for session in range(3):
-        write_table(path / "info" / f"demo_t0_s{session}_session_df_eval.csv", 500.0, seed=10 + session)
+        write_evals(path, session)
     run = load_run("run", tmp_path)
     assert run.score_kind == "eval"
     assert run.scores == [table["total_reward"][-1] for table in run.eval_tables.values()]
@@ -128,9 +109,9 @@ def test_the_score_is_of_the_first_kind_that_every_session_has(tmp_path: Path) -
 def test_an_evaluation_from_long_before_the_end_is_no_score(tmp_path: Path) -> None:
     path = make_run(tmp_path, "run", finals=(400.0,))
     # rows are 50 frames apart, training ends at frame 1,000
-    write_table(path / "info" / "demo_t0_s0_session_df_eval.csv", 500.0, rows=9)
+    write_evals(path, 0, rows=9)
     assert load_run("run", tmp_path).score_kind == "train"
-    write_table(path / "info" / "demo_t0_s0_session_df_eval.csv", 500.0, rows=10)
+    write_evals(path, 0, rows=10)
     assert load_run("run", tmp_path).score_kind == "eval"
     # the session was continued after its final evaluation
     write_json(path / "info" / "demo_t0_s0_session_metrics.json", {"frame": 500, "final_eval": [7.0]})
@@ -159,14 +140,14 @@ def test_a_session_without_an_ended_episode_is_named(tmp_path: Path) -> None:
 def test_a_folder_of_the_published_lab_is_read(tmp_path: Path) -> None:
     """Its specs are JSON without a name on top, its metrics are in info/, and agents may be lists of one."""
     path = tmp_path / "old"
-    write_table(path / "info" / "old_ppo_t0_s0_session_df_train.csv", 300.0)
-    write_table(path / "info" / "old_ppo_t0_s0_session_df_eval.csv", 310.0)
+    write_table(path / "info" / "old_ppo_t0_s0_session_df_train.csv", make_table(level=300.0))
+    write_table(path / "info" / "old_ppo_t0_s0_session_df_eval.csv", make_table(level=310.0))
     spec = {"name": "old_ppo", **make_spec("PPO", "ALE/Pong-v5")}
     write_json(path / "old_ppo_spec.json", {**spec, "agent": [spec["agent"]], "env": [spec["env"]]})
     write_json(path / "info" / "old_ppo_t0_trial_metrics.json", {"scalar": {"total_reward_ma": 1.0}})
     run = load_run("old", tmp_path)
     assert (run.label, run.env_name, list(run.eval_tables)) == ("PPO", "ALE/Pong-v5", [0])
-    assert run.metrics == {"scalar": {"total_reward_ma": 1.0}}
+    assert run.metrics == TrialMetrics(scalar=MeanMetrics(total_reward_ma=1.0))
     # the baseline of its env is shipped
     assert run.random_return == pytest.approx(-20.3, abs=0.5)
 
@@ -215,16 +196,14 @@ def test_plot_draws_a_figure_per_env(tmp_path: Path) -> None:
     out = tmp_path / "plots"
     code, stdout, _ = call(plot, "-f", "one, two,three", "-d", str(tmp_path), "-o", str(out))
     assert code == 0
-    stems = [f"multi_trial_graph_{name}_vs_frames" for name in ("mean_returns", "mean_returns_ma")]
-    envs, endings = ("CartPole-v1", "Pong-v5"), ("png", "html")
-    expected = {f"{env}_{stem}.{ending}" for env in envs for stem in stems for ending in endings}
-    assert {path.name for path in out.iterdir()} == expected | {"plotly.min.js"}
-    assert stdout.count("\n") == 8
-    page = (out / f"CartPole-v1_{stems[0]}.html").read_text()
-    # algorithms in their fixed order and colours
-    assert page.index("A2C (1 session)") < page.index("PPO (3 sessions)")
-    assert find_look("A2C").color in page
-    assert find_look("PPO").color in page
+    stem = "multi_trial_graph_mean_returns"
+    ends = (f"{stem}_vs_frames.png", f"{stem}_ma_vs_frames.png", f"{stem}_vs_frames.html")
+    assert {path.name for path in out.iterdir()} == {
+        f"{env}_{end}" for env in ("CartPole-v1", "Pong-v5") for end in ends
+    }
+    assert stdout.count("\n") == 6
+    data = read_data((out / f"CartPole-v1_{ends[2]}").read_text())
+    assert [run["name"] for run in data["runs"]] == ["PPO", "A2C"]
 
 
 def test_plot_names_runs_apart(tmp_path: Path) -> None:
@@ -232,13 +211,15 @@ def test_plot_names_runs_apart(tmp_path: Path) -> None:
     make_run(tmp_path, "two", name="deep")
     args = ["-f", "one,two", "-d", str(tmp_path), "-o", str(tmp_path / "plots"), "-t", "Mine"]
     assert call(plot, *args)[0] == 0
-    (page,) = (tmp_path / "plots").glob("Mine_*_returns_vs_frames.html")
-    assert "wide (3 sessions)" in page.read_text()
-    assert call(plot, *args, "-l", "a,b")[0] == 0
-    assert "a (3 sessions)" in page.read_text()
-    assert '"showlegend":true' in page.read_text().replace(" ", "")
-    assert call(plot, *args, "--no-legend")[0] == 0
-    assert '"showlegend":true' not in page.read_text().replace(" ", "")
+    (page,) = (tmp_path / "plots").glob("Mine_*.html")
+    for more, names, has_legend in (
+        ([], ["wide", "deep"], True),
+        (["-l", "a,b"], ["a", "b"], True),
+        (["--no-legend"], ["wide", "deep"], False),
+    ):
+        assert call(plot, *args, *more)[0] == 0
+        data = read_data(page.read_text())
+        assert ([run["name"] for run in data["runs"]], data["has_legend"]) == (names, has_legend)
 
 
 def test_plot_refuses_what_it_cannot_do(tmp_path: Path) -> None:
@@ -350,32 +331,26 @@ def test_retro_makes_metrics_and_graphs_again(tmp_path: Path) -> None:
     assert stdout.startswith("trial_metrics: frame:1.00e+03 | total_reward_ma:")
     run = load_run("run", tmp_path)
     assert run.random_return is not None
-    expected = calc_trial_metrics(list(run.tables.values()), run.random_return)
-    assert run.metrics["scalar"] == pytest.approx(expected["scalar"])
+    assert run.metrics == calc_trial_metrics(run.tables, run.random_return)
     # what only the run itself could know stays
-    assert run.session_metrics[0]["phases"] == {"act": 1.0}
-    assert run.session_metrics[0]["total_reward_ma"] == pytest.approx(run.session_ma[0])
-    # no panel of a metric, since none of them changes
-    assert len(list((path / "graph").glob("*.png"))) == 2 + 3 * 2
+    assert run.session_metrics[0].phases == {"act": 1.0}
+    assert run.session_metrics[0].total_reward_ma == pytest.approx(run.session_ma[0])
+    assert len(list((path / "graph").glob("*.png"))) == 2 + 3 * 3
     assert "PPO on CartPole-v1" in (path / "report.html").read_text()
 
 
-def test_retro_of_an_unknown_env_and_foreign_weights(tmp_path: Path) -> None:
-    path = make_run(tmp_path, "run", env="My/Env-v0")
-    (path / "model").mkdir()
-    (path / "model" / "demo_t0_s0_net_model.pt").write_bytes(b"?")
+def test_retro_of_an_unknown_env(tmp_path: Path) -> None:
+    make_run(tmp_path, "run", env="My/Env-v0")
     code, _, stderr = call(retro, "run", "-d", str(tmp_path))
     assert code == 0
     assert "no random baseline of My/Env-v0 is known, so strength counts from 0" in stderr
-    assert "1 of 1 weight files are not of this lab and cannot be played" in stderr
 
 
 def test_nan_in_a_column_and_unequal_sessions_are_drawn(tmp_path: Path) -> None:
     path = make_run(tmp_path, "run")
-    write_table(path / "info" / "demo_t0_s1_session_df_train.csv", 400.0, rows=7)
-    table = path / "info" / "demo_t0_s2_session_df_train.csv"
-    text = table.read_text().splitlines()
-    table.write_text("\n".join([text[0], ",,,900,50,0.1,50,1,9,0.001", *text[2:]]) + "\n")
+    late = make_table(20, 50, total_reward=np.r_[math.nan, np.arange(19.0)])
+    for session, table in ((1, make_table(7, 50)), (2, late)):
+        write_table(path / "info" / f"demo_t0_s{session}_session_df_train.csv", table)
     run = load_run("run", tmp_path)
     assert all(math.isfinite(score) for score in run.scores)
     assert call(plot, "-f", "run", "-d", str(tmp_path), "-o", str(tmp_path / "plots"))[0] == 0
@@ -389,40 +364,28 @@ def test_a_failed_session_does_not_count(tmp_path: Path) -> None:
     run = load_run("run", tmp_path)
     assert run.session_scores == {session: whole.session_scores[session] for session in (0, 2)}
     assert run.scores == list(run.session_scores.values())
+    assert len(to_drawn(run, "a name").tables) == 2
     # what was written names no session there is: all are better than none
     write_json(path / "demo_t0_trial_metrics.json", {"session_index": [7]})
     assert list(load_run("run", tmp_path).session_scores) == [0, 1, 2]
 
 
-def test_list_and_compare_leave_a_failed_session_out(tmp_path: Path) -> None:
-    path = make_run(tmp_path, "run")
-    fail_session(path, 1)
-    run = load_run("run", tmp_path)
-    mean = sum(run.scores) / 2
-    row = call(list_module, "-d", str(tmp_path))[1].splitlines()[1].split()
-    assert row[3:5] == [f"{mean:.2f}", "2"]
-    stdout = call(compare, "run", "run", "-d", str(tmp_path))[1]
-    assert stdout.count(f"{mean:.2f}: {run.scores[0]:.2f}, {run.scores[1]:.2f} (no interval from fewer than 3") == 2
-
-
-def test_plot_leaves_a_failed_session_out(tmp_path: Path) -> None:
-    fail_session(make_run(tmp_path, "run"), 1)
-    assert call(plot, "-f", "run", "-d", str(tmp_path), "-o", str(tmp_path / "plots"))[0] == 0
-    (page,) = (tmp_path / "plots").glob("*_returns_vs_frames.html")
-    assert "PPO (2 sessions)" in page.read_text()
-
-
-def test_retro_leaves_a_failed_session_out_but_draws_it(tmp_path: Path) -> None:
+def test_no_command_counts_a_failed_session(tmp_path: Path) -> None:
     path = make_run(tmp_path, "run")
     fail_session(path, 1)
     before = load_run("run", tmp_path)
+    mean = sum(before.scores) / 2
+    row = call(list_module, "-d", str(tmp_path))[1].splitlines()[1].split()
+    assert row[3:5] == [f"{mean:.2f}", "2"]
+    told = f"{mean:.2f}: {before.scores[0]:.2f}, {before.scores[1]:.2f} (no interval from fewer than 3"
+    assert call(compare, "run", "run", "-d", str(tmp_path))[1].count(told) == 2
     assert call(retro, "run", "-d", str(tmp_path))[0] == 0
     run = load_run("run", tmp_path)
     assert run.random_return is not None
-    expected = calc_trial_metrics([before.tables[0], before.tables[2]], run.random_return)
-    assert run.metrics["scalar"] == pytest.approx(expected["scalar"])
-    assert (run.metrics["session_index"], run.metrics["failed"]) == ([0, 2], [1])
+    expected = calc_trial_metrics({0: before.tables[0], 2: before.tables[2]}, run.random_return)
+    assert run.metrics == expected.model_copy(update={"failed": (1,), "num_session": 3, "is_complete": False})
     assert run.session_scores == before.session_scores
+    # it is drawn all the same
     assert (path / "graph" / "demo_t0_s1_session_graph_train_mean_returns_vs_frames.png").exists()
 
 
@@ -459,23 +422,20 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, place: 
 def test_metrics_nested_beyond_reason_are_left_out(tmp_path: Path) -> None:
     path = make_run(tmp_path, "demo")
     (path / "demo_t0_trial_metrics.json").write_text("[" * 200_000)
-    assert load_run(str(path), tmp_path).metrics == {}
+    assert load_run(str(path), tmp_path).metrics is None
 
 
-def test_reading_needs_no_torch(tmp_path: Path) -> None:
-    make_run(tmp_path, "run")
-    code = (
-        "import sys\n"
-        "import slm_lab.cli.plot, slm_lab.cli.list, slm_lab.cli.compare, slm_lab.cli.retro\n"
-        "from pathlib import Path\n"
-        "from slm_lab.results.run import load_run\n"
-        f"print(load_run('run', Path({str(tmp_path)!r})).label, {{'torch', 'gymnasium'}} & set(sys.modules))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "PPO set()\n"), done.stderr
-
-
-HOSTILE = "x\x1b[31m\u202e\r\nFAKE Error: all is well\x9b2J"
+def test_results_need_neither_torch_nor_what_takes_long_to_load() -> None:
+    code = """
+import sys
+import slm_lab.results.report
+assert not {"torch", "matplotlib", "scipy.stats"} & set(sys.modules)
+import slm_lab.cli.report, slm_lab.cli.list, slm_lab.cli.compare, slm_lab.cli.doctor
+assert not {"torch", "gymnasium", "matplotlib"} & set(sys.modules)
+import slm_lab.cli.plot, slm_lab.cli.retro
+assert not {"torch", "gymnasium", "matplotlib.pyplot", "pandas"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("words", ["list", "compare run other", "doctor run", "retro run", "report run", "plot -f run"])

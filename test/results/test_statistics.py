@@ -8,15 +8,13 @@ from scipy import stats
 
 from slm_lab.results.metrics import calc_spread
 from slm_lab.results.statistics import (
-    Estimate,
+    Interval,
     calc_difference,
     calc_improvement,
-    calc_iqm,
     calc_num_session,
     calc_probability,
     compare,
     describe_improvement,
-    normalize,
 )
 
 NUM_STUDY = 1000
@@ -79,7 +77,7 @@ def test_difference_is_welch() -> None:
 def test_difference_without_spread(ours: list[float]) -> None:
     estimate = calc_difference(ours, [3.0, 3.0])
     assert estimate.value == 2.0
-    assert math.isnan(estimate.low) if len(ours) == 1 else estimate == Estimate(2.0, 2.0, 2.0)
+    assert math.isnan(estimate.low) if len(ours) == 1 else estimate == Interval(2.0, 2.0, 2.0)
 
 
 def test_number_of_sessions_is_that_of_a_power_table() -> None:
@@ -99,27 +97,3 @@ def test_verdict_in_words() -> None:
     assert "not" not in describe_improvement(compare([9.0, 8.0, 7.0, 6.0], [1.0, 2.0, 3.0, 4.0]))
     same = describe_improvement(compare([1.0, 2.0], [1.0, 2.0]))
     assert same.endswith("not distinguishable, no number of sessions would tell")
-
-
-def test_iqm_over_envs() -> None:
-    scores = {"a": [0.0, 1.0, 2.0, 3.0], "b": [10.0, 11.0, 12.0, 13.0]}
-    estimate = calc_iqm(scores)
-    # the middle four of eight
-    assert estimate.value == (2.0 + 3.0 + 10.0 + 11.0) / 4
-    assert estimate.low < estimate.value < estimate.high
-    assert calc_iqm(scores) == estimate
-    # resampled within envs: however it falls out, half of the scores are of each
-    apart = calc_iqm({"a": [0.0, 0.0, 0.0, 0.0], "b": [1.0, 1.0, 1.0, 1.0]})
-    assert apart == Estimate(0.5, 0.5, 0.5)
-
-
-def test_iqm_of_one_session_has_no_interval() -> None:
-    estimate = calc_iqm({"a": [1.0], "b": [2.0, 3.0]})
-    assert estimate.value == 2.0
-    assert math.isnan(estimate.low)
-
-
-def test_normalized_scores() -> None:
-    assert normalize([10.0, 60.0, 110.0], 10.0, 110.0) == [0.0, 0.5, 1.0]
-    with pytest.raises(ValueError, match="no scale"):
-        normalize([1.0], 5.0, 5.0)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from slm_lab.lib.errors import SpecError
-from slm_lab.spec.loading import MAX_PROBLEMS, load_spec, parse_override
+from slm_lab.spec.loading import load_spec, parse_override
+from slm_lab.spec.problem import MAX_PROBLEMS
 from slm_lab.spec.reader import MAX_BYTES, MAX_NODES, MAX_TEXT
 
 Document = str | bytes

@@ -9,9 +9,8 @@ import pytest
 
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.io import dump_yaml
-from slm_lab.spec import loading
 from slm_lab.spec.algorithm import PPOSpec
-from slm_lab.spec.loading import SHIPPED, dump_spec, load_spec, locate, parse_override, spec_files, spec_names
+from slm_lab.spec.loading import SHIPPED, dump_spec, load_spec, locate, parse_override, spec_names
 from slm_lab.spec.net import DictNetSpec, MLPNetSpec, TorchArcNetSpec
 from slm_lab.spec.reader import read_document
 
@@ -351,6 +350,16 @@ def test_a_dotted_path_sets_a_value(write_data: WriteData) -> None:
     assert saved["search"] == {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.99]}}}
 
 
+def test_a_prefixed_key_replaces_the_one_of_a_saved_spec(write_data: WriteData) -> None:
+    raw = demo()
+    raw["agent"]["net"]["actor"] = {"init_std": 1.0, "hid_layers": [8]}
+    spec = load_spec(write_data(demo=raw), overrides={"agent.net.actor_init_std": 0.5}).spec
+    assert spec.agent.net.actor == {"init_std": 0.5, "hid_layers": [8]}
+    assert (spec.agent.actor.init_std, spec.agent.critic.init_std) == (0.5, None)
+    with pytest.raises(SpecError, match=r"^-s agent\.net\.actor_init_std=x: number expected"):
+        load_spec(write_data(demo=raw), overrides={"agent.net.actor_init_std": "x"})
+
+
 def test_a_dotted_path_takes_over_a_placeholder(write: Write) -> None:
     path = write("a.json", json.dumps({"demo": demo()}).replace("1000", "${max_frame}"))
     assert load_spec(path, overrides={"env.max_frame": 700}).spec.env.max_frame == 700
@@ -521,19 +530,6 @@ def test_the_key_in_the_file_is_the_name(write_data: WriteData) -> None:
     assert load_spec(write_data(demo={"name": "another", **demo()})).spec.name == "demo"
 
 
-def test_every_shipped_spec_loads_and_has_a_name_of_its_own() -> None:
-    names = []
-    keys = {"env": "CartPole-v1", "max_frame": 1e5}
-    for path in spec_files():
-        document = read_document(path)
-        for name in spec_names(path):
-            names.append(name)
-            filled = {key: value for key, value in keys.items() if f"${{{key}}}" in str(document[name])}
-            assert load_spec(path, name, filled, extend_name=False).spec.name == name
-    assert names
-    assert len(names) == len(set(names))
-
-
 # --- files of nets
 
 
@@ -623,19 +619,3 @@ def test_a_learning_rate_falls_to_the_end_of_the_run(write_data: WriteData, name
     given = {**raw["agent"]["net"], key: {"name": name, "frame": 5}}
     raw["agent"]["net"] = given
     assert "'frame': 5" in str(load_spec(write_data(demo=raw)).spec.agent.net.model_dump())
-
-
-def test_a_file_of_ones_own_is_found_without_reading_what_is_shipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_text(dump_yaml(dump_spec(load_spec("ppo_cartpole").spec)))
-    read: list[Path] = []
-
-    def record(file: Path) -> dict[str, Any]:
-        read.append(file)
-        return read_document(file)
-
-    monkeypatch.setattr(loading, "read_document", record)
-    assert load_spec(path, "ppo_cartpole").spec.name == "ppo_cartpole"
-    assert set(read) == {path}

@@ -212,12 +212,16 @@ def test_a_float_survives_to_the_bit(tmp_path: Path, value: float) -> None:
         assert type(env.kwargs["x"]) is float
 
 
-def test_every_shipped_spec_survives_a_file(tmp_path: Path) -> None:
+def test_every_shipped_spec_has_a_name_of_its_own_and_survives_a_file(tmp_path: Path) -> None:
+    names: list[str] = []
     for path in spec_files():
         document = read_document(path)
         for name in spec_names(path):
             keys = {"env": "X-v1", "max_frame": 1e5}
             filled = {key: value for key, value in keys.items() if f"${{{key}}}" in str(document[name])}
-            spec = load_spec(path, name, filled).spec
-            assert save_and_load(spec, tmp_path, "yaml") == spec
-            assert save_and_load(spec, tmp_path, "json") == spec
+            spec = load_spec(path, name, filled, extend_name=False).spec
+            assert spec.name == name
+            # YAML is slow to write, and every kind of value comes in some spec
+            assert save_and_load(spec, tmp_path, "json" if len(names) % 5 else "yaml") == spec
+            names.append(name)
+    assert len(names) == len(set(names)) > 100

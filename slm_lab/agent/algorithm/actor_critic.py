@@ -34,7 +34,7 @@ class ActorCritic(OnPolicy[ActorCriticSpec]):
         super().__init__(spec, context)
         self.net, self.learners = build_actor_critic(spec, context)
         self.modules = {"net": self.net}
-        self.value_loss = MEAN_LOSSES[spec.net.for_role("critic").loss_spec.name]
+        self.value_loss = MEAN_LOSSES[spec.critic.loss_spec.name]
         self.step = context.build_step(self.calc_loss, *self.learners.values())
         self.policy = build_policy(context.family, self.config)
         self.explore = context.build_function(self._explore, self.net)

@@ -220,6 +220,10 @@ class Algorithm(ABC, Generic[Config]):
         self.opt_step = int(state["opt_step"])
         self.frame = int(state["frame"])
 
+    def estimate_growth(self, num_frame: int) -> int:
+        """About how many bytes larger `state_dict` is once so many frames were seen."""
+        return sum(replay.estimate_growth(num_frame) for replay in self.replays.values())
+
     def load_weights(self, modules: dict[str, Any]) -> None:
         """Take the weights of the nets alone."""
         for name, module in self.modules.items():
@@ -278,6 +282,13 @@ class OnPolicy(Algorithm[RolloutConfig]):
     def state_dict(self) -> dict[str, Any]:
         auxiliary = None if self.auxiliary is None else self.auxiliary.state_dict()
         return {**super().state_dict(), "memory": self.memory.state_dict(), "auxiliary": auxiliary}
+
+    def estimate_growth(self, num_frame: int) -> int:
+        context = self.context
+        obs = math.prod(context.obs_shape) * context.obs_dtype.itemsize
+        # action, reward, ends, value and log probability
+        row = obs + 8 * math.prod(context.family.action_shape) + 14
+        return super().estimate_growth(num_frame) + self.memory.typical_size * context.num_envs * row
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -35,8 +35,8 @@ def build_actor_critic(spec: AgentSpec, context: Context) -> tuple[ActorCriticNe
     net = ActorCriticNet(spec.net, context.obs_shape, size, is_gaussian, context.parts)
     if spec.net.shared:
         return net, {"net": Learner(net, spec.net, context.device)}
-    actor = Learner(net.actor, spec.net.for_role("actor"), context.device)
-    critic = Learner(net.critic, spec.net.for_role("critic"), context.device)
+    actor = Learner(net.actor, spec.actor, context.device)
+    critic = Learner(net.critic, spec.critic, context.device)
     return net.eval(), {"actor": actor, "critic": critic}
 
 

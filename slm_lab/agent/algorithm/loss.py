@@ -21,8 +21,9 @@ ELEMENT_LOSSES: dict[str, Callable[..., Tensor]] = {
 
 def symlog(x: Tensor) -> Tensor:
     """sign(x) log(1 + |x|): keeps small values and tames large ones."""
-    # written without sign(x), whose zero at 0 would stop the gradient
-    return torch.where(x >= 0, x.clamp(min=0).log1p(), -(-x).clamp(min=0).log1p())
+    # written without sign, abs and clamp, of which each stops the gradient at 0 in some version of torch
+    size = torch.where(x >= 0, x, -x).log1p()
+    return torch.where(x >= 0, size, -size)
 
 
 def calc_policy_loss(log_prob: Tensor, adv: Tensor) -> Tensor:

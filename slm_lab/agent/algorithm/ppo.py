@@ -98,7 +98,7 @@ class PPO(OnPolicy[PPOSpec]):
                 f"between which the actor's {type(layer).__name__} differs; remove it, or use layer_norm"
             )
         self.modules = {"net": self.net}
-        self.value_loss = ELEMENT_LOSSES[spec.net.for_role("critic").loss_spec.name]
+        self.value_loss = ELEMENT_LOSSES[spec.critic.loss_spec.name]
         self.step = context.build_step(self.calc_loss, *self.learners.values())
         self.policy = build_policy(context.family, self.config)
         self.explore = context.build_function(self._explore, self.net)

@@ -33,7 +33,7 @@ class Reinforce(OnPolicy[ReinforceSpec]):
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
-        net, size = spec.net.for_role("actor"), context.family.param_size
+        net, size = spec.actor, context.family.param_size
         self.net = PolicyNet(net, context.obs_shape, size, context.is_gaussian, context.parts)
         learner = self.add_learner("actor", self.net, net)
         self.step = context.build_step(self.calc_loss, learner)

@@ -68,7 +68,7 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
         family, device = context.family, context.device
-        actor_spec, critic_spec = spec.net.for_role("actor"), spec.critic_net or spec.net.for_role("critic")
+        actor_spec, critic_spec = spec.actor, spec.critic
         self.net = PolicyNet(actor_spec, context.obs_shape, family.param_size, context.is_gaussian, context.parts)
         size = family.param_size if self.is_discrete else math.prod(family.action_shape)
         critic = TwinQNet(critic_spec, context.obs_shape, size, self.is_discrete, context.parts)

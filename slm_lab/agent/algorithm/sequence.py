@@ -1,11 +1,11 @@
-"""Rollouts cut into stretches of a fixed length, from which recurrent nets learn.
+"""Rollouts cut into sequences of a fixed length, from which recurrent nets learn.
 
 | name  | shape       | meaning                                                                   |
 |-------|-------------|---------------------------------------------------------------------------|
 | field | (T, N, ...) | what a rollout holds of each step                                         |
-| cut   | (L, S, ...) | the same as S = ceil(T / L) N stretches of L steps, zeros after the last  |
+| cut   | (L, S, ...) | the same as S = ceil(T / L) N sequences of L steps, zeros after the last  |
 | carry | (S, H)      | the hidden state that was held when the first step of each was acted on   |
-| reset | (L, S)      | rows at which another episode starts, by their place in the stretch       |
+| reset | (L, S)      | rows at which another episode starts, by their place in the sequence       |
 """
 
 from typing import NamedTuple
@@ -28,16 +28,16 @@ class Sequences(NamedTuple):
 
 
 def cut(field: Tensor, seq_len: int) -> Tensor:
-    """Steps (T, N, ...) as stretches (L, S, ...), the first N of them from the first L steps."""
+    """Steps (T, N, ...) as sequences (L, S, ...), the first N of them from the first L steps."""
     rest = -len(field) % seq_len
     if rest:
         field = pad(field, (0, 0) * (field.dim() - 1) + (0, rest))
     return field.unflatten(0, (-1, seq_len)).transpose(0, 1).flatten(1, 2)
 
 
-def join(stretched: Tensor, num_step: int, num_envs: int) -> Tensor:
+def join(cut: Tensor, num_step: int, num_envs: int) -> Tensor:
     """Outputs (L, S, ...) back in the order of the rollout, one row per step of an env (T*N, ...)."""
-    by_time = stretched.unflatten(1, (-1, num_envs)).transpose(0, 1).flatten(0, 1)
+    by_time = cut.unflatten(1, (-1, num_envs)).transpose(0, 1).flatten(0, 1)
     return by_time[:num_step].flatten(0, 1)
 
 
@@ -50,18 +50,18 @@ def calc_reset(done: Tensor) -> Tensor:
 
 
 def cut_rollout(rollout: Rollout, seq_len: int) -> Sequences:
-    """The stretches of a rollout; gradients stop at their first row."""
+    """The sequences of a rollout; gradients stop at their first row."""
     carry = rollout.extra["carry"][::seq_len].flatten(0, 1)
     num_step, num_envs = rollout.reward.shape
     return Sequences(cut(rollout.obs, seq_len), carry, cut(calc_reset(rollout.done), seq_len), (num_step, num_envs))
 
 
 def view_rollout(rollout: Rollout, seq_len: int) -> Tensor | Sequences:
-    """The observations as nets take them: row by row (T*N, ...), or as stretches where a length is given."""
+    """The observations as nets take them: row by row (T*N, ...), or as sequences where a length is given."""
     return cut_rollout(rollout, seq_len) if seq_len else rollout.obs.flatten(0, 1)
 
 
 def rows_of_sequences(order: Tensor, num_envs: int, seq_len: int, minibatch_size: int) -> Tensor:
-    """Rows t*N+n of the stretches in an order, as minibatches one after the other, time first within each."""
+    """Rows t*N+n of the sequences in an order, as minibatches one after the other, time first within each."""
     rows = cut(torch.arange(len(order) * seq_len, device=order.device).view(-1, num_envs), seq_len)
     return torch.cat([part.flatten() for part in rows[:, order].split(minibatch_size // seq_len, dim=1)])

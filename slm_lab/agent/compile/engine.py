@@ -1,10 +1,12 @@
 """Where functions are compiled."""
 
+import ast
 import fcntl
 import hashlib
 import importlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 # each takes seconds; a function that meets more forms of arguments than this should not be compiled
 MAX_GRAPHS = 8
 EMPTY = torch.empty(0)
+GRAPH = Path(__file__).parent / "graph.py"
 
 
 class CompileClock:
@@ -90,6 +93,22 @@ class CompiledFunction:
             compiled = compiler.compile_graph(flat_function, self.tensors, inputs)
         (out,) = form
         return lambda inputs: with_tensors(out, iter(compiled([*self.tensors, *inputs])))
+
+
+def find_missing_part(source: str) -> str | None:
+    """A part of torch that a module imports and that this version lacks: compiling needs private ones.
+
+    Looked up in torch's own files, since importing its compiler takes seconds.
+    """
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("torch."):
+            place = Path(torch.__file__).parent.joinpath(*str(node.module).split(".")[1:])
+            files = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+            for name in (alias.name for alias in node.names):
+                is_file = any((place / end).exists() for end in (f"{name}.py", name))
+                if not is_file and not any(re.search(rf"\b{name}\b", file.read_text()) for file in files):
+                    return f"{node.module}.{name}"
+    return None
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -127,6 +127,10 @@ class PrioritizedReplay(Replay):
         self.tree.set(index, np.where(self.tree.leaf(index) > 0, priority**self.alpha, 0.0))
         self.max_priority = max(self.max_priority, largest)
 
+    def estimate_growth(self, num_frame: int) -> int:
+        # the priorities
+        return 8 * min(num_frame, self.spec.max_size)
+
     def state_dict(self) -> dict[str, Any]:
         self._sync()
         spans = self.ring.spans(self.first, self.head)

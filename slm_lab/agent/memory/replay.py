@@ -205,17 +205,17 @@ class Replay:
         return torch.from_numpy(value).to(self.device)
 
     def can_hold_sequence(self, length: int) -> bool:
-        """Whether a stretch of this length can be drawn when the memory is full."""
+        """Whether a sequence of this length can be drawn when the memory is full."""
         return self.ring.capacity - (self.frames.num_lost if self.frames else 0) >= length
 
     def can_sample_sequence(self, length: int) -> bool:
-        """Whether any stretch of this length is held."""
+        """Whether any sequence of this length is held."""
         return self.num_row >= length
 
     def sample_sequence(self, length: int) -> SequenceBatch:
         """Sequences of `length` steps, their starts drawn uniformly; rewards are per step."""
         if not self.can_sample_sequence(length):
-            raise ValueError(f"no stretch of {length} rows can be drawn from {self.num_row}")
+            raise ValueError(f"no sequence of {length} rows can be drawn from {self.num_row}")
         ring, shape = self.ring, (length, self.spec.batch_size)
         start = self._draw_uniform(length)
         steps = torch.arange(length, device=start.device)[:, None] * self.num_envs
@@ -254,6 +254,14 @@ class Replay:
         self.ring.load_rows(start, rows)
         if self.frames is not None:
             self.frames.load_rows(start, rows)
+
+    def estimate_rows(self, num_frame: int) -> int:
+        """Bytes of the rows that it holds once so many frames were seen."""
+        return self.num_bytes * min(num_frame, self.spec.max_size) // self.spec.max_size
+
+    def estimate_growth(self, num_frame: int) -> int:
+        """Bytes by which `state_dict` has grown then."""
+        return 0
 
     def state_dict(self) -> dict[str, Any]:
         """All but the rows [`held_first`, `head`)."""

@@ -70,7 +70,7 @@ class Ring:
                 done += j - i
 
     def spans(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The slots of absolute rows [start, end), at most `capacity` of them, as two stretches; one may be empty."""
+        """The slots of absolute rows [start, end), at most `capacity` of them, as two sequences; one may be empty."""
         begin, count = start % self.capacity, end - start
         before_edge = min(count, self.capacity - begin)
         return [(begin, begin + before_edge), (0, count - before_edge)]

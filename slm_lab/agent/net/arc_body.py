@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.arc import build_arc, materialize
+from slm_lab.agent.net.arc import build_arc
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.net import TorchArcBodySpec, TorchArcNetSpec
 
@@ -18,9 +18,7 @@ class TorchArcNet(nn.Module):
         self.scale = 1 / 255 if spec.normalize else None
         assert spec.arc is not None, "the schema sees to it"
         self.layers = build_arc(spec.arc, f"{where}.arc")
-        if len(self.layers.input_names) != 1:
-            raise SpecError(f"{where}.arc.graph.input: one input expected, got {self.layers.input_names}")
-        out = materialize(self.layers, torch.zeros(1, *obs_shape))
+        out = self.layers.materialize(torch.zeros(1, *obs_shape))
         if not isinstance(out, Tensor):
             raise SpecError(f"{where}.arc.graph.output: the body of an agent has one output")
         if out.dim() < 2:

@@ -44,7 +44,7 @@ class OutputNet(nn.Module):
     ) -> None:
         super().__init__()
         self.body = body if body is not None else build_body(spec, obs_shape, parts)
-        # size of the hidden state, and length of the stretches it learns from; 0 without one
+        # size of the hidden state, and length of the sequences it learns from; 0 without one
         is_recurrent = isinstance(self.body, RecurrentBody)
         self.state_size = self._recurrent.state_size if is_recurrent else 0
         self.seq_len = self._recurrent.seq_len if is_recurrent else 0
@@ -180,7 +180,7 @@ class ActorCriticNet(nn.Module):
         return param, actor_carry if self.is_shared else torch.cat([actor_carry, critic_carry], -1)
 
     def unroll(self, obs: Tensor, carry: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
-        """Distribution parameters (L, B, P) and values (L, B) of stretches."""
+        """Distribution parameters (L, B, P) and values (L, B) of sequences."""
         actor_carry, critic_carry = self._split(carry, len(carry))
         features, _ = self.actor.unroll_body(obs, actor_carry, reset)
         param = self.actor.from_features(features)

@@ -28,7 +28,7 @@ class RecurrentBody(nn.Module, ABC):
     | reset    | (L, B)      | whether an episode starts here: the carry is cleared before the step |
     | features | (B, F)      | output of one step, or (L, B, F)                                     |
 
-    S is `state_size`, F is `out_size`; it learns from stretches of `seq_len` steps.
+    S is `state_size`, F is `out_size`; it learns from sequences of `seq_len` steps.
     """
 
     state_size: int

@@ -18,10 +18,10 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.net.model import ActionValueNet, ActorCriticNet, DuelingHead, OutputNet, PolicyNet, TwinQNet
 from slm_lab.agent.net.recurrent import RecurrentBody
 from slm_lab.env.vec_env import VecEnv
-from slm_lab.experiment.checkpoint.state import load_weights
+from slm_lab.experiment.checkpoint.torch_file import load_weights
 from slm_lab.lib.errors import CheckpointError
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import read_table
+from slm_lab.results.table import read_table
 from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
 
@@ -88,7 +88,7 @@ def _choose_file(folder: RunFolder, trial: int, session: int) -> Path:
     The best was kept by a mean over up to 100 rows. In a short run that is the first row, of an agent that had learned
     nothing.
     """
-    best = folder.model_file(trial, session, "best")
+    best = folder.find_model(trial, session, "best")
     last = best.with_name(best.name.replace("_ckpt-best", ""))
     try:
         table = read_table(folder.table_file(trial, session, "train"))

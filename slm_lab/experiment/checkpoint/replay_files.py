@@ -6,7 +6,7 @@ from typing import Any
 from slm_lab.agent.memory.replay import Replay
 from slm_lab.experiment.checkpoint.state import content_errors, load_state, save_state
 from slm_lab.lib.errors import CheckpointError
-from slm_lab.results.folder import replay_file
+from slm_lab.results.folder import STATE_SUFFIX, replay_file
 
 # written in one go: about a tenth of a second
 CHUNK_BYTES = 8_000_000
@@ -63,7 +63,7 @@ class ReplayFiles:
     def clean(self) -> None:
         """Delete what the last two checkpoints do not need; call when the last one is safe."""
         needed = {self._file(chunk) for chunk in (*self.chunks, *self.previous)}
-        for path in self.prefix.parent.glob(f"{self.prefix.name}_*-*.pt"):
+        for path in self.prefix.parent.glob(f"{self.prefix.name}_*-*{STATE_SUFFIX}"):
             if path not in needed:
                 path.unlink(missing_ok=True)
         self.previous = list(self.chunks)

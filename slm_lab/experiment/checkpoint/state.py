@@ -1,8 +1,9 @@
-"""Checkpoints that are whole, hashed, and loaded without running anything in them."""
+"""States on disk: tensors as safetensors and all else as JSON beside them, hashed; reading one runs nothing in it."""
 
-import io
+import hashlib
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,164 +11,203 @@ from typing import Any
 import numpy as np
 import torch
 from loguru import logger
+from safetensors import SafetensorError, TensorSpec, safe_open, serialize
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from slm_lab.experiment.checkpoint.safe_state import (
-    DTYPES,
-    MAX_DEPTH,
-    MAX_DIMENSIONS,
-    MAX_GROWTH,
-    MAX_NODES,
-    BadStateError,
-    check_state,
-    read_state,
-    read_weights,
-)
-from slm_lab.lib.errors import CheckpointError, LabError, StorageError
-from slm_lab.lib.io import read_bytes, read_sealed, seal, write_bytes
+from slm_lab.lib.errors import CheckpointError, LabError, StorageError, UnreadableError
+from slm_lab.lib.io import open_file, write_bytes
+from slm_lab.lib.unit import format_size
 from slm_lab.results.folder import previous_file
 from slm_lab.spec.reader import printable
 
-_ARRAY, _UNSIGNED = "__array__", "__unsigned__"
-# torch writes these in another form; their bits are kept as those of the signed type
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-_UNSIGNED_OF = {signed: unsigned for unsigned, signed in _SIGNED.items()}
-MAX_BITS = 2000
+# where a file has its hash and its JSON, under one key: safetensors writes several in no fixed order
+KEY = "slm_lab"
+# what stands in the JSON for what JSON has not: a tensor or an array by name, a dict by its items
+_TENSOR, _ARRAY, _ITEMS = "$tensor", "$array", "$items"
+# of the JSON: a text takes many times its size once it is read
+MAX_TEXT = 10_000_000
+DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+    }
+)
 
 
-class _Plain:
-    """Makes tensors and plain data of a state, which can be read again; a bug of whoever gives something else."""
-
-    def __init__(self) -> None:
-        self.num_node = 0
-
-    def make(self, value: Any, path: str = "", depth: int = 0) -> Any:
-        """A copy of a value with the tensors themselves; arrays, and what torch writes in other forms, are turned."""
-        self.num_node += 1
-        if self.num_node > MAX_NODES:
-            raise TypeError(f"a state cannot hold more than {MAX_NODES:,} entries ({path})")
-        if isinstance(value, np.ndarray):
-            return {_ARRAY: self.make(_to_tensor(value, path), path, _deeper(depth, path))}
-        if isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, dict):
-            return self._make_dict(value, path, _deeper(depth, path))
-        if isinstance(value, (list, tuple)):
-            below = _deeper(depth, path)
-            return [self.make(item, path, below) for item in value]
-        if isinstance(value, torch.Tensor):
-            if value.dtype in _SIGNED:
-                self.num_node += 1
-                _deeper(depth, path)
-                return {_UNSIGNED: _as_written(value, path).view(_SIGNED[value.dtype])}
-            return _as_written(value, path)
-        if value is not None and type(value) not in (bool, int, float, str):
-            raise TypeError(f"a state cannot hold a {type(value).__name__} ({path})")
-        if type(value) is int and value.bit_length() > MAX_BITS:
-            raise TypeError(f"a state cannot hold a number of {value.bit_length():,} bits ({path})")
-        return value
-
-    def _make_dict(self, value: dict[Any, Any], path: str, depth: int) -> dict[Any, Any]:
-        place = path and f" in {path}"
-        if not all(type(key) is str or (type(key) is int and key.bit_length() <= MAX_BITS) for key in value):
-            raise TypeError(f"a state has keys other than texts and whole numbers{place}")
-        if len(value) == 1 and isinstance(value.get(_ARRAY, value.get(_UNSIGNED)), torch.Tensor):
-            raise TypeError(f"a state has a tensor under a name that stands for something else{place}")
-        return {key: self.make(item, f"{path}.{key}" if path else str(key), depth) for key, item in value.items()}
+# --- writing
 
 
-def _deeper(depth: int, path: str) -> int:
-    if depth >= MAX_DEPTH:
-        raise TypeError(f"a state cannot be nested more than {MAX_DEPTH} deep ({path[:200]})")
-    return depth + 1
+def save_state(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
+    """Write a state; the one before stays under another name until the next call, if asked."""
+    data = encode_state(state)
+    if not path.parent.is_dir():
+        # making it again would leave a folder that is no run
+        raise StorageError(f"{path.parent}: is gone; was the run removed or moved while it trained?")
+    write_bytes(path, data, previous_file(path) if keep_previous else None)
 
 
-def _to_tensor(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
+def encode_state(state: dict[str, Any]) -> bytes:
+    """A state as a file holds it: tensors, arrays and plain data; tuples become lists."""
+    tensors: dict[str, Tensor] = {}
+    try:
+        text = json.dumps(_encode(state, "", tensors))
+    except RecursionError:
+        raise TypeError("a state is nested too deep, or contains itself") from None
+    except ValueError as error:
+        # a whole number of thousands of digits
+        raise TypeError(f"a state cannot be written: {error}") from None
+    if len(text) > MAX_TEXT:
+        raise TypeError(f"a state cannot hold {len(text):,} bytes beside its tensors; the most is {MAX_TEXT:,}")
+    specs = {
+        name: TensorSpec(
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=list(tensor.shape),
+            data_ptr=tensor.data_ptr(),
+            data_len=tensor.nbytes,
+        )
+        for name, tensor in tensors.items()
+    }
+    return serialize(specs, {KEY: f"{hash_content(text, tensors)} {text}"})
+
+
+def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON; its tensors are put aside, under names that say where they were."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        return {_ARRAY: _put(_to_tensor(value, path), path, tensors)}
+    if isinstance(value, Tensor):
+        return {_TENSOR: _put(_to_plain(value, path), path, tensors)}
+    if isinstance(value, (list, tuple)):
+        return [_encode(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        if not all(type(key) in (str, int) for key in value):
+            raise TypeError(f"a state has keys other than texts and whole numbers{path and f' in {path}'}")
+        items = {key: _encode(item, f"{path}.{key}" if path else str(key), tensors) for key, item in value.items()}
+        if all(type(key) is str and not key.startswith("$") for key in items):
+            return items
+        return {_ITEMS: [[key, item] for key, item in items.items()]}
+    if value is not None and type(value) not in (bool, int, float, str):
+        raise TypeError(f"a state cannot hold a {type(value).__name__} ({path})")
+    return value
+
+
+def _put(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
+    name = path.encode("ascii", "backslashreplace").decode()
+    # keys may hold dots, so that two places read the same
+    while name in tensors or name == "__metadata__":
+        name += "'"
+    tensors[name] = tensor
+    return name
+
+
+def _to_tensor(array: np.ndarray[Any, Any], path: str) -> Tensor:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"a state cannot hold a masked array ({path})")
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     try:
         # numpy gives a single number a dimension here, which would not come back as it was
-        return torch.from_numpy(np.ascontiguousarray(native).reshape(array.shape))
+        tensor = torch.from_numpy(np.ascontiguousarray(native).reshape(array.shape))
     except TypeError:
         raise TypeError(f"a state cannot hold an array of {array.dtype} ({path})") from None
+    return _to_plain(tensor, path)
 
 
-def _as_written(value: torch.Tensor, path: str) -> torch.Tensor:
-    """A tensor whose bits are what is written; it shares its memory with the one given wherever that can be read."""
-    if value.is_meta or is_lazy(value):
-        raise TypeError(f"a state cannot hold a tensor without data ({path})")
-    if value.ndim > MAX_DIMENSIONS:
-        raise TypeError(f"a state cannot hold a tensor of {value.ndim} dimensions ({path})")
-    is_known = value.dtype in DTYPES or value.dtype in _SIGNED
-    if not is_known or value.layout is not torch.strided or value.is_nested:
-        raise TypeError(f"a state cannot hold a tensor of {value.dtype}, {value.layout} ({path})")
-    plain = value.detach().resolve_conj().resolve_neg()
-    if type(plain) is not torch.Tensor:
-        # torch would write its type as well
-        raise TypeError(f"a state cannot hold a {type(value).__name__} ({path})")
-    if plain.nbytes > MAX_GROWTH * plain.untyped_storage().nbytes():
-        # a few numbers, expanded: a reader that takes the memory could be made to take any
-        plain = plain.contiguous()
+def _to_plain(tensor: Tensor, path: str) -> Tensor:
+    """A tensor whose memory holds what is written; it is the one given wherever that can be."""
+    is_plain = tensor.layout is torch.strided and not (tensor.is_meta or is_lazy(tensor) or tensor.is_nested)
+    if not is_plain or tensor.dtype not in DTYPES:
+        raise TypeError(f"a state cannot hold a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout} ({path})")
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if type(plain) is not Tensor:
+        raise TypeError(f"a state cannot hold a {type(tensor).__name__} ({path})")
+    if plain.nbytes > plain.untyped_storage().nbytes():
+        raise TypeError(f"a state cannot hold a tensor without its memory ({path})")
     return plain
 
 
-def _from_plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        plain = {key: _from_plain(item) for key, item in value.items()}
-        if len(plain) == 1:
-            ((key, item),) = plain.items()
-            if key == _ARRAY and isinstance(item, torch.Tensor):
-                return item.numpy()
-            if key == _UNSIGNED and isinstance(item, torch.Tensor) and item.dtype in _UNSIGNED_OF:
-                return item.view(_UNSIGNED_OF[item.dtype])
-        return plain
-    if isinstance(value, list):
-        return [_from_plain(item) for item in value]
-    return value
+def hash_content(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """The hash of a state: every bit of its JSON and of its tensors counts, with their names, types and shapes."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        if tensor.numel():
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
-def _write(plain: dict[Any, Any]) -> tuple[io.BytesIO, str | None]:
-    """A state as torch writes it, and why it could not be read again.
+# --- reading
 
-    Some is known only of the whole: how often it refers to the same bytes, and how many steps it takes to read it.
-    """
-    buffer = io.BytesIO()
-    torch.save(plain, buffer)
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read a state; a single changed bit is an error."""
     try:
-        check_state(buffer)
-    except BadStateError as error:
-        return buffer, str(error)
-    return buffer, None
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+        if size > (physical := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+            raise CheckpointError(
+                f"{path}: refused (it has {format_size(size)}, the memory of this machine {format_size(physical)})"
+            )
+        with safe_open(path, framework="pt") as archive:
+            expected, _, text = (archive.metadata() or {}).get(KEY, "").partition(" ")
+            # not in memory yet: pages of the file
+            tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
+            if not text or expected != hash_content(text, tensors):
+                raise CheckpointError(f"{path}: damaged or not a checkpoint of this lab (its hash does not match)")
+            return _read(path, text, {name: tensor.clone() for name, tensor in tensors.items()})
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnreadableError as error:
+        raise CheckpointError(str(error)) from None
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path}: damaged or not a checkpoint of this lab ({printable(str(error), limit=200)})"
+        ) from None
 
 
-def _locate(plain: dict[Any, Any]) -> str:
-    """The innermost part of a state that could not be read again even if it were alone."""
-    names: list[str] = []
-    while isinstance(plain, dict):
-        key = next((key for key, item in plain.items() if _write({key: item})[1] is not None), None)
-        if key is None:
-            break
-        names.append(str(key))
-        plain = plain[key]
-    return ".".join(names) or "all of it together"
+def _read(path: Path, text: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The state of a file whose hash matches, which anyone can write."""
+    if len(text) > MAX_TEXT:
+        raise CheckpointError(f"{path}: refused (it has {len(text):,} bytes beside its tensors)")
+    try:
+        state = _decode(json.loads(text), tensors)
+    except (LookupError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: refused (it does not fit together: {type(error).__name__})") from None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: refused (it does not hold a state)")
+    return state
 
 
-def save_state(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
-    """Write a state; the one before stays under another name until the next call, if asked."""
-    plain = _Plain().make(state)
-    buffer, problem = _write(plain)
-    if problem is not None:
-        raise TypeError(f"a state could not be read again: {problem} ({_locate(plain)})")
-    if not path.parent.is_dir():
-        # making it anew would leave a folder that is no run
-        raise StorageError(f"{path.parent}: is gone; was the run removed or moved while it trained?")
-    write_bytes(path, seal(buffer.getvalue()), previous_file(path) if keep_previous else None)
+def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(node, list):
+        return [_decode(item, tensors) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if _TENSOR in node:
+        return tensors[node[_TENSOR]]
+    if _ARRAY in node:
+        return tensors[node[_ARRAY]].numpy()
+    if _ITEMS in node:
+        return {key: _decode(item, tensors) for key, item in node[_ITEMS]}
+    return {key: _decode(item, tensors) for key, item in node.items()}
 
 
 @contextmanager
 def content_errors(path: Path, problem: str = "what it holds does not fit together") -> Iterator[None]:
-    """Turn what the contents of a state make fail into one line: a seal is no signature, they may be anyone's."""
+    """Turn what the contents of a state make fail into one line: a hash is no signature, they may be anyone's."""
     try:
         yield
     except (LabError, torch.OutOfMemoryError):
@@ -177,36 +217,6 @@ def content_errors(path: Path, problem: str = "what it holds does not fit togeth
         logger.opt(exception=True).debug(f"{path} could not be taken")
         reason = (str(error).splitlines() or [""])[0]
         raise CheckpointError(f"{path}: {problem} ({type(error).__name__}: {printable(reason, limit=1000)})") from None
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """Read a state; a single changed bit is an error."""
-    try:
-        payload = read_sealed(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    if payload is None:
-        raise CheckpointError(f"{path}: damaged or not a checkpoint of this lab (its hash does not match)")
-    try:
-        state = _from_plain(read_state(payload))
-    except BadStateError as error:
-        raise CheckpointError(f"{path}: refused ({error})") from None
-    except (RuntimeError, TypeError) as error:
-        # an array of a type that numpy lacks
-        raise CheckpointError(f"{path}: refused (it does not fit together: {type(error).__name__})") from None
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: does not hold a state")
-    return state
-
-
-def load_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The weights of a net that another program wrote with torch; nothing in the file is run."""
-    try:
-        return read_weights(read_bytes(path))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such file") from None
-    except BadStateError as error:
-        raise CheckpointError(f"{path}: refused ({error})") from None
 
 
 def load_latest(
@@ -232,4 +242,6 @@ def load_latest(
             return state, problems
     if problems:
         raise CheckpointError("; ".join(problems) + "; no good checkpoint is left to continue from")
+    if (old := path.with_suffix(".pt")).exists():
+        raise CheckpointError(f"{old}: was written by another version of the lab; continue it with that one")
     return None, problems

@@ -16,7 +16,8 @@ from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.spec.net import MLPNetSpec
 
-NUM_UPDATE = 50
+# of machine code, and of the traced graph, which is slow
+NUM_UPDATE, NUM_TRACED = 50, 8
 START: dict[str, Any] = {"training_start_step": 60}
 REPLAY: dict[str, Any] = {"name": "Replay", "batch_size": 32, "max_size": 200}
 PRIORITIZED = {**REPLAY, "name": "PrioritizedReplay"}
@@ -107,7 +108,7 @@ for name, (algorithm, memory, rest) in VECTOR_CASES.items():
 QUICK = ("double_dqn-mlp",)
 
 
-def run_pair(lab, case: dict[str, Any]) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+def run_pair(lab, case: dict[str, Any], num_update: int) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """Metrics of updates from the same steps: whatever differs is of the updates, not of other actions taken.
 
     On the way the actions are compared too, of both kinds.
@@ -117,7 +118,7 @@ def run_pair(lab, case: dict[str, Any]) -> tuple[list[dict[str, float]], list[di
     other.close()
     obs, carry, frame = env.reset(), plain.init_carry(env.num_envs), 0
     rows: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
-    while len(rows[0]) < NUM_UPDATE:
+    while len(rows[0]) < num_update:
         act, other_act = (agent.act(obs, carry, explore=True) for agent in (plain, compiled))
         assert_close(other_act, act, rtol=1e-4, atol=1e-4)
         step = env.step(act.action.numpy())
@@ -140,13 +141,13 @@ def run_pair(lab, case: dict[str, Any]) -> tuple[list[dict[str, float]], list[di
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_compiled_losses_equal_plain_ones(lab, name: str) -> None:
-    compare(lab, name)
+    compare(lab, name, NUM_UPDATE)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith("mlp")])
 def test_traced_losses_equal_plain_ones(lab, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trace_alone(monkeypatch)
-    compare(lab, name)
+    compare(lab, name, NUM_TRACED)
 
 
 def trace_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,9 +156,9 @@ def trace_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "assemble", lambda graph, fakes, num_state, is_cuda: lambda tensors: graph(*tensors))
 
 
-def compare(lab, name: str) -> None:
-    plain, compiled = run_pair(lab, CASES[name])
-    assert len(plain) == len(compiled) == NUM_UPDATE
+def compare(lab, name: str, num_update: int) -> None:
+    plain, compiled = run_pair(lab, CASES[name], num_update)
+    assert len(plain) == len(compiled) == num_update
     losses = [key for key in plain[0] if "loss" in key]
     assert losses
     for update, (one, two) in enumerate(zip(plain, compiled, strict=True)):
@@ -212,7 +213,9 @@ def test_a_tensor_from_elsewhere_is_refused() -> None:
         function(torch.zeros(3))
 
 
-def test_state_is_written_and_arguments_keep_their_form() -> None:
+def test_state_is_written_and_arguments_keep_their_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace_alone(monkeypatch)
+
     class Pair(NamedTuple):
         one: torch.Tensor
         two: torch.Tensor | None

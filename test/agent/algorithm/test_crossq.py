@@ -57,7 +57,7 @@ def test_critic_loss_is_of_one_joint_pass(lab, kind: str, critic: str) -> None:
     loss, report = algorithm.calc_critic_loss(batch, alpha, *noise)
 
     if kind == "continuous":
-        next_action, log_prob = algorithm.sample_action(batch.next_obs, *noise)
+        next_action, log_prob = algorithm.family.draw(algorithm.net(batch.next_obs), *noise)
     else:
         log_prob = algorithm.net(batch.next_obs).log_softmax(-1)
     twin.train()
@@ -154,7 +154,7 @@ def test_critics_have_a_net_of_their_own(lab) -> None:
     assert widths(algorithm.net) == [16, 2]
     assert not norms(algorithm.net)
     # with its own optimiser; alpha goes with the actor
-    assert {name: one.lr.value for name, one in algorithm.optimizers.items()} == {
+    assert {name: one.lr for name, one in algorithm.optimizers.items()} == {
         "actor": 0.25,
         "critic": 0.5,
         "alpha": 0.25,

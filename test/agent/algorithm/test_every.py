@@ -65,9 +65,25 @@ def test_metrics_are_those_that_are_named(lab, name: str) -> None:
     # nothing is imitated before an episode has ended
     assert all({key for key in names if "sil" not in key} <= set(row) <= set(names) for row in trained.metrics)
     assert set(trained.metrics[-1]) == set(names)
+    # a batch norm left in training mode would let acting change its statistics
+    assert not any(module.training for net in trained.agent.algorithm.modules.values() for module in net.modules())
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_metrics_are_means_over_samples_and_gradient_steps(lab) -> None:
+    algorithm = lab.build(lab.spec(**CASES["sarsa"]))[0].algorithm
+    algorithm.frame = 7
+    reports = [
+        {"loss": torch.tensor(1.0), "q": torch.tensor([1.0, 3.0]), "no_column": torch.tensor(np.nan)},
+        {"loss": torch.tensor(3.0), "q": torch.tensor([6.0])},
+    ]
+    # a reshape the wrong way round gives 1.5 and 4.5
+    assert algorithm.gather(reports) == {"loss": 2.0, "q": 4.0}
+    reports[1]["q"] = torch.tensor([torch.inf])
+    with pytest.raises(DivergenceError, match="q became inf in the training at frame 7"):
+        algorithm.gather(reports)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("name", CASES)
 def test_a_reward_that_is_not_finite_stops_the_run(lab, name: str, bad: float) -> None:
     def spoil(step: Step) -> Step:
@@ -82,7 +98,7 @@ def test_a_reward_that_is_not_finite_stops_the_run(lab, name: str, bad: float) -
 
 @pytest.mark.parametrize("name", CASES)
 def test_only_exploring_is_random(lab, name: str) -> None:
-    """From the start, when epsilon is 1 and training has not begun; and no net is left in training mode."""
+    """From the start, when epsilon is 1 and training has not begun."""
     agent, env = lab.build(lab.spec(**CASES[name]))
     obs, generator = env.reset(), agent.context.act_generator
     env.close()
@@ -92,7 +108,6 @@ def test_only_exploring_is_random(lab, name: str) -> None:
     assert torch.equal(generator.get_state(), state)
     explored = [agent.act(obs, explore=True).action for _ in range(20)]
     assert any(not torch.equal(action, explored[0]) for action in explored)
-    assert not any(module.training for net in agent.algorithm.modules.values() for module in net.modules())
 
 
 # --- policies that are trained by their gradient

@@ -88,20 +88,21 @@ def test_kl_and_clip_frac() -> None:
 @pytest.mark.parametrize(
     ("value", "old_value", "ret", "loss", "grad"),
     [
-        # moved by 2 towards 5, only .5 counts: the clipped 1.5 is worse, (1.5 - 5)^2/2; no gradient any more
-        (3.0, 1.0, 5.0, 12.25, 0),
+        # moved by 2 towards 5, only .5 counts: the clipped 1.5 is worse, (1.5 - 5)^2; no gradient any more
+        (3.0, 1.0, 5.0, 12.25, 0.0),
         # moved by 2 away from 0: the plain one is worse, 9, and pulls back
-        (3.0, 1.0, 0.0, 9, 6),
+        (3.0, 1.0, 0.0, 9.0, 6.0),
         # within the clip: the plain square
         (1.2, 1.0, 2.0, 0.64, -1.6),
         # downwards the same
-        (-2.0, 0.0, -4.0, 12.25, 0),
+        (-2.0, 0.0, -4.0, 12.25, 0.0),
     ],
 )
 def test_clipped_value_loss_by_hand(value: float, old_value: float, ret: float, loss: float, grad: float) -> None:
     prediction = torch.tensor([value], requires_grad=True)
-    loss_fn = ELEMENT_LOSSES["MSELoss"]
-    got = calc_clipped_val_loss(loss_fn, prediction, torch.tensor([old_value]), torch.tensor([ret]), 0.5)
+    got = calc_clipped_val_loss(
+        ELEMENT_LOSSES["MSELoss"], prediction, torch.tensor([old_value]), torch.tensor([ret]), 0.5
+    )
     got.backward()
     assert got.item() == pytest.approx(loss, rel=1e-5)
     assert prediction.grad is not None

@@ -11,9 +11,8 @@ import torch
 from gymnasium import spaces
 
 from slm_lab.agent.agent import Agent
-from slm_lab.env.probe import TimeLimit, TwoStep
+from slm_lab.env.probe import ProbeEnv, TimeLimit, TwoStep
 from slm_lab.env.vec_env import Step
-from slm_lab.lib.errors import SpecError
 
 GAMMA = 0.9
 IMAGE_NET: dict[str, Any] = {
@@ -91,25 +90,16 @@ ALL: dict[str, tuple[Keys, Memory, Keys]] = {
 TABLE = {**ALL, **VALUING}
 
 
-class ContinuousTwoStep(TwoStep):
-    """The same with an action that does not matter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
-
-
-class ContinuousTimeLimit(TimeLimit):
-    """The same with an action that does not matter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
+def make_continuous(kind: type[ProbeEnv]) -> ProbeEnv:
+    """The same with a continuous action that does not matter either."""
+    env = kind()
+    env.action_space = spaces.Box(-1, 1, (1,), np.float32)
+    return env
 
 
-for probe in (ContinuousTwoStep, ContinuousTimeLimit):
-    if f"probe/{probe.__name__}-v0" not in gym.registry:
-        gym.register(f"probe/{probe.__name__}-v0", entry_point=lambda kind=probe, **_: kind())
+for probe in (TwoStep, TimeLimit):
+    if f"probe/Continuous{probe.__name__}-v0" not in gym.registry:
+        gym.register(f"probe/Continuous{probe.__name__}-v0", entry_point=lambda kind=probe, **_: make_continuous(kind))
 
 
 def build_spec(lab, which: str, env: str, **changes: Any) -> Any:
@@ -165,55 +155,41 @@ def action_values(agent: Any, *obs: float) -> np.ndarray[Any, Any]:
 # --- values
 
 
+def check_values(
+    lab, spec: Any, measure: Callable[..., np.ndarray[Any, Any]], expected: dict[float, float], tolerance: float = 0.1
+) -> None:
+    """The values of observations arrive, and stay."""
+    # of each state, or of each state and action
+    right = np.array([*expected.values()]).reshape(-1, *[1] * (measure is action_values))
+    settled = Settled(lambda agent: bool(np.abs(measure(agent, *expected) - right).max() < tolerance))
+    trained = lab.train(spec, 40_000, until=settled)
+    assert settled.is_true, (trained.frame, measure(trained.agent, *expected))
+
+
 @pytest.mark.parametrize("which", CRITICS)
+def test_values_of_states(lab, which: str) -> None:
+    """The reward comes with the second step, and is discounted once: gamma is .5 here."""
+    check_values(lab, build_spec(lab, which, "TwoStep", algorithm={"gamma": 0.5}), values, {0.0: 0.5, 1.0: 1.0})
+
+
 @pytest.mark.parametrize(
-    ("env", "obs", "expected"),
+    ("which", "env"),
     [
-        ("ConstantReward", (0.0,), (1.0,)),
-        ("ObsReward", (-1.0, 1.0), (-1.0, 1.0)),
-        # the reward of the second step, discounted once: gamma is .5 here
-        ("TwoStep", (0.0, 1.0), (0.5, 1.0)),
+        *((which, "TwoStep") for which in [*VALUING, *SOFT]),
+        ("SAC", "ContinuousTwoStep"),
+        ("CrossQ", "ContinuousTwoStep"),
     ],
 )
-def test_value_probes(lab, which: str, env: str, obs: tuple[float, ...], expected: tuple[float, ...]) -> None:
-    settled = Settled(lambda agent: bool(np.abs(values(agent, *obs) - expected).max() < 0.1))
-    trained = lab.train(build_spec(lab, which, env, algorithm={"gamma": 0.5}), 30_000, until=settled)
-    assert settled.is_true, (trained.frame, values(trained.agent, *obs))
-
-
-VALUE_PROBES = [
-    ("ConstantReward", (0.0,), (1.0,)),
-    ("ObsReward", (-1.0, 1.0), (-1.0, 1.0)),
-    ("TwoStep", (0.0, 1.0), (0.5, 1.0)),
-]
-
-
-@pytest.mark.parametrize("which", [*VALUING, *SOFT])
-@pytest.mark.parametrize(("env", "obs", "expected"), VALUE_PROBES)
-def test_value_probes_of_actions(
-    lab, which: str, env: str, obs: tuple[float, ...], expected: tuple[float, ...]
-) -> None:
+def test_values_of_actions(lab, which: str, env: str) -> None:
     """No action matters here: all have the value of the state."""
-    settled = Settled(lambda agent: bool(np.abs(action_values(agent, *obs) - np.array(expected)[:, None]).max() < 0.1))
-    trained = lab.train(build_spec(lab, which, env, algorithm={"gamma": 0.5}), 20_000, until=settled)
-    assert settled.is_true, (trained.frame, action_values(trained.agent, *obs))
-
-
-@pytest.mark.parametrize("which", ["SAC", "CrossQ"])
-def test_two_steps_with_continuous_actions(lab, which: str) -> None:
-    settled = Settled(lambda agent: bool(np.abs(action_values(agent, 0.0, 1.0) - np.array([[0.5], [1.0]])).max() < 0.1))
-    trained = lab.train(build_spec(lab, which, "ContinuousTwoStep", algorithm={"gamma": 0.5}), 20_000, until=settled)
-    assert settled.is_true, (trained.frame, action_values(trained.agent, 0.0, 1.0))
+    check_values(lab, build_spec(lab, which, env, algorithm={"gamma": 0.5}), action_values, {0.0: 0.5, 1.0: 1.0})
 
 
 @pytest.mark.parametrize("which", ["SAC", "CrossQ"])
 def test_values_hold_the_entropy_of_what_follows(lab, which: str) -> None:
     """No action matters, so the best soft policy is uniform: Q(0) = gamma (1 + alpha log 2), Q(1) = 1."""
-    expected = np.array([[0.5 * (1 + 0.8 * math.log(2))], [1.0]])
-    settled = Settled(lambda agent: bool(np.abs(action_values(agent, 0.0, 1.0) - expected).max() < 0.07))
     spec = build_spec(lab, which, "TwoStep", algorithm={"gamma": 0.5, "fixed_alpha": 0.8})
-    trained = lab.train(spec, 20_000, until=settled)
-    assert settled.is_true, (trained.frame, action_values(trained.agent, 0.0, 1.0))
+    check_values(lab, spec, action_values, {0.0: 0.5 * (1 + 0.8 * math.log(2)), 1.0: 1.0}, 0.07)
 
 
 # --- actions
@@ -228,19 +204,25 @@ def probability(agent: Agent, obs: Any, action: Any) -> float:
         return float(agent.context.family.log_prob(param, torch.tensor(action)).exp().min())
 
 
-ACTION_PROBES: list[tuple[str, list[Any], list[Any]]] = [
-    ("ActionReward", [[0.0]], [1]),
-    ("ObsAction", [[-1.0], [1.0]], [0, 1]),
-    ("MultiAction", [[0.0]], [[1, 2]]),
-    ("BinaryAction", [[0.0]], [[1, 0, 1]]),
+ACTION_PROBES: dict[str, tuple[list[Any], list[Any]]] = {
+    "ObsAction": ([[-1.0], [1.0]], [0, 1]),
+    "MultiAction": ([[0.0]], [[1, 2]]),
+    "BinaryAction": ([[0.0]], [[1, 0, 1]]),
     # one-hot of 0, 1, 2
-    ("DiscreteObs", [[1, 0, 0], [0, 1, 0], [0, 0, 1]], [0, 0, 1]),
-]
+    "DiscreteObs": ([[1, 0, 0], [0, 1, 0], [0, 0, 1]], [0, 0, 1]),
+}
+# every algorithm must tell observations apart; one of each kind is enough for the other spaces
+FIRST_OF_A_KIND = ("PPO", "A2C-gae-episodes-shared", "SIL", "Reinforce", "SAC-PER", "CrossQ", "SARSA", "DQN")
 
 
-@pytest.mark.parametrize("which", ALL)
-@pytest.mark.parametrize(("env", "obs", "expected"), ACTION_PROBES)
-def test_action_probes(lab, which: str, env: str, obs: list[Any], expected: list[Any]) -> None:
+def pair_probes(table: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(which, env) for which in table for env in ACTION_PROBES if env == "ObsAction" or which in FIRST_OF_A_KIND]
+
+
+@pytest.mark.parametrize(("which", "env"), pair_probes(ALL))
+def test_action_probes(lab, which: str, env: str) -> None:
+    obs, expected = ACTION_PROBES[env]
+
     def is_solved(agent: Agent) -> bool:
         return probability(agent, obs, expected) > 0.8
 
@@ -251,10 +233,10 @@ def test_action_probes(lab, which: str, env: str, obs: list[Any], expected: list
     assert trained.agent.act(np.array(obs)).action.tolist() == expected
 
 
-@pytest.mark.parametrize("which", VALUING)
-@pytest.mark.parametrize(("env", "obs", "expected"), ACTION_PROBES)
-def test_action_probes_of_values(lab, which: str, env: str, obs: list[Any], expected: list[Any]) -> None:
+@pytest.mark.parametrize(("which", "env"), pair_probes(VALUING))
+def test_action_probes_of_values(lab, which: str, env: str) -> None:
     """The right action is picked, and it has the value it earns: 1 in all of them."""
+    obs, expected = ACTION_PROBES[env]
 
     def holds(agent: Agent) -> bool:
         with torch.inference_mode():
@@ -266,7 +248,7 @@ def test_action_probes_of_values(lab, which: str, env: str, obs: list[Any], expe
     assert settled.is_true, trained.frame
 
 
-@pytest.mark.parametrize("which", ["PPO", "PPO-shared", "A2C-gae", "Reinforce", "SAC", "CrossQ", "SIL"])
+@pytest.mark.parametrize("which", ["PPO-shared", "A2C-gae", "SAC", "CrossQ"])
 def test_image_probe(lab, which: str) -> None:
     obs = np.stack([np.zeros((1, 12, 12), np.uint8), np.full((1, 12, 12), 255, np.uint8)])
 
@@ -292,8 +274,8 @@ def test_image_probe_of_values(lab, which: str) -> None:
 
 
 CONTINUOUS = [
-    *((which, "Normal") for which in ("PPO", "PPO-shared", "A2C-gae", "A2C-full-episodes", "Reinforce", "PPOSIL")),
-    *((which, "TanhNormal") for which in ("PPO", "PPO-shared", "A2C-gae", "A2C-full-episodes", "Reinforce")),
+    *((which, "Normal") for which in ("PPO", "A2C-full-episodes", "PPOSIL")),
+    *((which, "TanhNormal") for which in ("PPO-shared", "A2C-gae", "Reinforce")),
     *((which, "default") for which in ("SAC", "CrossQ")),
 ]
 
@@ -316,18 +298,6 @@ def test_continuous_target(lab, which: str, pdtype: str) -> None:
     # standing still at the best constant leaves .4
     trained = lab.train(spec, 60_000, until=lambda agent: error(agent) < 0.15)
     assert error(trained.agent) < 0.15, trained.frame
-
-
-@pytest.mark.parametrize("which", VALUING)
-def test_values_of_actions_need_discrete_ones(lab, which: str) -> None:
-    spec = build_spec(lab, which, "ContinuousTarget")
-    name = spec.agent.algorithm.name
-    message = (
-        rf"^agent\.algorithm\.name: {name} values each of a number of actions, but this env's are continuous; "
-        r"use SoftActorCritic, CrossQ or PPO$"
-    )
-    with pytest.raises(SpecError, match=message):
-        lab.build(spec)
 
 
 # --- the fixed point under a time limit
@@ -359,12 +329,10 @@ def build_time_limit(lab, which: str) -> Any:
 @pytest.mark.parametrize("which", TIME_LIMIT)
 def test_value_under_a_time_limit(lab, which: str) -> None:
     """Reward 1 for ever: V = 1/(1-gamma) = 10, although every episode is cut after ten steps."""
-    settled = Settled(lambda agent: abs(values(agent, 0.0).item() - 10) < 0.3)
-    trained = lab.train(build_time_limit(lab, which), 40_000, until=settled)
-    assert settled.is_true, (trained.frame, values(trained.agent, 0.0))
+    check_values(lab, build_time_limit(lab, which), values, {0.0: 10.0}, 0.3)
 
 
-@pytest.mark.parametrize("which", TIME_LIMIT)
+@pytest.mark.parametrize("which", ["PPO", "A2C-nstep-shared", "A2C-gae-episodes-shared"])
 def test_value_misses_where_the_cut_is_taken_for_the_end(lab, which: str) -> None:
     """Then V is the mean of what is left until the cut: about 4.1 (Monte Carlo) to 5.3 (TD)."""
     num_frame = 2_000 if "PPO" in which else 5_000
@@ -382,16 +350,14 @@ OF_ACTIONS = [
 @pytest.mark.parametrize(("which", "env"), OF_ACTIONS)
 def test_values_of_actions_under_a_time_limit(lab, which: str, env: str) -> None:
     bonus = {"fixed_alpha": 0.0} if which in SOFT else {}
-    settled = Settled(lambda agent: bool(np.abs(action_values(agent, 0.0) - 10).max() < 0.4))
-    trained = lab.train(build_spec(lab, which, env, algorithm=bonus), 40_000, until=settled)
-    assert settled.is_true, (trained.frame, action_values(trained.agent, 0.0))
+    check_values(lab, build_spec(lab, which, env, algorithm=bonus), action_values, {0.0: 10.0}, 0.4)
 
 
-@pytest.mark.parametrize(("which", "env"), OF_ACTIONS)
+@pytest.mark.parametrize(
+    ("which", "env"), [("SARSA", "TimeLimit"), ("DoubleDQN-PER-nstep", "TimeLimit"), ("CrossQ", "ContinuousTimeLimit")]
+)
 def test_values_of_actions_miss_where_the_cut_is_taken_for_the_end(lab, which: str, env: str) -> None:
     """Nothing follows one step in ten: Q = 1 + .9 * .9 Q = 5.26, and 4.98 with three-step returns."""
-    # whole episodes come as one batch each
-    num_frame = 6_000 if "episodes" in which else 2_000
-    trained = lab.train(build_spec(lab, which, env), num_frame, change=taken_for_the_end)
+    trained = lab.train(build_spec(lab, which, env), 2_000, change=taken_for_the_end)
     last = np.mean([row["q"] for row in trained.metrics[-20:]])
     assert 4 < last < 6.5

@@ -38,7 +38,7 @@ ALL: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "PPO-RNN-sizes": (PPO, "OnPolicyBatchReplay", {"cell_type": "RNN", "critic_rnn_hidden_size": 8}),
     "A2C": (A2C, "OnPolicyBatchReplay", {}),
     "A2C-shared-layers": (A2C, "OnPolicyBatchReplay", {"shared": True, "rnn_num_layers": 2}),
-    # 30 episodes of 4 steps are no multiple of 16: the last stretch is padded
+    # 30 episodes of 4 steps are no multiple of 16: the last sequence is padded
     "A2C-LSTM-episodes": ({**A2C, "training_frequency": 30}, "OnPolicyReplay", {"cell_type": "LSTM", "seq_len": 16}),
     "Reinforce": (REINFORCE, "OnPolicyBatchReplay", {}),
     "Reinforce-episodes": ({**REINFORCE, "training_frequency": 30}, "OnPolicyReplay", {"seq_len": 16}),
@@ -224,15 +224,15 @@ def test_evaluation_remembers_too(lab) -> None:
     assert not one.carry[:, 16:].any()
 
 
-# --- stretches
+# --- sequences
 
 
 def test_cut_and_join_by_hand() -> None:
-    # rows t*10 + n of 5 steps of 2 envs, in stretches of 2
+    # rows t*10 + n of 5 steps of 2 envs, in sequences of 2
     field = (10 * torch.arange(5)[:, None] + torch.arange(2)).float()
-    stretches = cut(field, 2)
-    assert stretches.tolist() == [[0, 1, 20, 21, 40, 41], [10, 11, 30, 31, 0, 0]]
-    assert join(stretches, 5, 2).tolist() == field.flatten().tolist()
+    sequences = cut(field, 2)
+    assert sequences.tolist() == [[0, 1, 20, 21, 40, 41], [10, 11, 30, 31, 0, 0]]
+    assert join(sequences, 5, 2).tolist() == field.flatten().tolist()
     deep = torch.randn(6, 3, 4, 5)
     assert torch.equal(join(cut(deep, 4), 6, 3), deep.flatten(0, 1))
     assert torch.equal(cut(deep, 6), deep)
@@ -246,17 +246,17 @@ def test_resets_and_states_of_a_rollout_by_hand() -> None:
     rollout = Rollout(
         torch.randn(5, 2, 3), empty, empty, done, done, {"carry": carry}, torch.zeros(0), torch.zeros(0, 3)
     )
-    stretches = cut_rollout(rollout, 2)
-    assert stretches.carry.flatten().tolist() == [0, 1, 4, 5, 8, 9]
-    # a reset in the first row of a stretch changes nothing: its stored state is that of the new episode
-    assert stretches.reset.int().tolist() == [[0, 0, 1, 0, 0, 1], [0, 1, 0, 0, 0, 0]]
+    sequences = cut_rollout(rollout, 2)
+    assert sequences.carry.flatten().tolist() == [0, 1, 4, 5, 8, 9]
+    # a reset in the first row of a sequence changes nothing: its stored state is that of the new episode
+    assert sequences.reset.int().tolist() == [[0, 0, 1, 0, 0, 1], [0, 1, 0, 0, 0, 0]]
 
 
 def test_minibatches_of_whole_stretches_by_hand() -> None:
-    # 4 steps of 2 envs in stretches of 2: rows (0, 2), (1, 3), (4, 6), (5, 7)
+    # 4 steps of 2 envs in sequences of 2: rows (0, 2), (1, 3), (4, 6), (5, 7)
     rows = rows_of_sequences(torch.tensor([3, 0, 1, 2]), num_envs=2, seq_len=2, minibatch_size=4)
     assert rows.view(2, 4).tolist() == [[5, 0, 7, 2], [1, 4, 3, 6]]
-    # three stretches, then the one that is left
+    # three sequences, then the one that is left
     rows = rows_of_sequences(torch.tensor([3, 0, 1, 2]), num_envs=2, seq_len=2, minibatch_size=6)
     assert rows.tolist() == [5, 0, 1, 7, 2, 3, 4, 6]
 

@@ -1,4 +1,4 @@
-"""Q-learning with a hidden state, from stretches of a replay."""
+"""Q-learning with a hidden state, from sequences of a replay."""
 
 from typing import Any
 
@@ -60,8 +60,8 @@ def test_memory_probe(lab, name: str) -> None:
     assert count >= 20
 
 
-def stretches(num_step: int, reset: list[int], truncated: list[int]) -> SequenceBatch:
-    """One stretch of one env, observation t at row t."""
+def sequences(num_step: int, reset: list[int], truncated: list[int]) -> SequenceBatch:
+    """One sequence of one env, observation t at row t."""
     rows = torch.arange(num_step + 1.0).view(-1, 1, 1) / 10
     mask = torch.ones(num_step, 1)
     mask[truncated] = 0.0
@@ -84,7 +84,7 @@ def test_targets_follow_the_hidden_state_of_each_net(lab) -> None:
     assert algorithm.learner.target is not None
     with torch.no_grad():
         algorithm.learner.target.flat.data.mul_(0.7)
-    batch = stretches(8, reset=[4], truncated=[3])
+    batch = sequences(8, reset=[4], truncated=[3])
     # the obvious way: one step after the other, each net with a state of its own
     q: dict[str, list[torch.Tensor]] = {"online": [], "target": []}
     with torch.no_grad():
@@ -100,14 +100,14 @@ def test_targets_follow_the_hidden_state_of_each_net(lab) -> None:
     loss, report = algorithm.calc_sequence_loss(batch)
     error = report["td_error"]
     assert error[[0, 2, 3, 4, 5], 0].tolist() == pytest.approx([abs(float(value)) for value in errors], abs=1e-6)
-    # the step before a cut learns nothing, for what follows it is not in the stretch
+    # the step before a cut learns nothing, for what follows it is not in the sequence
     assert error[1, 0] == 0
     assert float(loss.detach()) == pytest.approx(float(torch.stack(errors).square().mean()), rel=1e-5)
 
 
 def test_burn_in_passes_no_gradient(lab) -> None:
     algorithm = lab.build(build_spec(lab, "DQN"))[0].algorithm
-    batch = stretches(8, reset=[], truncated=[])
+    batch = sequences(8, reset=[], truncated=[])
     obs = batch.obs.clone().requires_grad_()
     algorithm.calc_sequence_loss(batch._replace(obs=obs)).value.backward()
     assert obs.grad is not None
@@ -118,7 +118,7 @@ def test_burn_in_passes_no_gradient(lab) -> None:
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
-        ({"name": "PrioritizedReplay"}, "agent.memory.name: stretches .* use Replay"),
+        ({"name": "PrioritizedReplay"}, "agent.memory.name: sequences .* use Replay"),
         ({"num_step_returns": 3}, "agent.memory.num_step_returns"),
         ({"use_cer": True}, "agent.memory.use_cer"),
         (

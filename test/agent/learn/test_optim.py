@@ -1,8 +1,6 @@
 """The flat optimisers do what torch.optim's classes do, with their schedules, and continue exactly."""
 
 import copy
-import io
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,15 +14,7 @@ from slm_lab.agent.learn.optim import OTHER_OPTIMIZERS, FlatOptimizer
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.net import MLPNetSpec
-
-
-@torch.no_grad()
-def take_step(optimizer: FlatOptimizer) -> Tensor:
-    """Clip and apply the gradient; its norm before."""
-    norm = optimizer.clip()
-    optimizer.descend()
-    return norm
-
+from test.agent.conftest import through_file
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Adam": {"name": "Adam", "lr": 0.01},
@@ -89,6 +79,15 @@ def calc_loss(net: nn.Module, obs: Tensor) -> Tensor:
     return (net(obs) - obs[:, :2] * 3).square().mean()
 
 
+@torch.no_grad()
+def step_plain(optimizer: FlatOptimizer) -> Tensor:
+    norm = optimizer.clip()
+    optimizer.descend()
+    # the next backward must not add to this gradient
+    assert not optimizer.flat.grad.any()
+    return norm
+
+
 def weights(net: nn.Module) -> np.ndarray[Any, Any]:
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()]).numpy().copy()
 
@@ -114,7 +113,7 @@ def test_equals_torch_over_100_steps(name: str, how: str, clip: float | None) ->
             parameter.grad.copy_(scale * (parameter.detach() - target))
             other.grad = scale * (other.detach() - target)
         if how == "step":
-            norm = take_step(optimizer)
+            norm = step_plain(optimizer)
         else:
             norm = optimizer.apply(optimizer.flat.grad.clone(), **optimizer.tensors())
         limit = clip if clip is not None else torch.inf
@@ -126,61 +125,13 @@ def test_equals_torch_over_100_steps(name: str, how: str, clip: float | None) ->
     assert np.abs(weights(net) - start).max() > 1e-3
 
 
-DECAYING = [name for name, optim in OPTIMIZERS.items() if "weight_decay" in optim or name == "AdamW"]
-
-
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [(name, "step") for name in DECAYING] + [(name, "formula") for name in COMPILABLE if name in DECAYING],
-)
-def test_weights_alone_decay(name: str, how: str) -> None:
-    net, optimizer = build(OPTIMIZERS[name])
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.fill_(2.0)
-    for _ in range(5):
-        if how == "step":
-            take_step(optimizer)
-        else:
-            optimizer.apply(optimizer.flat.grad, **optimizer.tensors())
-    for parameter in net.parameters():
-        # without a gradient nothing else moves them
-        assert (parameter < 2.0).all() if parameter.ndim > 1 else (parameter == 2.0).all()
-
-
-def test_clipping_changes_the_path() -> None:
-    """The comparison above would not notice two optimisers that both forget to clip."""
-    paths = []
-    for clip in (None, 0.5):
-        net, optimizer = build(OPTIMIZERS["SGD"], clip_grad_val=clip)
-        for obs in batches():
-            calc_loss(net, obs).backward()
-            take_step(optimizer)
-        paths.append(weights(net))
-    assert np.abs(paths[0] - paths[1]).max() > 0.05
-
-
-def test_adam_by_hand() -> None:
-    parameter = nn.Parameter(torch.tensor([1.0]))
-    spec = MLPNetSpec.model_validate({"type": "MLPNet", "optim_spec": {"name": "Adam", "lr": 0.1}})
-    optimizer = FlatOptimizer(FlatParams([parameter]), spec)
-    path = []
-    for gradient in (2.0, 2.0, -1.0):
-        optimizer.flat.grad.fill_(gradient)
-        take_step(optimizer)
-        path.append(parameter.item())
-    # equal gradients: m-hat / sqrt(v-hat) = 2 / sqrt(4) = 1. Third: m = .9*.38 - .1 = .242, m-hat = .242/.271 = .89299,
-    # v = .999*.007996 + .001 = .008988, v-hat = .008988/.002997 = 2.999; .8 - .1*.89299/1.73176 = .74843.
-    # Without the bias correction of v the first step would be .1*2/sqrt(.004) = 3.16
-    assert path == pytest.approx([0.9, 0.8, 0.74843], abs=1e-5)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_gradient_is_cleared(name: str) -> None:
-    net, optimizer = build(OPTIMIZERS[name])
-    calc_loss(net, batches(1)[0]).backward()
-    take_step(optimizer)
-    assert not optimizer.flat.grad.any()
+@pytest.mark.parametrize(("clip", "expected"), [(1.0, [0.6, 0.0, 0.8]), (None, [3, 0, 4]), (500.0, [3, 0, 4])])
+def test_clip_by_hand(clip: float | None, expected: list[float]) -> None:
+    """The norm is 5 over both parameters; clipping each by itself would give [1, 0, 1]."""
+    flat = FlatParams([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))])
+    flat.grad.copy_(torch.tensor([3.0, 0.0, 4.0]))
+    assert float(FlatOptimizer(flat, MLPNetSpec(clip_grad_val=clip)).clip()) == 5.0
+    assert flat.grad.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 # --- learning rate
@@ -227,78 +178,49 @@ def test_schedules_by_frame_by_hand(name: str, expected: dict[int, float]) -> No
         assert optimizer.lr == pytest.approx(lr, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "SGD-momentum", "Adamax", "RAdam"])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "SGD-momentum", "Adamax", "NAdam"])
 def test_schedule_reaches_the_step(name: str) -> None:
-    """A learning rate that is shown but not used would still move the weights at lr 0."""
+    """A learning rate that is shown but not used would move the weights away from torch's, and at lr 0."""
     optim = {**OPTIMIZERS[name], "weight_decay": 0.0}
     net, optimizer = build(optim, lr_scheduler_spec={"name": "LinearToZero", "frame": 100})
-    obs = batches(1)[0]
-    for frame, moves in ((50, True), (100, False)):
-        optimizer.set_frame(frame)
+    twin, peer = build_peer(optim)
+    for call, obs in enumerate(batches(12)):
+        optimizer.set_frame(frame_of(call))
+        for group in peer.param_groups:
+            group["lr"] = max(0.0, 1 - frame_of(call) / 100) * optim["lr"]
         before = weights(net)
         calc_loss(net, obs).backward()
-        take_step(optimizer)
-        assert (np.abs(weights(net) - before).max() > 0) == moves
-
-
-@pytest.mark.parametrize("name", ["Adam", "RMSprop", "SGD", "NAdam"])
-def test_step_scales_with_the_scheduled_lr(name: str) -> None:
-    net, optimizer = build(OPTIMIZERS[name], lr_scheduler_spec={"name": "ExponentialLR", "gamma": 0.8})
-    twin, peer = build_peer(OPTIMIZERS[name])
-    peer_schedule = lr_scheduler.ExponentialLR(peer, 0.8)
-    for call, obs in enumerate(batches(20)):
-        optimizer.set_frame(frame_of(call))
-        calc_loss(net, obs).backward()
-        take_step(optimizer)
+        step_plain(optimizer)
         peer.zero_grad()
         calc_loss(twin, obs).backward()
         peer.step()
-        peer_schedule.step()
+        assert (np.abs(weights(net) - before).max() > 0) == (call < 9)
     np.testing.assert_allclose(weights(net), weights(twin), rtol=1e-3, atol=1e-5)
 
 
-# --- continuation
+# --- resuming
 
 
-def through_file(state: dict[str, Any]) -> Any:
-    """What a checkpoint does: written, and read without running code."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_continues_exactly(name: str) -> None:
-    check_continuation(lambda: build(OPTIMIZERS[name], clip_grad_val=0.5))
-
-
-@pytest.mark.parametrize("optim", ["Adam", "SGD-momentum", "RAdam"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_continues_exactly_with_a_schedule(optim: str, schedule: str) -> None:
-    check_continuation(lambda: build(OPTIMIZERS[optim], lr_scheduler_spec=SCHEDULES[schedule]))
-
-
-def check_continuation(make: Callable[[], tuple[nn.Sequential, FlatOptimizer]]) -> None:
-    """Bit for bit: 13 steps, save, 13 more; and the same with a fresh net and optimiser after the save."""
-    net, optimizer = make()
-    fresh: nn.Sequential | None = None
+@pytest.mark.parametrize(
+    ("optim", "schedule"),
+    [*((optim, None) for optim in OPTIMIZERS), *zip(["Adam", "SGD-momentum", "RAdam"] * 3, SCHEDULES, strict=False)],
+)
+def test_resumes_exactly_(optim: str, schedule: str | None) -> None:
+    """Bit for bit: saved after 13 steps of 26, and resumed by a fresh net and optimiser."""
+    keys: dict[str, Any] = {"clip_grad_val": 0.5} if schedule is None else {"lr_scheduler_spec": SCHEDULES[schedule]}
+    both = [build(OPTIMIZERS[optim], **keys)]
     for step, obs in enumerate(batches(26)):
         if step == 13:
-            saved, saved_net = through_file(optimizer.state_dict()), copy.deepcopy(net.state_dict())
-            fresh, fresh_optimizer = make()
-            fresh.load_state_dict(saved_net)
-            fresh_optimizer.load_state_dict(saved)
-            assert fresh_optimizer.lr == optimizer.lr
-        optimizer.set_frame(frame_of(step))
-        calc_loss(net, obs).backward()
-        take_step(optimizer)
-        if fresh is not None:
-            fresh_optimizer.set_frame(frame_of(step))
-            assert fresh_optimizer.lr == optimizer.lr, step
-            calc_loss(fresh, obs).backward()
-            take_step(fresh_optimizer)
-            np.testing.assert_array_equal(weights(fresh), weights(net))
+            [(net, optimizer)] = both
+            both.append(build(OPTIMIZERS[optim], **keys))
+            both[1][0].load_state_dict(copy.deepcopy(net.state_dict()))
+            both[1][1].load_state_dict(through_file(optimizer.state_dict()))
+        for net, optimizer in both:
+            optimizer.set_frame(frame_of(step))
+            calc_loss(net, obs).backward()
+            step_plain(optimizer)
+        assert both[-1][1].lr == both[0][1].lr, step
+        np.testing.assert_array_equal(weights(both[-1][0]), weights(both[0][0]))
 
 
 # --- options that contradict themselves

@@ -116,7 +116,7 @@ def test_null_init_fn_keeps_torch_own() -> None:
 @pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
 def test_head_gains_are_applied(shared: bool, init_fn: str | None) -> None:
     """W13: the reference stripped the prefix and then never found the key."""
-    net = build(mlp(shared=shared, init_fn=init_fn, actor_init_std=0.01, critic_init_std=2.0))
+    net = build(mlp(shared=shared, init_fn=init_fn, actor={"init_std": 0.01}, critic={"init_std": 2.0}))
     np.testing.assert_allclose(gains(net.actor.linear.weight), 0.01, rtol=1e-4)
     np.testing.assert_allclose(gains(net.critic.linear.weight), 2.0, rtol=1e-4)
     assert not net.actor.linear.bias.any()
@@ -131,7 +131,7 @@ def test_head_gain_for_both_without_prefix() -> None:
 
 def test_head_gain_leaves_the_body_alone() -> None:
     spec: dict[str, Any] = {"shared": True, "init_fn": "orthogonal_", "hid_layers_activation": "tanh"}
-    net = build(mlp(**spec, critic_init_std=9.0, actor_init_std=9.0))
+    net = build(mlp(**spec, actor={"init_std": 9.0}, critic={"init_std": 9.0}))
     for layer in layers_of(net.actor.body):
         # the critic's spec must not initialise the shared body a second time, nor with its gain
         np.testing.assert_allclose(gains(layer.weight), 5 / 3, rtol=1e-4)
@@ -141,7 +141,7 @@ def test_head_gain_leaves_the_body_alone() -> None:
 
 
 def test_small_actor_gain_makes_a_near_uniform_policy() -> None:
-    net = build(mlp(init_fn="orthogonal_", actor_init_std=0.01))
+    net = build(mlp(init_fn="orthogonal_", actor={"init_std": 0.01}))
     prob = net(torch.randn(64, 4))[0].softmax(-1)
     assert (prob - 0.25).abs().max().item() < 0.02
 

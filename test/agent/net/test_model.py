@@ -98,7 +98,7 @@ def test_shared_body_is_one_and_gets_both_gradients() -> None:
 
 
 def test_roles_have_their_own_keys() -> None:
-    net = build(mlp(actor_hid_layers=[5], critic_hid_layers=[7, 9], critic_hid_layers_activation="tanh"))
+    net = build(mlp(actor={"hid_layers": [5]}, critic={"hid_layers": [7, 9], "hid_layers_activation": "tanh"}))
     assert [layer.out_features for layer in net.actor.body.children() if isinstance(layer, nn.Linear)] == [5]
     assert [layer.out_features for layer in net.critic.body.children() if isinstance(layer, nn.Linear)] == [7, 9]
     assert any(isinstance(layer, nn.Tanh) for layer in net.critic.modules())
@@ -106,7 +106,7 @@ def test_roles_have_their_own_keys() -> None:
 
 
 def test_out_layer_activation() -> None:
-    net = build(mlp(critic_out_layer_activation="softplus", shared=True))
+    net = build(mlp(critic={"out_layer_activation": "softplus"}, shared=True))
     obs = torch.randn(200, 4) * 10
     param, value = net(obs)
     assert (value > 0).all()

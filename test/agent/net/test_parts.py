@@ -82,7 +82,7 @@ def test_parts_are_taken_in_the_order_asked(keys: list[str], expected: list[int]
         np.testing.assert_array_equal(flat[:, part.start : part.stop], rows()[:, old.start : old.stop])
 
 
-@pytest.mark.parametrize("lead", [(2,), (3, 2)], ids=["rows", "stretches"])
+@pytest.mark.parametrize("lead", [(2,), (3, 2)], ids=["rows", "sequences"])
 def test_a_single_part_has_its_own_shape(lead: tuple[int, ...]) -> None:
     view = build_view(MLPNetSpec(obs_keys=["image"]), (SIZE,), PARTS)
     assert view.shape == (1, 4, 4)
@@ -196,7 +196,7 @@ def test_initial_weights_have_the_gain_of_their_own_activation() -> None:
 
 
 def test_actor_and_critic_see_different_parts() -> None:
-    spec = MLPNetSpec(hid_layers=[8], actor_obs_keys=["state"], critic_obs_keys=["which", "image"])  # type: ignore[call-arg]
+    spec = MLPNetSpec(hid_layers=(8,), actor={"obs_keys": ["state"]}, critic={"obs_keys": ["which", "image"]})
     net = ActorCriticNet(spec, (SIZE,), 2, False, PARTS)
     obs = torch.rand(5, SIZE, requires_grad=True)
     param, value = net(obs)

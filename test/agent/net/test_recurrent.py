@@ -1,4 +1,4 @@
-"""Recurrent bodies and nets: one step at a time or whole stretches, the same numbers and gradients."""
+"""Recurrent bodies and nets: one step at a time or whole sequences, the same numbers and gradients."""
 
 from typing import Any
 
@@ -164,7 +164,8 @@ def build_net(**keys: Any) -> ActorCriticNet:
 @pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
 @pytest.mark.parametrize("kind", RESETS)
 def test_actor_critic_unroll_is_repeated_steps(shared: bool, kind: str) -> None:
-    keys = {} if shared else {"critic_rnn_hidden_size": 5, "actor_rnn_num_layers": 2, "critic_fc_hid_layers": []}
+    own = {"rnn_hidden_size": 5, "fc_hid_layers": []}
+    keys = {} if shared else {"critic": own, "actor": {"rnn_num_layers": 2}}
     net = build_net(shared=shared, **keys)
     assert net.state_size == (6 if shared else 2 * 6 + 5)
     obs, start = torch.randn(LENGTH, BATCH, 3), torch.randn(BATCH, net.state_size)
@@ -253,7 +254,7 @@ def test_init_fn_reaches_every_gate() -> None:
     ("keys", "message"),
     [
         ({"bidirectional": True}, "bidirectional: true would read the future"),
-        ({"actor_seq_len": 4}, "actor_seq_len: actor and critic learn from the same stretches"),
+        ({"actor": {"seq_len": 4}}, "actor_seq_len: actor and critic learn from the same sequences"),
         ({"critic_burn_in": 4}, "critic_burn_in"),
         ({"cell_type": "gru"}, "cell_type"),
         ({"seq_len": 0}, "seq_len"),

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.net.mlp import MLPNet
-from slm_lab.agent.net.model import DuelingHead, PolicyNet, QNet
+from slm_lab.agent.net.model import PolicyNet, QNet
 from slm_lab.agent.net.recurrent import RecurrentNet
 from slm_lab.api import load_agent
 from slm_lab.cli import retro
@@ -51,14 +50,11 @@ CONV = {"conv_hid_layers": [[4, 3, 2], [6, 3, 1]], "fc_hid_layers": [10], "batch
 def name_body(net: Any) -> dict[str, Tensor]:
     """The weights of a body under the names that the published lab gave them."""
     named = {}
-    layers: Any = net.body if isinstance(net.body, nn.Sequential) else net.body.layers
-    layers = layers if isinstance(layers, nn.Sequential) else []
+    layers: Any = net.body.layers if isinstance(net.body.layers, nn.Sequential) else []
     flat = next((place for place, layer in enumerate(layers) if isinstance(layer, nn.Flatten)), None)
     for name, tensor in net.body.state_dict().items():
         part, _, rest = name.partition(".")
-        if isinstance(net.body, MLPNet):
-            named[f"model.{name}"] = tensor
-        elif part == "rnn":
+        if part == "rnn":
             named[f"rnn_model.{rest}"] = tensor
         elif isinstance(net.body, RecurrentNet):
             named[f"fc_model.{rest}"] = tensor
@@ -108,7 +104,7 @@ def test_a_mapped_net_computes_the_same(spec: NetSpec, shape: tuple[int, ...]) -
     obs = torch.rand(7, *shape)
     assert not torch.equal(ours(obs), theirs(obs))
     tails = name_tails(theirs)
-    if isinstance(theirs.head, DuelingHead):
+    if theirs.is_dueling:
         value, adv = (
             {"weight": theirs.head.weight[part], "bias": theirs.head.bias[part]} for part in (slice(1), slice(1, None))
         )
@@ -137,7 +133,7 @@ def test_a_recurrent_net_sees_one_observation_again_and_again() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda w: {**w, "model.0.weight": torch.zeros(8, 4)}, r"model\.0 has weight \(8, 4\), bias \(8,\), 0 "),
+        (lambda w: {**w, "model.0.weight": torch.zeros(8, 4)}, r"model\.0 has weight \(8, 4\), bias \(8,\), layers"),
         (lambda w: {k.replace("l.2", "l.3"): v for k, v in w.items()}, r"layers lie between model\.0 and model\.3"),
         (lambda w: {k: v for k, v in w.items() if "l.2" not in k}, "the body has 1 layers with weights, 2 are needed"),
         (lambda w: {**w, "attention.0.weight": torch.zeros(1)}, r"'attention\.0\.weight' is no part of a net"),
@@ -262,7 +258,7 @@ def test_a_published_sac_run_plays_and_a_critic_that_does_not_fit_is_left_out(tm
     nets = {"net": {**name_body(modules["actor"]), **name_tails(modules["actor"])}}
     for lead, role in (("", "critic"), ("target_", "target_critic")):
         for number, critic in enumerate(modules[role].critics, 1):
-            nets[f"{lead}q{number}_net"] = {**name_body(critic), **name_tails(critic)}
+            nets[f"{lead}q{number}_net"] = {**name_body(critic.net), **name_tails(critic.net)}
     nets["q2_net"] = {"model.0.parametrizations.weight.original": torch.zeros(1)}
     folder = write_run(tmp_path, spec, nets)
     agent, env, _ = load_trained(str(folder))

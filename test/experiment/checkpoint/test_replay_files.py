@@ -64,14 +64,14 @@ def test_a_checkpoint_writes_what_is_new_and_the_last_file_again(files: ReplayFi
     add(files.replay, 8)
     assert files.save() == [[0, 6], [6, 8]]
     files.clean()
-    written = (files.prefix.parent / "run_replay-memory_0-6.pt").stat().st_mtime_ns
+    written = (files.prefix.parent / "run_replay-memory_0-6.safetensors").stat().st_mtime_ns
     add(files.replay, 2)
     chunks = files.save()
     assert chunks == [[0, 6], [6, 10]]
     files.clean()
     # the checkpoint before this one still finds its own
-    assert names(files) == ["0-6.pt", "6-10.pt", "6-8.pt"]
-    assert (files.prefix.parent / "run_replay-memory_0-6.pt").stat().st_mtime_ns == written
+    assert names(files) == ["0-6.safetensors", "6-10.safetensors", "6-8.safetensors"]
+    assert (files.prefix.parent / "run_replay-memory_0-6.safetensors").stat().st_mtime_ns == written
     assert_same(read(files, chunks), files.replay)
 
 
@@ -79,11 +79,11 @@ def test_files_that_are_full_are_written_on_the_way(files: ReplayFiles) -> None:
     for _ in range(15):
         add(files.replay, 1)
         files.flush()
-    assert names(files) == ["0-6.pt", "6-12.pt"]
+    assert names(files) == ["0-6.safetensors", "6-12.safetensors"]
     # so a checkpoint has one file to write, however long ago the last one was
     before = set(names(files))
     chunks = files.save()
-    assert set(names(files)) - before == {"12-15.pt"}
+    assert set(names(files)) - before == {"12-15.safetensors"}
     assert_same(read(files, chunks), files.replay)
 
 
@@ -129,7 +129,7 @@ def test_samples_go_on_as_if_nothing_had_happened(files: ReplayFiles) -> None:
 def test_a_damaged_file_is_found(files: ReplayFiles) -> None:
     add(files.replay, 8)
     chunks = files.save()
-    path = files.prefix.parent / "run_replay-memory_0-6.pt"
+    path = files.prefix.parent / "run_replay-memory_0-6.safetensors"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

@@ -1,0 +1,108 @@
+"""The one conclusion of a trial: metrics, what the doctor says, graphs and report, from tables that were read once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loguru import logger
+
+from slm_lab.lib.errors import RunFolderError, StorageError
+from slm_lab.results.doctor import Symptom, diagnose
+from slm_lab.results.folder import RunFolder
+from slm_lab.results.metrics import SessionFile, SessionResult, TrialMetrics, calc_final_eval, calc_trial_metrics
+from slm_lab.results.plot import plot_run, plot_run_curve
+from slm_lab.results.report import write_report
+from slm_lab.results.run import Run, read_run
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """A run with its metrics, and what was found in it."""
+
+    run: Run
+    metrics: TrialMetrics
+    symptoms: tuple[Symptom, ...]
+    # None if it was not asked for, or could not be written
+    report: Path | None = None
+
+
+def conclude(
+    run: Run,
+    ended: Sequence[SessionResult],
+    failed: Sequence[int],
+    random_return: float,
+    num_session: int,
+    is_drawn: bool = True,
+) -> Conclusion:
+    """Write what a trial came to; `ended` are the sessions with a result, of which one at least has a table."""
+    tables = {result.session: run.tables[result.session] for result in ended if result.session in run.tables}
+    metrics = calc_trial_metrics(tables, random_return).model_copy(
+        update={
+            "num_session": num_session,
+            "failed": tuple(failed),
+            "final_eval": calc_final_eval([result.final_eval for result in ended]),
+            "is_complete": len(ended) == num_session and all(result.is_done for result in ended),
+        }
+    )
+    files = {
+        result.session: SessionFile(
+            session=result.session,
+            is_done=result.is_done,
+            final_eval=tuple(result.final_eval),
+            phases=result.phases,
+        )
+        for result in ended
+        if result.session in tables
+    }
+    return _write(run, metrics, files, is_drawn)
+
+
+def recompute(run: Run, random_return: float) -> Conclusion:
+    """The same from the tables of a run that has ended somewhere; what tables do not tell is kept."""
+    tables = run.counted_tables
+    metrics = calc_trial_metrics(tables, random_return)
+    if (old := run.metrics) is not None:
+        kept = {
+            "num_session": old.num_session,
+            "failed": old.failed,
+            "final_eval": old.final_eval,
+            "is_complete": old.is_complete,
+        }
+        metrics = metrics.model_copy(update=kept)
+    files = {session: run.session_metrics.get(session, SessionFile(session=session)) for session in tables}
+    return _write(run, metrics, files, is_drawn=True)
+
+
+def _write(run: Run, metrics: TrialMetrics, files: dict[int, SessionFile], is_drawn: bool) -> Conclusion:
+    folder = RunFolder(run.path, run.name)
+    for (session, file), numbers in zip(files.items(), metrics.sessions or (), strict=True):
+        files[session] = file.model_copy(update=dict(numbers))
+        files[session].write(folder.session_metrics_file(run.trial, session))
+    metrics.write(folder.trial_metrics_file(run.trial))
+    # as it would be read back, without reading the tables again
+    run = replace(run, metrics=metrics, session_metrics={**run.session_metrics, **files})
+    symptoms = tuple(diagnose(run))
+    report = _draw(run, symptoms, folder.report_file) if is_drawn else None
+    return Conclusion(run, metrics, symptoms, report)
+
+
+def _draw(run: Run, symptoms: Sequence[Symptom], page: Path) -> Path | None:
+    """Graphs and report; whatever is wrong with the page, the run is not lost."""
+    plot_run(run)
+    try:
+        write_report([run], page, symptoms=[symptoms])
+    except Exception as error:
+        logger.warning(f"No report: {type(error).__name__}: {error}")
+        return None
+    return page
+
+
+def update_curve(folder: RunFolder, trial: int) -> None:
+    """Draw the curve of a trial that is under way."""
+    try:
+        plot_run_curve(read_run(folder.path, trial))
+    except StorageError as error:
+        # a checkpoint that does not fit ends a session; a curve on the way is no reason
+        logger.warning(f"No curve: {error}")
+    except RunFolderError:
+        pass  # no session has a row yet

@@ -1,0 +1,260 @@
+"""Charts of curves as PNG, by matplotlib; `plot.py` says what is drawn."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from PIL import Image
+
+from slm_lab.results.curve import Curve, find_limits
+from slm_lab.results.palette import Look
+from slm_lab.results.table import Array
+
+_DPI = 150
+_SIZE = (8.0, 5.0)
+INK = "#222222"
+MUTED = "#666666"
+GRID = "#E4E4E4"
+FRAMES = "frames (env steps)"
+# A dollar sign in a name is no formula.
+TITLE: dict[str, Any] = dict(fontsize=13, fontweight="bold", color=INK, parse_math=False)
+# From here on a reward is written in k or M.
+LONG_NUMBER = 10_000
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: finite values at increasing frames."""
+
+    name: str
+    x: Array
+    y: Array
+    look: Look
+    is_mean: bool = False
+    # evaluations, which lie on top
+    is_dotted: bool = False
+    # dots of several runs have their colours and no name of their own
+    is_named: bool = True
+
+
+@dataclass(frozen=True)
+class Band:
+    """An interval around a curve."""
+
+    x: Array
+    low: Array
+    high: Array
+    color: str
+    # bands around curves with names of their own are not named again
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over frames, with their labels."""
+
+    title: str
+    subtitle: str
+    y_label: str
+    lines: list[Line]
+    bands: tuple[Band, ...] = ()
+    has_legend: bool = True
+
+    @property
+    def shows_legend(self) -> bool:
+        """Whether curves are named: one alone is named by the title."""
+        return self.has_legend and (len(self.lines) > 1 or any(line.is_mean for line in self.lines))
+
+    def weight(self, line: Line) -> tuple[float, float]:
+        """Width and opacity: thin, paler sessions below a bold mean; a lone curve in between."""
+        if line.is_dotted:
+            return 1.2, 1.0
+        if line.is_mean:
+            return (2.4, 1.0) if len(self.bands) <= 1 else (1.8, 1.0)
+        return (1.6, 1.0) if sum(not other.is_dotted for other in self.lines) == 1 else (0.9, 0.65)
+
+
+def shorten(value: float, _position: int | None = None) -> str:
+    """A number in k, M or G: 200000 is 200k."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def wrap(title: str) -> str:
+    """A long title on two lines, which is all the room above a figure."""
+    return textwrap.fill(title, 72, max_lines=2, placeholder=" ...")
+
+
+def style_axes(axes: Axes, font_size: float) -> None:
+    """Light grid, two spines, frames in k and M."""
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(MUTED)
+    axes.tick_params(labelsize=font_size, color=MUTED, labelcolor=INK)
+    axes.xaxis.set_major_formatter(FuncFormatter(shorten))
+    axes.margins(x=0.02)
+
+
+def to_png(figure: Figure) -> bytes:
+    """The bytes of a figure as PNG."""
+    figure.set_dpi(_DPI)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    png = _encode(canvas)
+    # its parts refer to each other, so they would stay in memory until Python looks for such circles
+    figure.clear()
+    return png
+
+
+def _encode(canvas: FigureCanvasAgg) -> bytes:
+    """What a canvas shows as PNG with a palette, a third of the size of one without."""
+    buffer = BytesIO()
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    picture.quantize(256, method=Image.Quantize.FASTOCTREE).save(buffer, "PNG", dpi=(_DPI, _DPI))
+    return buffer.getvalue()
+
+
+def draw_chart(chart: Chart) -> bytes:
+    """A chart as PNG."""
+    return to_png(_build_figure(chart)[0])
+
+
+def draw_alike(charts: Sequence[Chart]) -> list[bytes]:
+    """Charts of the same kinds of curves, on axes that hold them all."""
+    every = [
+        replace(lines[0], x=np.concatenate([line.x for line in lines]), y=np.concatenate([line.y for line in lines]))
+        for lines in zip(*(chart.lines for chart in charts), strict=True)
+    ]
+    figure, title = _build_figure(replace(charts[0], lines=every))
+    sheet = _Sheet(figure, figure.axes[0].lines, title)
+    return [sheet.draw([(line.x, line.y) for line in chart.lines], chart.title) for chart in charts]
+
+
+def draw_panels(
+    names: Sequence[str], sessions: Sequence[Mapping[str, Curve]], titles: Sequence[str], color: str, note: str
+) -> list[bytes]:
+    """A picture per session: a panel per metric over the same frames, and a note below them."""
+    count = len(names)
+    columns = {1: 1, 2: 2, 4: 2}.get(count, 3)
+    rows = -(-count // columns)
+    width, height = max(_SIZE[0], 3.2 * columns), max(_SIZE[1], 2.1 * rows + 1.2)
+    figure = Figure(figsize=(width, height))
+    # Margins in inches: a layout engine takes a second for nine panels.
+    figure.subplots_adjust(0.7 / width, 0.7 / height, 1 - 0.25 / width, 1 - 0.85 / height, wspace=0.28, hspace=0.3)
+    title = figure.text(0.2 / width, 1 - 0.2 / height, wrap(titles[0]), va="top", **TITLE)
+    figure.text(0.5, 0.22 / height, FRAMES, fontsize=11, color=INK, ha="center")
+    figure.text(0.2 / width, 0.06 / height, note, fontsize=8.5, color=MUTED, parse_math=False)
+    first: Axes | None = None
+    lines = []
+    for i, name in enumerate(names):
+        axes = figure.add_subplot(rows, columns, i + 1, sharex=first)
+        first = first or axes
+        style_axes(axes, font_size=9)
+        axes.tick_params(labelbottom=i + columns >= count)
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
+        axes.ticklabel_format(axis="y", scilimits=(-3, 4))
+        axes.yaxis.get_offset_text().set_fontsize(8)
+        x, y = (np.concatenate([curves[name][part] for curves in sessions]) for part in (0, 1))
+        lines += axes.plot(x, y, color=color, linewidth=1.2)
+        axes.set_title(name, fontsize=10.5, color=INK, parse_math=False)
+        _clip(axes, x, y)
+    sheet = _Sheet(figure, lines, title)
+    return [sheet.draw([curves[name] for name in names], text) for curves, text in zip(sessions, titles, strict=True)]
+
+
+def _build_figure(chart: Chart) -> tuple[Figure, Text]:
+    """A chart of matplotlib and its title; without pyplot there is no state shared between threads."""
+    figure = Figure(figsize=_SIZE, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
+    axes = figure.add_subplot()
+    style_axes(axes, font_size=10)
+    named: set[str] = set()
+    for line in chart.lines:
+        width, opacity = chart.weight(line)
+        # Curves of one name are named once; matplotlib skips a leading underscore.
+        label = f"_{line.name}" if line.name in named or not line.is_named else line.name
+        named.add(line.name)
+        look: dict[str, Any] = dict(color=line.look.color, alpha=opacity, linewidth=width, label=label)
+        if line.is_dotted:
+            look |= dict(linestyle="None", marker="o", markersize=4.5, markerfacecolor="white", zorder=3)
+        else:
+            look |= dict(linestyle=line.look.dashes[0], marker="o" if line.x.size == 1 else None)
+        axes.plot(line.x, line.y, **look)
+    for band in chart.bands:
+        # many bands overlap
+        look = dict(color=band.color, alpha=0.18 if len(chart.bands) <= 4 else 0.1, linewidth=0)
+        axes.fill_between(band.x, band.low, band.high, label=band.name or None, **look)
+    if max((float(np.abs(line.y).max()) for line in chart.lines if line.y.size), default=0.0) >= LONG_NUMBER:
+        axes.yaxis.set_major_formatter(FuncFormatter(shorten))
+    axes.set_xlabel(FRAMES, fontsize=11, color=INK)
+    axes.set_ylabel(chart.y_label.replace(", ", ",\n"), fontsize=11, color=INK)
+    subtitle = textwrap.fill(chart.subtitle, 100, max_lines=2, placeholder=" ...")
+    pad = 10 + 13 * (subtitle.count("\n") + 1) if subtitle else 10
+    title = axes.set_title(wrap(chart.title), loc="left", pad=pad, **TITLE)
+    above: dict[str, Any] = dict(xycoords="axes fraction", textcoords="offset points")
+    axes.annotate(subtitle, (0, 1), (0, 8), fontsize=9.5, color=MUTED, **above)
+    if chart.shows_legend:
+        # Below the axes it never hides a curve.
+        columns = 4 if len(chart.bands) > 1 else min(len(named) + len(chart.bands), 4)
+        look = dict(fontsize=9, frameon=False, handlelength=1.5, columnspacing=1.4)
+        figure.legend(loc="outside lower center", ncols=columns, **look)
+    return figure, title
+
+
+class _Sheet:
+    """A figure of which only curves and the title change: all else is drawn once, which is most of the work."""
+
+    def __init__(self, figure: Figure, lines: Sequence[Line2D], title: Text) -> None:
+        self.figure, self.lines, self.title = figure, lines, title
+        figure.set_dpi(_DPI)
+        self.canvas = FigureCanvasAgg(figure)
+        for artist in (*lines, title):
+            artist.set_animated(True)
+        self.canvas.draw()
+        self.background = self.canvas.copy_from_bbox(figure.bbox)
+
+    def draw(self, curves: Sequence[Curve], title: str) -> bytes:
+        """The sheet with these curves, as PNG."""
+        self.canvas.restore_region(self.background)
+        for line, (x, y) in zip(self.lines, curves, strict=True):
+            line.set_data(x, y)
+            if line.get_linestyle() != "None":
+                line.set_marker("o" if x.size == 1 else "None")
+            self.figure.draw_artist(line)
+        self.title.set_text(wrap(title))
+        self.figure.draw_artist(self.title)
+        return _encode(self.canvas)
+
+
+def _clip(axes: Axes, x: Array, y: Array) -> None:
+    """Keep a few extreme values from flattening a panel, and mark where they are."""
+    limits = find_limits([(x, y)])
+    if limits is None:
+        return
+    room = 0.05 * (limits.high - limits.low)
+    axes.set_ylim(limits.low - room, limits.high + room)
+    edges = ((limits.highest, limits.high, "^", 1.0), (limits.lowest, limits.low, "v", 0.0))
+    for extreme, edge, marker, height in edges:
+        if extreme == edge:
+            continue
+        at = float(x[y == extreme][0])
+        is_left = at < x.mean()
+        on_edge = axes.get_xaxis_transform()
+        axes.plot(at, height, marker, markersize=5, color=INK, transform=on_edge, clip_on=False)
+        offset = (6 if is_left else -6, -2 if height else 2)
+        look: dict[str, Any] = dict(fontsize=8, color=INK, ha="left" if is_left else "right")
+        look |= dict(va="top" if height else "bottom", xycoords=on_edge, textcoords="offset points")
+        axes.annotate(f"to {shorten(float(f'{extreme:.3g}'))}", (at, height), offset, **look)

@@ -1,0 +1,72 @@
+"""A page that opens offline: plain data, drawn by the JavaScript in `report_page/`."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from slm_lab.results.palette import COLORS
+
+PAGE = Path(__file__).with_name("report_page")
+SCRIPTS = ("chart.js", "page.js")
+NOTHING = "–"
+
+
+def render_page(data: Mapping[str, Any]) -> str:
+    """The page with the data in it; it holds no text of a spec, a name or a log outside its JSON and its title."""
+    script = "".join((PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    style = (PAGE / "page.css").read_text(encoding="utf-8") + _write_colors()
+    # "<" is what could end the block early; the rest is ASCII
+    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return Template((PAGE / "page.html").read_text(encoding="utf-8")).substitute(
+        title=html.escape(str(data["title"])),
+        script=script,
+        script_hash=_hash(script),
+        style=style,
+        style_hash=_hash(style),
+        data=text,
+    )
+
+
+def color_variable(name: str) -> str:
+    """What the page calls a colour."""
+    return f"var(--color-{name})"
+
+
+def _write_colors() -> str:
+    """The colours as variables of the style: on white, on dark, and on paper."""
+    light, dark = (";".join(f"--color-{name}:{pair[i]}" for name, pair in COLORS.items()) for i in (0, 1))
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark) {{ :root{{{dark}}} }}\n"
+
+
+def _hash(text: str) -> str:
+    """What the page's policy knows a script or style by."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def to_number(value: Any) -> float | None:
+    """A finite number, or None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def format_number(value: Any) -> str:
+    """A number as people read it."""
+    number = to_number(value)
+    if number is None:
+        return NOTHING
+    if number.is_integer() and abs(number) < 1e15:
+        return f"{number:,.0f}"
+    if abs(number) >= 1e15:
+        return f"{number:.4g}"
+    return f"{number:,.2f}" if abs(number) >= 1 else f"{number:.4g}"
+
+
+def format_interval(low: float, high: float) -> str:
+    """Both bounds, or nothing."""
+    return f"[{format_number(low)}, {format_number(high)}]" if math.isfinite(low) and math.isfinite(high) else NOTHING

@@ -1,0 +1,108 @@
+"""The one reader of a session's table, by this lab or by anyone."""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic_core import from_json
+
+from slm_lab.lib.errors import RunFolderError
+from slm_lab.lib.io import open_file
+
+Array = np.ndarray[Any, Any]
+# columns by name
+Table = Mapping[str, Array]
+
+# a table without these is not one of a session
+NEEDED = ("frame", "total_reward")
+# of a table: 320 MB in memory, a million rows of 40 columns
+MAX_NUMBERS = 40_000_000
+_MAX_ROW_BYTES = 1 << 20
+_PIECE = 1 << 18
+_PLAIN = b"0123456789+-.eE,\n"
+
+
+def read_session_table(path: Path) -> dict[str, Array]:
+    """The table of a session; one that cannot be read, or lacks a column that every table has, is an error."""
+    try:
+        table = read_table(path)
+    except (OSError, ValueError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{path.name} is left out: {error}") from None
+    missing = [name for name in NEEDED if name not in table]
+    if missing:
+        raise RunFolderError(f"{path.name} is left out: it has no column {' and no column '.join(missing)}")
+    if not np.isfinite(table["frame"]).all():
+        raise RunFolderError(f"{path.name} is left out: a frame is not a number")
+    return table
+
+
+def read_table(path: Path) -> dict[str, Array]:
+    """Columns of numbers; a row cut short by a kill is left out. Read piece by piece, since a file may be huge."""
+    header: list[str] | None = None
+    blocks: list[Array] = []
+    count = 0
+    for lines in _read_lines(path):
+        if header is None:
+            first, _, lines = lines.partition(b"\n")
+            header = next(_split(first), [])
+        if header:
+            blocks.append(_parse(lines, len(header)))
+            count += blocks[-1].size
+        if count > MAX_NUMBERS:
+            raise ValueError(f"it holds more than {MAX_NUMBERS:,} numbers")
+    if not header:
+        return {}
+    table = np.empty((len(header), count // len(header)))
+    end = 0
+    # each block is freed once it is copied
+    for index, block in enumerate(blocks):
+        table[:, end : end + len(block)] = block.T
+        end += len(block)
+        blocks[index] = block[:0].copy()
+    return dict(zip(header, table, strict=True))
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """Whole lines, some at a time; what is not ended by a line break may be half a number."""
+    with open_file(path) as file:
+        rest = b""
+        while piece := file.read(_PIECE):
+            lines, end, piece = piece.rpartition(b"\n")
+            if end:
+                yield rest + lines + end
+                rest = b""
+            rest += piece
+            if len(rest) > _MAX_ROW_BYTES:
+                raise ValueError(f"it has a row of more than {_MAX_ROW_BYTES:,} bytes")
+
+
+def _parse(lines: bytes, num_column: int) -> Array:
+    """The numbers of lines, a row each; rows with more or fewer cells are left out, and an empty cell is NaN."""
+    text = lines.replace(b"\r\n", b"\n").removesuffix(b"\n")
+    if text.translate(None, _PLAIN):
+        return _parse_any(lines, num_column)
+    # Plain numbers in rows are JSON, and its parser is four times as fast as numpy's. An empty cell gets a value;
+    # twice, since the comma that ends one may begin another.
+    text = b"[[" + text.replace(b"\n", b"],[").replace(b",,", b",NaN,").replace(b",,", b",NaN,") + b"]]"
+    try:
+        rows = from_json(text.replace(b"[,", b"[NaN,").replace(b",]", b",NaN]"))
+    except ValueError:
+        # such as 1. and 007
+        return _parse_any(lines, num_column)
+    return np.array([row for row in rows if len(row) == num_column], float).reshape(-1, num_column)
+
+
+def _parse_any(lines: bytes, num_column: int) -> Array:
+    """The same for quotes, spaces and whatever else; slower, and it names the cell that is no number."""
+    rows = [[float(cell or "nan") for cell in row] for row in _split(lines) if len(row) == num_column]
+    return np.array(rows).reshape(-1, num_column)
+
+
+def _split(lines: bytes) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(io.StringIO(lines.decode(), newline=""))
+    except csv.Error as error:
+        raise ValueError(str(error)) from None

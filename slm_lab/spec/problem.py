@@ -1,0 +1,197 @@
+"""Mistakes in a spec, in one line each: where, what was expected, and the nearest valid choice."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from slm_lab.lib.errors import SpecError, nearest
+from slm_lab.spec.net import PAIR_KEYS
+from slm_lab.spec.reader import printable
+from slm_lab.spec.roles import ROLES, written_path
+from slm_lab.spec.schema import ALGORITHM_SPECS, MEMORY_SPECS, NET_SPECS
+
+MAX_PROBLEMS = 20
+# What was set by whom: by dotted path, the key and value of `-s`.
+Given = Mapping[str, tuple[str, Any]]
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "mapping",
+    "float_type": "number",
+    "int_from_float": "whole number",
+    "int_type": "whole number",
+    "list_type": "list",
+    "model_attributes_type": "mapping",
+    "model_type": "mapping",
+    "string_type": "text",
+    "tuple_type": "list",
+}
+
+
+def refuse(problems: list[str], where: str, given: Given) -> None:
+    """Raise all problems at once, each under the name it has on the command line if it was made there."""
+    problems = [_name_origin(problem, given) for problem in dict.fromkeys(problems)]
+    if not problems:
+        return
+    if all(problem.startswith("-s ") for problem in problems):
+        raise SpecError("\n".join(problems[:MAX_PROBLEMS]))
+    count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
+    shown = problems[:MAX_PROBLEMS]
+    shown += [f"... and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+    # a dotted path may be part of a contradiction; a placeholder has to be filled
+    changes = ", ".join(_show_change(*change) for place, change in given.items() if place == change[0])
+    where += f" with {changes}" if changes else ""
+    raise SpecError(f"{where} has {count}:\n" + "\n".join(f"  {problem}" for problem in shown))
+
+
+def _name_origin(problem: str, given: Given) -> str:
+    for place, (key, value) in given.items():
+        written = written_path(place)
+        if problem.startswith((f"{written}:", f"{written}.", f"{written}[")):
+            rest = problem.removeprefix(written)
+            return f"{_show_change(key, value)}{rest if rest.startswith(':') else f': {problem}'}"
+    return problem
+
+
+def _show_change(key: str, value: Any) -> str:
+    return f"-s {printable(key)}={printable(value if isinstance(value, str) else json.dumps(value), limit=60)}"
+
+
+def describe_all(error: ValidationError, model: type[BaseModel], data: Any, where: str = "") -> list[str]:
+    """A line for each mistake in `data`, which is what the model was given; `where` is its place in the spec."""
+    every = error.errors(include_url=False)
+    details = [detail for detail in every if not _is_other_branch(detail)] or every
+    described = [_describe(detail, model, data, where) for detail in details[:MAX_PROBLEMS]]
+    # the rest is only counted: a hint for each of thousands would take seconds
+    return [*described, *(str(detail["loc"]) for detail in details[MAX_PROBLEMS:])]
+
+
+def describe_first(error: ValidationError, model: type[BaseModel], data: Any, where: str) -> str:
+    """The mistake to begin with: an unknown key is often the one that is missing."""
+    lines = describe_all(error, model, data, where)
+    return next((line for line in lines if ": unknown key" in line), lines[0])
+
+
+def _is_other_branch(error: ErrorDetails) -> bool:
+    """Whether an error is about a form of the value that was not meant: no list for a number, no number for a list."""
+    branch = next((part for part in reversed(error["loc"]) if isinstance(part, str)), "")
+    if branch.startswith(("tuple[", "list[", "is-instance[")):
+        return error["type"] in ("tuple_type", "list_type", "needs_python_object")
+    is_plain = branch in ("int", "float", "constrained-float", "str", "constrained-str")
+    return is_plain and isinstance(error["input"], (list, tuple))
+
+
+def _describe(error: ErrorDetails, model: type[BaseModel], data: Any, where: str) -> str:
+    path = list(_keys(error, data))
+    shown = written_path(".".join(filter(None, (where, _join(path))))) or "spec"
+    kind, context, given = error["type"], error.get("ctx", {}), show(error["input"])
+    if kind == "extra_forbidden":
+        return f"{shown}: unknown key{_known_key(path, model, data, is_whole=not where)}"
+    if kind == "missing":
+        return f"{shown}: required {'item' if isinstance(path[-1], int) else 'key'} is missing"
+    if kind == "union_tag_invalid":
+        known = re.findall(r"'([^']+)'", str(context["expected_tags"]))
+        tag, key = str(context["tag"]), str(context["discriminator"]).strip("'")
+        return f"{shown}.{key}: unknown '{printable(tag)}'{nearest(tag, known)} (known: {', '.join(known)})"
+    if kind == "union_tag_not_found":
+        return f"{shown}: needs the key {context['discriminator']}"
+    if kind == "value_error":
+        return f"{shown}: {context['error']}"
+    if kind == "literal_error":
+        known = re.findall(r"'([^']+)'", str(context["expected"]))
+        expected = str(context["expected"]).replace("False", "false").replace("True", "true")
+        return f"{shown}: {expected} expected, got {given}{nearest(str(error['input']), known)}"
+    if kind == "string_pattern_mismatch" and path == ["name"]:
+        return f"{shown}: up to 128 letters, digits, '_', '.' or '-' expected, a letter or digit first, got {given}"
+    if kind == "string_pattern_mismatch":
+        return f"{shown}: text that matches {context['pattern']} expected, got {given}"
+    if kind == "string_too_short":
+        return f"{shown}: text expected, got {given}"
+    if kind in ("too_long", "too_short"):
+        limit = context["max_length"] if kind == "too_long" else context["min_length"]
+        amount = f"at {'most' if kind == 'too_long' else 'least'} {limit} item{'' if limit == 1 else 's'}"
+        return f"{shown}: {amount} expected, got {given}"
+    message = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ").removeprefix("a ")
+    return f"{shown}: {message} expected, got {given}"
+
+
+def _keys(error: ErrorDetails, data: Any) -> Iterator[str | int]:
+    """The keys of an error's location; the other parts of it name a member of a union, which no data has."""
+    last = len(error["loc"]) - 1
+    for index, key in enumerate(error["loc"]):
+        if isinstance(data, (list, tuple)):
+            data = dict(enumerate(data))
+        if isinstance(data, dict) and key in data:
+            data = data[key]
+        elif index < last or error["type"] != "missing":
+            continue
+        yield key
+
+
+def _known_key(path: list[str | int], model: type[BaseModel], data: Any, is_whole: bool) -> str:
+    """The nearest key that is known in a place, or else where the key is known."""
+    *place, key = (str(part) for part in path)
+    holder = _model_at(path[:-1], model, data)
+    known = list(holder.model_fields) if holder else []
+    if place and place[-1] in ROLES and (hint := nearest(key, [one for one in known if one not in PAIR_KEYS])):
+        return hint.replace("mean '", f"mean '{place[-1]}_")  # as the mistake is written
+    if (hint := nearest(key, known)) or not is_whole:
+        return hint or f" (known: {', '.join(known) or 'none'})"
+    families: dict[str, Mapping[str, type[BaseModel]]] = {
+        "agent.algorithm": ALGORITHM_SPECS,
+        "agent.memory": MEMORY_SPECS,
+        "agent.net": NET_SPECS,
+    }
+    homes = []
+    for where, kinds in families.items():
+        names = [name for name, kind in kinds.items() if key in kind.model_fields]
+        if names and len(names) < len(kinds):
+            homes.append(f"{where} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
+    return f"; it is a key of {' and of '.join(homes)}" if homes else ""
+
+
+def _model_at(path: list[str | int], model: type[BaseModel], data: Any) -> type[BaseModel] | None:
+    """The model of the mapping at a path."""
+    annotation: Any = model
+    kind: type[BaseModel] | None = model
+    for key in path:
+        data = data[key]
+        if kind is not None and key in ROLES:
+            continue  # a role has the keys of its net
+        if kind is not None:
+            annotation = kind.model_fields[str(key)].annotation
+        elif get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        kinds = [] if get_origin(annotation) is dict or not isinstance(data, dict) else list(_models_in(annotation))
+        kind = kinds[0] if len(kinds) == 1 else next((one for one in kinds if _is_tagged(one, data)), None)
+    return kind
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    else:
+        for part in get_args(annotation):
+            yield from _models_in(part)
+
+
+def _is_tagged(kind: type[BaseModel], data: dict[str, Any]) -> bool:
+    """Whether the `name` or `type` of a mapping chooses this model."""
+    fields = [(key, kind.model_fields[key]) for key in ("name", "type") if key in kind.model_fields]
+    return any(data.get(key) in get_args(field.annotation) for key, field in fields)
+
+
+def show(value: Any) -> str:
+    """A value as it was written, cut short."""
+    return printable(json.dumps(value, default=str, ensure_ascii=False), limit=60)
+
+
+def _join(path: list[str | int]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}" if text else printable(part)
+    return text
