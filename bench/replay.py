@@ -13,7 +13,7 @@ from slm_lab.agent.algorithm.dqn import DQN
 from slm_lab.agent.memory.batch import Transition
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
-from slm_lab.experiment.control import build_agent
+from slm_lab.experiment.build import build_session_agent
 
 NUM_DRAW = 2000
 
@@ -24,7 +24,7 @@ def main() -> None:
     size = int(json.loads(Path(sys.argv[1]).read_text())["size"])
     spec = build_spec(ROW_BY_NAME["dqn_cartpole"], overrides={"agent.memory.max_size": size})
     env = build_vec_env(build_settings(spec.env, (0,)))
-    algorithm = build_agent(spec, env, 0).algorithm
+    algorithm = build_session_agent(spec, env, 0).algorithm
     env.close()
     assert isinstance(algorithm, DQN)
     memory, num_envs = algorithm.memory, spec.env.num_envs

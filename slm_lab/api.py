@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slm_lab.agent.agent import reset_rows
 from slm_lab.agent.algorithm.base import Carry
 from slm_lab.env.layout import flatten_obs
-from slm_lab.experiment.run import Options, enjoy, load_trained, start
-from slm_lab.experiment.run import resume as resume_run
+from slm_lab.experiment.launch import resume as resume_run
+from slm_lab.experiment.launch import start
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import enjoy, load_trained
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
@@ -19,6 +21,9 @@ from slm_lab.lib.runtime import import_modules
 from slm_lab.results.folder import DATA_DIR
 from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
+
+if TYPE_CHECKING:
+    from slm_lab.experiment.search_result import SearchResult
 
 Array = np.ndarray[Any, Any]
 
@@ -56,14 +61,15 @@ def search(
     imports: Sequence[str] = (),
     log_level: str = "INFO",
     keep: int = 3,
-) -> Any:
-    """Search a spec and return a `SearchResult`: its trials, best first, and the file with the spec of the best."""
+) -> "SearchResult":
+    """Search a spec: its trials, best first, and the file with the spec of the best."""
     if isinstance(spec, dict):
         spec = parse_spec(spec)[0]
     setup_console(log_level)
-    options = Options(Path(data_dir), log_level, imports=tuple(imports))
+    options = Options(Path(data_dir), log_level, imports=tuple(imports), keep=keep)
     # loaded only here: the sampler takes a second
-    return vars(import_module("slm_lab.experiment.search_run"))["start_search"](spec, options, keep)
+    result: SearchResult = import_module("slm_lab.experiment.search_run").start_search(spec, options)
+    return result
 
 
 def record(

@@ -39,3 +39,10 @@ def write_spec() -> Callable[[Spec, Path], Path]:
 def tiny_spec() -> Callable[..., Spec]:
     """Makes specs that train in a second: `tiny_spec("DQN", env={"max_frame": 400})`."""
     return make_tiny_spec
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs end without graphs and pages, which take seconds."""
+    monkeypatch.setattr("slm_lab.results.conclude.plot_run", lambda _: None)
+    monkeypatch.setattr("slm_lab.results.conclude.write_report", lambda _, path: path.touch())

@@ -25,6 +25,7 @@ from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.results.folder import find_run_path
 from slm_lab.spec.algorithm import AlgorithmSpec
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 ENVIRON = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 SPACES: dict[str, gym.Space[Any]] = {
     "dict": spaces.Dict(
@@ -63,7 +64,8 @@ gym.register("Shape-v0", entry_point=f"{__name__}:ShapeEnv")
 
 def train(path: Path, source: str = "ppo_cartpole", **changes: Any) -> TrainedAgent:
     """An agent that has hardly learned anything."""
-    changes = {"env__max_frame": 600, "meta__max_session": 1, "meta__compile": False, **changes}
+    short = {"env__max_frame": 600, "meta__max_session": 1, "meta__compile": False, "meta__final_eval": 0}
+    changes = {**short, **changes}
     return slm_lab.load_agent(slm_lab.run(slm_lab.load(source, **changes), path, log_level="ERROR").folder)
 
 
@@ -174,9 +176,7 @@ import slm_lab
 from gymnasium.envs.classic_control import CartPoleEnv
 from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.registry import register_algorithm
-from slm_lab.results.folder import find_run_path
-from slm_lab.lib.errors import LabError, SpecError
-from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.lib.errors import LabError
 from slm_lab.spec.algorithm import AlgorithmSpec
 
 class OwnEnv(CartPoleEnv):

@@ -10,7 +10,8 @@ from bench.faults.fork import fork, wait
 from bench.faults.row import Batch, Row, Verdict
 from bench.faults.specs import NAME, make_spec
 from slm_lab.audit.difference import find_difference
-from slm_lab.experiment.run import Options, start
+from slm_lab.experiment.launch import start
+from slm_lab.experiment.options import Options
 from slm_lab.results.run import load_run
 
 NUM_RUN = 8

@@ -13,6 +13,7 @@ from typing import Any
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.compile.engine import CompiledFunction
 from slm_lab.experiment.control import Session
+from slm_lab.experiment.filming import Filming
 from slm_lab.results import conclude
 from slm_lab.share import push
 
@@ -74,7 +75,7 @@ elif PHASE == "update":
 elif PHASE == "eval":
     Session._evaluate = marked(Session._evaluate)  # type: ignore[method-assign]
 elif PHASE == "video":
-    Session._film = marked(Session._film)  # type: ignore[method-assign]
+    Filming.film = marked(Filming.film)  # type: ignore[method-assign]
 elif PHASE == "plot":
     conclude.plot_run = marked(conclude.plot_run)
 elif PHASE == "upload":

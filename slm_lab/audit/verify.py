@@ -14,7 +14,8 @@ from slm_lab.audit.difference import MODELS, NEVER, TABLES, Comparison, Differen
 from slm_lab.experiment.checkpoint.replay_files import parse_chunks
 from slm_lab.experiment.checkpoint.state import content_errors, load_state
 from slm_lab.experiment.control import FORMAT, Session, read_frame
-from slm_lab.experiment.run import describe_machine, prepare
+from slm_lab.experiment.launch import describe_machine, prepare
+from slm_lab.experiment.options import Options
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, WorkerError
 from slm_lab.lib.io import is_locked, storage_errors
 from slm_lab.lib.runtime import import_modules
@@ -239,15 +240,8 @@ class Verification:
     def _replay(self, key: tuple[int, int], last: int, scratch: RunFolder) -> Session:
         # initial weights are drawn from torch's global generator, which belongs to the caller
         with torch.random.fork_rng(devices=[]):
-            session = Session(
-                self.spec,
-                scratch,
-                *key,
-                lambda _: None,
-                lambda: False,
-                imports=self.settings.imports,
-                end_frame=last,
-            )
+            options = Options(imports=self.settings.imports)
+            session = Session(self.spec, scratch, *key, options=options, end_frame=last)
             session.run()
         return session
 

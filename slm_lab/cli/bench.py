@@ -33,7 +33,7 @@ from slm_lab.share.pull import find_names, pull_runs
 from slm_lab.share.push import push_run
 from slm_lab.share.settings import read_settings
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Run the benchmark.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run the benchmark.")
 
 Filter = Annotated[
     list[str] | None,

@@ -16,7 +16,7 @@ from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
 from slm_lab.spec.loading import load_spec, parse_override
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 
 @app.command(

@@ -17,7 +17,7 @@ from slm_lab.results.statistics import compare as compare_scores
 from slm_lab.results.statistics import describe_improvement
 from slm_lab.spec.reader import printable
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 
 @app.command(help="Compare two runs: scores with their difference, speed, and what differs in their specs.")

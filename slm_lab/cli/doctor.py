@@ -12,7 +12,7 @@ from slm_lab.results.folder import DATA_DIR
 from slm_lab.results.run import load_run
 from slm_lab.spec.reader import printable
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 MARKS = {"warn": "WARN", "info": "info"}
 

@@ -16,7 +16,7 @@ from slm_lab.env.watch import close_envs
 from slm_lab.lib.errors import EnvError
 from slm_lab.lib.runtime import import_modules
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Work with environments.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Work with environments.")
 
 MARKS = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
 # families by how the entry point of an env begins

@@ -1,4 +1,4 @@
-"""A user's mistake ends in one clear message and exit code 2; a bug keeps its traceback."""
+"""What an error means to whoever called a command: one clear message, or a traceback, and the exit code."""
 
 import errno
 import sys
@@ -9,20 +9,34 @@ from contextlib import contextmanager
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.secret import redact
 
+# what the torch-free install leaves out
+ML_PACKAGES = ("torch", "gymnasium", "ale_py", "tensorboard", "optuna")
+# of paths that nothing can be at, whatever was to be done there
+BAD_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
+
+
+def report_error(error: BaseException) -> int:
+    """Write an error to stderr; the exit code: 2 for a user's mistake, 130 for Ctrl-C, 1 for a bug."""
+    if isinstance(error, KeyboardInterrupt):
+        # before training began, so there is nothing to save
+        return 130
+    text = None
+    if isinstance(error, LabError):
+        text = str(error)
+    elif isinstance(error, OSError) and error.errno in BAD_PATH:
+        text = f"{str(error.filename)[:100]!r}: {error.strerror}"
+    elif isinstance(error, ModuleNotFoundError) and error.name in ML_PACKAGES:
+        text = f"this command needs {error.name}; run `uv sync`, or `pip install slm-lab[ml]`"
+    # the traceback of a bug, of an env perhaps, whose words may hold a secret
+    message = f"Error: {text}\n" if text is not None else "".join(traceback.format_exception(error))
+    sys.stderr.write(redact(message))
+    return 2 if text is not None else 1
+
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turn errors that a user can fix into a message."""
+    """End the command with what an error means."""
     try:
         yield
-    except LabError as error:
-        sys.stderr.write(redact(f"Error: {error}\n"))
-        sys.exit(2)
     except Exception as error:
-        # paths that nothing can be at, whatever was to be done there
-        if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP):
-            sys.stderr.write(redact(f"Error: {str(error.filename)[:100]!r}: {error.strerror}\n"))
-            sys.exit(2)
-        # a bug, of an env perhaps, whose words may hold a secret
-        sys.stderr.write(redact(traceback.format_exc()))
-        sys.exit(1)
+        sys.exit(report_error(error))

@@ -34,7 +34,7 @@ SORTS: dict[str, Callable[[Run], Any]] = {
 # how long the hub may take to answer where it was not asked for
 QUICK_SECONDS = 10.0
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 
 def _score(run: Run) -> float:

@@ -1,4 +1,4 @@
-"""Options that training and searching share."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,12 +20,31 @@ LogLevelOption = Annotated[
 ]
 LogFormatOption = Annotated[LogFormat, typer.Option(help="Of the console: lines for people, or JSON.")]
 ContinueOption = Annotated[
-    bool, typer.Option("--continue", help="Go on with the run of the same spec in the data folder; without one, start.")
+    bool, typer.Option("--continue", help="Resume the run of the same spec in the data folder; without one, start.")
 ]
 DataDirOption = Annotated[Path, typer.Option(help="Where run folders are made.")]
 RayAddressOption = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Run sessions on the Ray cluster at HOST:PORT, auto, or local."),
+]
+RenderOption = Annotated[bool, typer.Option("--render", help="Show the first env in a window.")]
+ProfileOption = Annotated[bool, typer.Option("--profile", help="Show the time split by phase for each session.")]
+EpisodesOption = Annotated[int, typer.Option(help="How many to play.", min=1, rich_help_panel="Play")]
+VideoOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the episodes as FILE.mp4 or FILE.gif.", rich_help_panel="Play"),
+]
+KeepOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Keep the weights of the N best trials, by default 3; -1: of all.",
+        min=-1,
+        rich_help_panel="Search",
+    ),
+]
+ValidateOption = Annotated[
+    int, typer.Option(metavar="N", help="Then train the winner with N fresh seeds.", min=0, rich_help_panel="Search")
 ]
 UploadOption = Annotated[
     bool, typer.Option("--upload-hf", envvar="UPLOAD_HF", help="At the end, send the run to HF_REPO.")

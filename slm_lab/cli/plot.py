@@ -15,7 +15,7 @@ from slm_lab.results.run import Run, load_runs
 
 PLOTS = Path("docs/plots")
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 
 @app.command(help="Draw the learning curves of runs side by side, one figure per env.")

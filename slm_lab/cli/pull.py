@@ -17,7 +17,7 @@ from slm_lab.share.opening import open_store
 from slm_lab.share.pull import Pulled, list_runs, pull_runs
 from slm_lab.share.settings import read_settings
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 NUM_SHOWN = 5
 
 

@@ -13,7 +13,7 @@ from slm_lab.share.opening import open_store
 from slm_lab.share.push import push_run
 from slm_lab.share.settings import read_settings
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 
 @app.command(

@@ -10,7 +10,7 @@ from slm_lab.audit.replay_fault import Row, advise, bundle_errors, read_bundle, 
 from slm_lab.cli.failure import user_errors
 from slm_lab.lib.runtime import import_modules
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 # tensors of the nets that are shown, those with the largest numbers
 MAX_ROWS = 12

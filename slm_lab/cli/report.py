@@ -15,7 +15,7 @@ from slm_lab.results.report_comparison import compare_runs
 from slm_lab.results.report_search import write_search_report
 from slm_lab.results.run import load_runs
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

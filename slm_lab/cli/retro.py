@@ -12,7 +12,7 @@ from slm_lab.results.folder import DATA_DIR, RunFolder
 from slm_lab.results.metrics import format_trial_metrics
 from slm_lab.results.run import load_run
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 
 @app.command(help="Make the metrics, graphs and report of a run again from its tables, wherever it was made.")

@@ -1,28 +1,37 @@
-"""`slm-lab run [SPEC_FILE] [SPEC_NAME] [MODE]`: train, continue or replay."""
+"""`slm-lab run [SPEC_FILE] [SPEC_NAME] [MODE]`, `slm-lab resume` and `slm-lab enjoy`."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from loguru import logger
 
-from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import (
     ContinueOption,
     DataDirOption,
     DeviceOption,
+    EpisodesOption,
     ImportsOption,
+    KeepOption,
     LogFormatOption,
     LogLevelOption,
+    ProfileOption,
     RayAddressOption,
+    RenderOption,
     SeedOption,
     SetOption,
     UploadOption,
+    ValidateOption,
+    VideoOption,
     list_changes,
 )
 from slm_lab.cli.upload import check_upload, upload_run
-from slm_lab.experiment.run import Options, enjoy, resume, start, start_or_continue, summarize, summarize_training
+from slm_lab.experiment.launch import resume as resume_run
+from slm_lab.experiment.launch import start, start_or_continue, summarize, summarize_training
+from slm_lab.experiment.options import DEFAULTS, Options
+from slm_lab.experiment.play import enjoy as play
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
@@ -30,88 +39,162 @@ from slm_lab.lib.runtime import import_modules
 from slm_lab.lib.unit import format_seconds
 from slm_lab.results.conclude import Conclusion
 from slm_lab.results.doctor import can_judge
-from slm_lab.results.folder import DATA_DIR
+from slm_lab.results.folder import DATA_DIR, open_run_folder
 from slm_lab.spec.loading import SUFFIXES, find_bare_file, load_spec, locate, parse_override
 from slm_lab.spec.schema import Spec
 
 DEMO = "ppo_cartpole"
 MODES = ("dev", "train", "train@DIR", "train@latest", "enjoy@DIR", "search", "search@DIR")
+FolderArgument = Annotated[str, typer.Argument(metavar="[DIR]", help="A run folder; without it the latest.")]
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 
 def split_arguments(arguments: list[str]) -> tuple[str, str | None, str]:
     """File or bare name, spec name, and mode; what is left out takes its default."""
-    rest = list(arguments)
-    mode = rest.pop() if rest and _is_mode(rest[-1]) else "dev"
-    if len(rest) > 2:
-        raise LabError(f"unknown mode '{rest[-1]}'{nearest(rest[-1], MODES)} (known: {', '.join(MODES)})")
-    if not rest:
-        return DEMO, None, mode
-    if len(rest) == 2 and Path(rest[0]).suffix not in SUFFIXES and find_bare_file(*rest) is None:
+    words = list(arguments)
+    mode = words.pop() if words and _is_mode(words[-1]) else "dev"
+    if words and _is_mode(words[0]):
+        raise LabError(f"the mode comes last: slm-lab run {' '.join([*words[1:], words[0]])}")
+    if len(words) > 2 or (
         # a bare name needs no second one, so the second word was meant as the mode
-        raise LabError(f"unknown mode '{rest[1]}'{nearest(rest[1], MODES)} (known: {', '.join(MODES)})")
-    return rest[0], rest[1] if len(rest) == 2 else None, mode
+        len(words) == 2 and Path(words[0]).suffix not in SUFFIXES and find_bare_file(*words) is None
+    ):
+        raise LabError(f"unknown mode '{words[-1]}'{nearest(words[-1], MODES)} (known: {', '.join(MODES)})")
+    return words[0] if words else DEMO, words[1] if len(words) == 2 else None, mode
 
 
 def _is_mode(text: str) -> bool:
-    return text in ("dev", "train") or text.startswith(("train@", "enjoy@"))
+    return text in ("dev", "train", "search") or text.startswith(("train@", "enjoy@", "search@"))
 
 
 @app.command(
-    help="Train, continue or replay a spec.\n\n"
+    help="Train a spec; with a mode also search, resume or play.\n\n"
     "SPEC_FILE is a file or the bare name of a shipped spec; without it the demo is trained. MODE is dev (one "
-    "session, TensorBoard), train (all sessions), train@DIR or train@latest (continue exactly), or enjoy@DIR (play); "
-    "search and search@DIR have options of their own: slm-lab run search --help."
+    "session, TensorBoard), train (all sessions), search (find better values), train@DIR or search@DIR (resume "
+    "exactly; DIR may be latest), or enjoy@DIR (play)."
 )
 def run(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[SPEC_FILE] [SPEC_NAME] [MODE]")] = None,
     set_: SetOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
-    render: Annotated[bool, typer.Option("--render", help="Show the first env in a window.")] = False,
-    episodes: Annotated[int, typer.Option(help="Episodes to play in enjoy mode.", min=1)] = 10,
-    video: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the episodes of enjoy mode as FILE.mp4 or FILE.gif.")
-    ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Show the time split by phase for each session.")] = False,
+    continue_: ContinueOption = False,
+    render: RenderOption = False,
+    profile: ProfileOption = False,
+    keep: KeepOption = None,
+    validate: ValidateOption = 0,
+    episodes: EpisodesOption = 10,
+    video: VideoOption = None,
     imports: ImportsOption = None,
     log_level: LogLevelOption = "INFO",
     log_format: LogFormatOption = "text",
     data_dir: DataDirOption = DATA_DIR,
-    continue_: ContinueOption = False,
     ray_address: RayAddressOption = None,
     upload_hf: UploadOption = False,
 ) -> None:
-    """Entry of the command."""
+    """Train, search, resume or play, as the mode says."""
     setup_console(log_level, log_format)
-    options = Options(data_dir, log_level, render, tuple(imports or ()), video, log_format, ray_address)
-    with user_errors():
-        if ray_address is not None and render:
-            raise LabError("--render shows sessions of this process, --ray-address runs them elsewhere; leave one out")
-        source, name, mode = split_arguments(arguments or [])
-        changes = list_changes(set_, seed, device)
-        if video is not None and not mode.startswith("enjoy@"):
-            raise LabError(f"--video goes with enjoy@DIR, not with {mode}; while training, set meta.video_frequency")
-        if continue_ and "@" in mode:
-            raise LabError(f"--continue finds the run by its spec, {mode} names it; leave one out")
-        if mode.startswith("enjoy@"):
-            # UPLOAD_HF may stand in the environment for all runs, and playing makes none
-            _enjoy(mode.removeprefix("enjoy@"), options, episodes)
-            return
-        if upload_hf:
-            check_upload()
-        if mode.startswith("train@"):
-            if changes:
-                raise LabError("a continued run keeps its saved spec; -s, --seed and --device do not go with train@")
-            expected = locate(source, name)[1] if len(arguments or []) > 1 else None
-            result = resume(mode.removeprefix("train@"), options, expected)
+    source, name, mode = split_arguments(arguments or [])
+    verb, _, where = mode.partition("@")
+    changes = list_changes(set_, seed, device)
+    options = Options(
+        data_dir,
+        log_level,
+        render,
+        tuple(imports or ()),
+        video,
+        log_format,
+        ray_address,
+        DEFAULTS.keep if keep is None else keep,
+    )
+    if ray_address is not None and render:
+        raise LabError("--render shows sessions of this process, --ray-address runs them elsewhere; leave one out")
+    if video is not None and verb != "enjoy":
+        raise LabError(f"--video goes with enjoy@DIR, not with {mode}; while training, set meta.video_frequency")
+    if (keep is not None or validate) and verb != "search":
+        raise LabError(f"--keep and --validate go with search, not with {mode}")
+    if (render or profile) and verb == "search":
+        raise LabError("--render and --profile go with train, not with search")
+    if continue_ and where:
+        raise LabError(f"--continue finds the run by its spec, {mode} names it; leave one out")
+    if changes and where and verb != "enjoy":
+        raise LabError(f"a resumed run keeps its saved spec; -s, --seed and --device do not go with {verb}@")
+    if verb == "enjoy":
+        # UPLOAD_HF may stand in the environment for all runs, and playing makes none
+        _enjoy(where, options, episodes)
+        return
+    if upload_hf:
+        check_upload()
+    # of a run that is named, a spec only says which is meant
+    expected = locate(source, name)[1] if where and len(arguments or []) > 1 else None
+    import_modules(options.imports)
+    if verb == "search":
+        # loaded only here: the sampler takes a second
+        searches = import_module("slm_lab.experiment.search_run")
+        if where:
+            found = searches.resume_search(where, options, expected)
         else:
-            import_modules(options.imports)
-            begin = start_or_continue if continue_ else start
-            result = begin(_load(source, name, changes, mode), options)
+            search = searches.start_or_continue_search if continue_ else searches.start_search
+            found = search(_load(source, name, changes, mode), options)
+        conclude = import_module("slm_lab.cli.search").conclude
+        sys.exit(conclude(found, options, validate, continue_, upload_hf))
+    if where:
+        result = resume_run(where, options, expected)
+    else:
+        begin = start_or_continue if continue_ else start
+        result = begin(_load(source, name, changes, mode), options)
     _conclude(result, options, profile)
     sys.exit((upload_run(result.folder) if upload_hf and result.metrics else 0) or result.exit_code)
+
+
+@app.command(help="Resume a run or a search from its last checkpoints, exactly; one that is done shows its result.")
+def resume(
+    folder: FolderArgument = "latest",
+    render: RenderOption = False,
+    profile: ProfileOption = False,
+    keep: KeepOption = None,
+    validate: ValidateOption = 0,
+    imports: ImportsOption = None,
+    log_level: LogLevelOption = "INFO",
+    log_format: LogFormatOption = "text",
+    data_dir: DataDirOption = DATA_DIR,
+    ray_address: RayAddressOption = None,
+    upload_hf: UploadOption = False,
+) -> None:
+    """`run train@DIR`, or `run search@DIR` where that is a search."""
+    import_modules(imports or ())
+    found = open_run_folder(folder, data_dir)[0]
+    verb = "search" if found.study_file.exists() else "train"
+    run(
+        [f"{verb}@{found.path}"],
+        render=render,
+        profile=profile,
+        keep=keep,
+        validate=validate,
+        imports=imports,
+        log_level=log_level,
+        log_format=log_format,
+        data_dir=data_dir,
+        ray_address=ray_address,
+        upload_hf=upload_hf,
+    )
+
+
+@app.command(help="Play episodes with the best agent of a run, without exploring; nothing of the run is changed.")
+def enjoy(
+    folder: FolderArgument = "latest",
+    episodes: EpisodesOption = 10,
+    render: RenderOption = False,
+    video: VideoOption = None,
+    imports: ImportsOption = None,
+    log_level: LogLevelOption = "INFO",
+    log_format: LogFormatOption = "text",
+    data_dir: DataDirOption = DATA_DIR,
+) -> None:
+    """`run enjoy@DIR`."""
+    setup_console(log_level, log_format)
+    _enjoy(folder, Options(data_dir, log_level, render, tuple(imports or ()), video, log_format), episodes)
 
 
 def _load(source: str, name: str | None, changes: list[str], mode: str) -> Spec:
@@ -131,14 +214,14 @@ def _enjoy(where: str, options: Options, episodes: int) -> None:
     def on_episode(index: int, value: float) -> None:
         logger.info(f"Episode {index + 1}/{episodes}: total_reward {value:.2f}")
 
-    returns = enjoy(where, options, episodes, on_episode)
+    returns = play(where, options, episodes, on_episode)
     sys.stdout.write(f"mean total_reward {sum(returns) / len(returns):.2f} over {len(returns)} episodes\n")
     if options.video is not None:
         sys.stdout.write(f"Video    {options.video}\n")
 
 
 def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
-    """The score, the files and the next commands; the exit code tells whether all is well."""
+    """Write the score, the files and the next commands."""
     out = sys.stdout
     needed = "".join(f" --import {name}" for name in options.imports)
     if result.stop_code:

@@ -15,7 +15,7 @@ from slm_lab.remote.submit import APPLY, SubmitError, submit_task
 from slm_lab.remote.task import MODES, Mode, TaskRequest, check_upload, find_root, render_task
 from slm_lab.spec.loading import SUFFIXES, find_bare_file
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 
 def split_arguments(arguments: list[str]) -> tuple[str, str | None, Mode]:

@@ -24,7 +24,7 @@ from slm_lab.spec.loading import (
 )
 from slm_lab.spec.reader import read_document
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Work with spec files.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Work with spec files.")
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A spec file, or the name of a shipped spec.")]
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The spec in the file; default: every one.")]

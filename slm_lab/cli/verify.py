@@ -13,7 +13,7 @@ from slm_lab.lib.log import setup_console
 from slm_lab.results.folder import DATA_DIR
 from slm_lab.spec.reader import printable
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=False)
 
 
 @app.command(

@@ -10,13 +10,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from loguru import logger
+from pydantic import TypeAdapter
 
+from slm_lab.experiment.messages import Progress, SessionEnd
+from slm_lab.experiment.options import DEFAULTS, Options
 from slm_lab.lib.errors import LabError
-from slm_lab.lib.log import LogFormat
 from slm_lab.lib.runtime import num_cores
 
 # a session that has not saved by then is killed: whoever stops the command, such as Docker, gives it ten seconds in all
@@ -24,8 +27,6 @@ STOP_SECONDS = 8.0
 # one that has told its result may still have to end what an env or a service has begun
 END_SECONDS = 60.0
 POLL_SECONDS = 0.2
-# the error of a session that was stopped before
-NOT_STARTED = "not started"
 
 # trial and session
 Key = tuple[int, int]
@@ -35,15 +36,13 @@ Key = tuple[int, int]
 class SessionTask:
     """What a process needs to run one session; plain data."""
 
-    folder: str
+    folder: Path
     name: str
     trial: int
     session: int
-    imports: tuple[str, ...] = ()
-    log_level: str = "INFO"
+    options: Options = DEFAULTS
     console_level: str = "WARNING"
     num_threads: int = 1
-    log_format: LogFormat = "text"
     # of a search that begins: whether the spec can be run at all is found out first, and told with what to know of it
     is_probe: bool = False
 
@@ -51,6 +50,18 @@ class SessionTask:
     def key(self) -> Key:
         """What the session is known by."""
         return self.trial, self.session
+
+    def to_json(self) -> str:
+        """As a word of a command line."""
+        return _TASK.dump_json(self).decode()
+
+    @staticmethod
+    def from_json(text: str) -> "SessionTask":
+        """What `to_json` wrote."""
+        return _TASK.validate_json(text)
+
+
+_TASK, _END = TypeAdapter(SessionTask), TypeAdapter(SessionEnd)
 
 
 @dataclass(frozen=True)
@@ -61,34 +72,13 @@ class Resources:
     gpu: float = 0.0
 
 
-@dataclass
-class Outcome:
-    """How a session ended: a result, or the reason why there is none."""
-
-    session: int
-    result: dict[str, Any] | None = None
-    error: str | None = None
-    is_user_error: bool = False
-    # it or its env workers: by SIGTERM, or for being late after it
-    is_killed: bool = False
-    # numbers that were not finite, which other values of the spec may not give
-    is_diverged: bool = False
-    # by the clock of the process that runs all sessions
-    ended: float = field(default=0.0, compare=False)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a wish to stop, if there was one, is why there is no result."""
-        return self.is_killed or self.error == NOT_STARTED
-
-
 @dataclass(frozen=True)
 class Event:
     """What has happened to a session: progress, or its end; or what a probe has to say beforehand."""
 
     key: Key
-    progress: dict[str, Any] | None = None
-    outcome: Outcome | None = None
+    progress: Progress | None = None
+    end: SessionEnd | None = None
     notes: list[str] | None = None
 
 
@@ -112,12 +102,8 @@ class Executor(Protocol):
         """Kill what still runs."""
 
 
-# what makes an executor somewhere else
-Connect = Callable[[Resources], Executor]
-
-
-def load_ray(address: str) -> Connect:
-    """What makes an executor on a Ray cluster; the package is optional and slow to import."""
+def load_ray(address: str) -> Any:
+    """The module that runs sessions on a Ray cluster; its package is optional and slow to import."""
     # under `uv run` Ray would send this folder to the nodes and install it there; it reads this when imported
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
@@ -130,29 +116,38 @@ def load_ray(address: str) -> Connect:
             "uv sync --group ray"
         ) from None
     module.check_address(address)
+    return module
 
-    def connect(resources: Resources) -> Executor:
-        executor: Executor = module.RayExecutor(address, resources)
-        return executor
 
-    return connect
+def check_executor(options: Options) -> None:
+    """Tell of a cluster that is not there before anything is written."""
+    if options.ray_address is not None:
+        load_ray(options.ray_address)
+
+
+def build_executor(options: Options, resources: Resources, max_parallel: int | None = None) -> Executor:
+    """Where sessions run, as the options say: on a cluster, or here, at most so many at once."""
+    if options.ray_address is None:
+        return LocalExecutor(max_parallel)
+    executor: Executor = load_ray(options.ray_address).RayExecutor(options.ray_address, resources)
+    return executor
 
 
 def run_tasks(
     executor: Executor,
     tasks: Sequence[SessionTask],
-    on_progress: Callable[[dict[str, Any]], None],
-    should_stop: Callable[[], bool],
-    on_idle: Callable[[], None],
-    on_end: Callable[[Outcome], None] = lambda _: None,
-) -> list[Outcome]:
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_idle: Callable[[], None] = lambda: None,
+    on_end: Callable[[SessionEnd], None] = lambda _: None,
+) -> list[SessionEnd]:
     """Run every task to its end; when asked to stop, the running ones save and end, the others never start."""
-    outcomes: dict[Key, Outcome] = {}
+    ends: dict[Key, SessionEnd] = {}
     is_stopping = False
     try:
         for task in tasks:
             executor.submit(task)
-        while len(outcomes) < len(tasks):
+        while len(ends) < len(tasks):
             if should_stop() and not is_stopping:
                 is_stopping = True
                 for task in tasks:
@@ -160,14 +155,14 @@ def run_tasks(
             for event in executor.poll(POLL_SECONDS):
                 if event.progress is not None:
                     on_progress(event.progress)
-                if event.outcome is not None:
-                    event.outcome.ended = time.monotonic()
-                    outcomes[event.key] = event.outcome
-                    on_end(event.outcome)
+                if event.end is not None:
+                    event.end.ended = time.monotonic()
+                    ends[event.key] = event.end
+                    on_end(event.end)
             on_idle()
     finally:
         executor.close()
-    return [outcomes[task.key] for task in tasks]
+    return [ends[task.key] for task in tasks]
 
 
 @dataclass
@@ -175,8 +170,9 @@ class _Running:
     task: SessionTask
     process: subprocess.Popen[bytes]
     pipe: BinaryIO
-    outcome: Outcome
-    rest: bytes = field(default=b"")
+    # as the session has told it
+    end: SessionEnd | None = None
+    rest: bytes = b""
     # when it was asked to stop, and when it had told all there is to tell
     stopping_since: float | None = None
     closed_since: float | None = None
@@ -221,7 +217,7 @@ class LocalExecutor:
             self._close(one)
         for one in [one for one in self.running.values() if one.pipe.closed and one.process.poll() is not None]:
             del self.running[one.task.key]
-            events.append(Event(one.task.key, outcome=_end(one)))
+            events.append(Event(one.task.key, end=_end(one)))
         self._fill()
         return events
 
@@ -229,7 +225,7 @@ class LocalExecutor:
         """Ask a session to save and end; it is killed when it takes too long."""
         for task in [task for task in self.waiting if task.key == key]:
             self.waiting.remove(task)
-            self.told.append(Event(key, outcome=Outcome(task.session, error=NOT_STARTED)))
+            self.told.append(Event(key, end=SessionEnd(task.session, error="not started", reason="not started")))
         one = self.running.get(key)
         if one is not None and one.stopping_since is None:
             one.stopping_since = time.monotonic()
@@ -252,7 +248,7 @@ class LocalExecutor:
             one = _start(self.waiting.pop(0))
             self.running[task.key] = one
             # it takes seconds before it can say so itself
-            self.told.append(Event(task.key, progress={"session": task.session, "what": "starting"}))
+            self.told.append(Event(task.key, progress=Progress(task.session, what="starting")))
             self.selector.register(one.pipe, selectors.EVENT_READ, one)
 
     def _close(self, one: _Running) -> None:
@@ -283,7 +279,7 @@ def _start(task: SessionTask) -> _Running:
     threads = str(task.num_threads)
     process = subprocess.Popen(
         # told who its parent is: one that is killed while the session loads would else never have been there
-        [sys.executable, "-m", "slm_lab.experiment.worker", json.dumps(asdict(task)), str(write_end), str(os.getpid())],
+        [sys.executable, "-m", "slm_lab.experiment.worker", task.to_json(), str(write_end), str(os.getpid())],
         pass_fds=[write_end],
         stdin=subprocess.DEVNULL,
         env={
@@ -298,7 +294,7 @@ def _start(task: SessionTask) -> _Running:
         start_new_session=True,
     )
     os.close(write_end)
-    return _Running(task, process, os.fdopen(read_end, "rb", buffering=0), Outcome(task.session))
+    return _Running(task, process, os.fdopen(read_end, "rb", buffering=0))
 
 
 def _read(one: _Running, events: list[Event], may_wait: bool = True) -> bool:
@@ -312,24 +308,20 @@ def _read(one: _Running, events: list[Event], may_wait: bool = True) -> bool:
     for line in lines:
         kind, content = json.loads(line)
         if kind == "progress":
-            events.append(Event(one.task.key, progress=content))
+            events.append(Event(one.task.key, progress=Progress(**content)))
         elif kind == "notes":
             events.append(Event(one.task.key, notes=content))
-        elif kind == "result":
-            one.outcome.result = content
         else:
-            one.outcome.error = content
-            one.outcome.is_user_error = kind == "user_error"
-            one.outcome.is_killed = kind == "killed"
-            one.outcome.is_diverged = kind == "diverged"
+            one.end = _END.validate_python(content)
     return True
 
 
-def _end(one: _Running) -> Outcome:
+def _end(one: _Running) -> SessionEnd:
     code = one.process.wait()
-    if one.outcome.result is None and one.outcome.error is None:
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        one.outcome.error = f"the process of session {one.task.session} {how}"
-        # one that still loads dies of SIGTERM, which a batch system may have sent it before we do
-        one.outcome.is_killed = code == -signal.SIGTERM or (code == -signal.SIGKILL and one.stopping_since is not None)
-    return one.outcome
+    if one.end is not None:
+        return one.end
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    # one that still loads dies of SIGTERM, which a batch system may have sent it before we do
+    is_killed = code == -signal.SIGTERM or (code == -signal.SIGKILL and one.stopping_since is not None)
+    error = f"the process of session {one.task.session} {how}"
+    return SessionEnd(one.task.session, error=error, reason="killed" if is_killed else "failed")

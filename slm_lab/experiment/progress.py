@@ -2,9 +2,11 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Self
 
 from loguru import logger
 from rich.console import Console
@@ -13,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from slm_lab.experiment.messages import Progress
 from slm_lab.lib.log import console_to
 from slm_lab.lib.unit import format_seconds
 
@@ -23,55 +26,65 @@ GAP = "  "
 BARS = "▁▂▃▄▅▆▇█"
 
 
-class ProgressView:
-    """Shows frames, score, speed, time left and a small curve of each session."""
+class LiveView(ABC):
+    """A table that is drawn again and again on a terminal; elsewhere the view writes lines."""
 
-    def __init__(self, num_session: int, max_frame: int, console: Console | None = None, may_draw: bool = True) -> None:
+    def __init__(self, console: Console | None, may_draw: bool) -> None:
         self.console = console or Console(stderr=True)
         # lines for machines are not drawn over
         self.may_draw = may_draw
+        self.live: Live | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self.may_draw and self.console.is_terminal:
+            # made again at each refresh, so that seconds count
+            live = Live(get_renderable=self._table, console=self.console, refresh_per_second=4)
+            self.live = self._stack.enter_context(live)
+            # log lines go above the live table instead of through it
+            self._stack.enter_context(console_to(lambda line: self.console.print(Text(line.rstrip()), soft_wrap=True)))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    @abstractmethod
+    def _table(self) -> Table: ...
+
+
+class ProgressView(LiveView):
+    """Shows frames, score, speed, time left and a small curve of each session."""
+
+    def __init__(self, num_session: int, max_frame: int, console: Console | None = None, may_draw: bool = True) -> None:
+        super().__init__(console, may_draw)
         self.max_frame = max_frame
-        self.rows: dict[int, Mapping[str, Any] | None] = dict.fromkeys(range(num_session))
+        self.rows: dict[int, Progress | None] = dict.fromkeys(range(num_session))
         # what a session does instead of training, and since when
         self.states: dict[int, tuple[str, float]] = {}
         self.begun: dict[int, tuple[float, int]] = {}
-        self.live: Live | None = None
-        self.stack = ExitStack()
         self.last_line: dict[int, float] = {}
         # sessions whose compiling has a line
         self.told: set[int] = set()
         # scores so far, with the frame each belongs to
         self.history: dict[int, list[tuple[int, float]]] = {session: [] for session in range(num_session)}
 
-    def __enter__(self) -> "ProgressView":
-        if self.may_draw and self.console.is_terminal:
-            # made again at each refresh, so that seconds count
-            live = Live(get_renderable=self._table, console=self.console, refresh_per_second=4)
-            self.live = self.stack.enter_context(live)
-            # log lines go above the live table instead of through it
-            self.stack.enter_context(console_to(lambda line: self.console.print(Text(line.rstrip()), soft_wrap=True)))
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.stack.__exit__(*error)
-
-    def update(self, progress: Mapping[str, Any]) -> None:
+    def update(self, progress: Progress) -> None:
         """Take a session's progress."""
-        session, what = progress["session"], progress.get("what", "row")
+        session, what = progress.session, progress.what
         now = time.monotonic()
         if what != "row":
             self._take_state(session, what, now)
             return
         self.states.pop(session, None)
-        self.begun.setdefault(session, (now, progress["frame"]))
+        self.begun.setdefault(session, (now, progress.frame))
         self.rows[session] = progress
-        if progress["total_reward"] is not None and not math.isnan(progress["total_reward"]):
-            self.history[session].append((progress["frame"], progress["total_reward"]))
+        if not math.isnan(progress.total_reward):
+            self.history[session].append((progress.frame, progress.total_reward))
         if self.live is None and (
-            now - self.last_line.get(session, -math.inf) >= LINE_SECONDS or progress["frame"] >= self.max_frame
+            now - self.last_line.get(session, -math.inf) >= LINE_SECONDS or progress.frame >= self.max_frame
         ):
             self.last_line[session] = now
-            logger.bind(progress=dict(progress)).info(self._line(progress))
+            logger.bind(progress=asdict(progress)).info(self._line(progress))
 
     def _take_state(self, session: int, what: str, now: float) -> None:
         if what == "compiled":
@@ -84,19 +97,19 @@ class ProgressView:
                 self.told.add(session)
                 logger.info(f"Session {session} compiling")
 
-    def _time_left(self, progress: Mapping[str, Any]) -> str:
-        since, frame = self.begun.setdefault(progress["session"], (time.monotonic(), progress["frame"]))
-        done = progress["frame"] - frame
+    def _time_left(self, progress: Progress) -> str:
+        since, frame = self.begun.setdefault(progress.session, (time.monotonic(), progress.frame))
+        done = progress.frame - frame
         if done <= 0:
             return "?"
-        seconds = (self.max_frame - progress["frame"]) * (time.monotonic() - since) / done
+        seconds = (self.max_frame - progress.frame) * (time.monotonic() - since) / done
         return format_seconds(seconds)
 
-    def _line(self, progress: Mapping[str, Any]) -> str:
+    def _line(self, progress: Progress) -> str:
         return (
-            f"Session {progress['session']} frame {progress['frame']:,}/{self.max_frame:,} | "
-            f"total_reward {_score(progress['total_reward'])} | eval {_score(progress['eval_reward'])} | "
-            f"fps {progress['fps']:,.0f} | left {self._time_left(progress)}"
+            f"Session {progress.session} frame {progress.frame:,}/{self.max_frame:,} | "
+            f"total_reward {format_score(progress.total_reward)} | eval {format_score(progress.eval_reward)} | "
+            f"fps {progress.fps:,.0f} | left {self._time_left(progress)}"
         )
 
     def _table(self) -> Table:
@@ -116,7 +129,7 @@ class ProgressView:
             table.add_column("", no_wrap=True)
         for session, (number, *cells) in rows.items():
             progress = self.rows[session]
-            frame = 0 if progress is None else progress["frame"]
+            frame = 0 if progress is None else progress.frame
             bars = [ProgressBar(self.max_frame, frame, width=bar)] if bar else []
             curve = [draw_curve(self.history[session], self.max_frame)] if has_curve else []
             table.add_row(number, *bars, *cells, *curve)
@@ -129,9 +142,9 @@ class ProgressView:
             state = f"{state} {format_seconds(time.monotonic() - since)}"
         if progress is None:
             return str(session), state, "", "", "", ""
-        rewards = (_score(progress[key]) for key in ("total_reward", "eval_reward"))
-        last = (state, "") if state else (f"{progress['fps']:,.0f}", self._time_left(progress))
-        return str(session), f"{progress['frame']:,}", *rewards, *last
+        rewards = (format_score(value) for value in (progress.total_reward, progress.eval_reward))
+        last = (state, "") if state else (f"{progress.fps:,.0f}", self._time_left(progress))
+        return str(session), f"{progress.frame:,}", *rewards, *last
 
 
 def draw_curve(history: Sequence[tuple[int, float]], max_frame: int) -> str:
@@ -150,5 +163,6 @@ def draw_curve(history: Sequence[tuple[int, float]], max_frame: int) -> str:
     ).rstrip()
 
 
-def _score(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.2f}"
+def format_score(value: float) -> str:
+    """A score for people, or that there is none."""
+    return f"{value:.2f}" if math.isfinite(value) else "-"

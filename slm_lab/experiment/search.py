@@ -14,6 +14,7 @@ import numpy as np
 from loguru import logger
 
 from slm_lab.experiment.executor import POLL_SECONDS, Event, Executor, SessionTask
+from slm_lab.experiment.options import Options
 from slm_lab.experiment.search_result import SearchResult, write_result
 from slm_lab.experiment.search_view import SearchView, show_values
 from slm_lab.experiment.signals import StopSignal
@@ -21,7 +22,7 @@ from slm_lab.experiment.study import Study
 from slm_lab.experiment.trial import find_random_return
 from slm_lab.lib.errors import RunFolderError, SpecError
 from slm_lab.lib.io import lock_file, remove_orphans
-from slm_lab.lib.log import LogFormat, log_to
+from slm_lab.lib.log import log_to
 from slm_lab.results.conclude import conclude
 from slm_lab.results.folder import RunFolder, save_spec
 from slm_lab.results.metrics import SessionResult
@@ -88,32 +89,24 @@ def find_rungs(spec: Spec) -> list[int]:
 class Search:
     """Runs the trials of a search, from its start or from where it was."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        folder: RunFolder,
-        executor: Executor,
-        imports: tuple[str, ...] = (),
-        log_level: str = "INFO",
-        log_format: LogFormat = "text",
-        keep: int = 3,
-    ) -> None:
+    def __init__(self, spec: Spec, folder: RunFolder, executor: Executor, options: Options) -> None:
         self.spec = spec
         self.folder = folder
         self.executor = executor
-        self.imports = imports
-        self.log_level = log_level
-        self.log_format = log_format
-        self.keep = keep
+        self.options = options
         self.max_trial = spec.meta.max_trial or 1
         self.rungs = find_rungs(spec)
         self.active: dict[int, RunningTrial] = {}
         self.should_stop: Callable[[], bool] = lambda: False
-        self.view = SearchView(self.max_trial, spec.env.max_frame, may_draw=log_format == "text")
+        self.view = SearchView(self.max_trial, spec.env.max_frame, may_draw=options.log_format == "text")
 
     def run(self) -> SearchResult:
         """Run trials until there are as many as asked for, or until asked to stop."""
-        with log_to(self.folder.log_file(), self.log_level), lock_file(self._lock, LOCK_SECONDS), StopSignal() as stop:
+        with (
+            log_to(self.folder.log_file(), self.options.log_level),
+            lock_file(self._lock, LOCK_SECONDS),
+            StopSignal() as stop,
+        ):
             self.should_stop = stop
             remove_orphans(self.folder.path)
             self.study = Study(
@@ -124,7 +117,7 @@ class Search:
                 self.max_trial,
                 self.spec.meta.search_scheduler,
             )
-            self.random_return = find_random_return(self.spec, True, self.imports)
+            self.random_return = find_random_return(self.spec, True, self.options.imports)
             try:
                 with self.view:
                     self._loop()
@@ -220,15 +213,13 @@ class Search:
             trial.sessions[index] = _Session()
             self._read_rungs(trial, index)
             task = SessionTask(
-                str(self.folder.path),
+                self.folder.path,
                 self.folder.name,
                 trial.number,
                 index,
-                self.imports,
-                self.log_level,
-                "ERROR",
-                self.spec.meta.num_threads,
-                self.log_format,
+                self.options,
+                console_level="ERROR",
+                num_threads=self.spec.meta.num_threads,
             )
             self.executor.submit(task)
 
@@ -257,18 +248,16 @@ class Search:
         if trial is None:
             return
         session = trial.sessions[event.key[1]]
-        if event.progress is not None and event.progress.get("what", "row") == "row":
-            score = event.progress["total_reward"]
-            self._note(session, event.progress["frame"], math.nan if score is None else score)
+        if event.progress is not None and event.progress.what == "row":
+            self._note(session, event.progress.frame, event.progress.total_reward)
             self._climb(trial)
-        if event.outcome is not None:
+        if event.end is not None:
             session.is_running = False
-            if event.outcome.result is not None:
-                session.result = SessionResult(**event.outcome.result)
+            session.result = event.end.result
             is_done = session.result is not None and session.result.is_done
             # a stop may reach a session before it reaches this loop
             if not is_done and not trial.is_over and not self.should_stop():
-                self._fail(trial, event.outcome.error or f"session {event.key[1]} was stopped from outside")
+                self._fail(trial, event.end.error or f"session {event.key[1]} was stopped from outside")
             if is_done:
                 self._read_rungs(trial, event.key[1])
                 self._climb(trial)
@@ -339,11 +328,11 @@ class Search:
 
     def _remove_models(self) -> None:
         """Delete the weights of ended trials that are not among the best."""
-        if self.keep == KEEP_ALL:
+        if self.options.keep == KEEP_ALL:
             return
         rows = [row for row in self.study.read_rows() if row.trial not in self.active]
         done = sorted((row for row in rows if row.state == "done"), key=lambda row: -row.score)
-        kept = {row.trial for row in done[: self.keep]}
+        kept = {row.trial for row in done[: self.options.keep]}
         for row in rows:
             if row.state != "running" and row.trial not in kept:
                 _remove_files(self.folder.path.glob(f"model/{self.folder.prefix(row.trial)}_s*"))

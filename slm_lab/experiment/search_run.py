@@ -10,15 +10,16 @@ from pathlib import Path
 from loguru import logger
 
 from slm_lab.env.make import is_playground, resolve_name
-from slm_lab.experiment.executor import POLL_SECONDS, Executor, LocalExecutor, Resources, SessionTask
-from slm_lab.experiment.run import (
-    Options,
-    check_known_to_processes,
-    find_cluster,
-    start,
-    start_or_continue,
-    write_origin,
+from slm_lab.experiment.executor import (
+    POLL_SECONDS,
+    Executor,
+    LocalExecutor,
+    Resources,
+    SessionTask,
+    build_executor,
 )
+from slm_lab.experiment.launch import check_known_to_processes, start, start_or_continue, write_origin
+from slm_lab.experiment.options import Options
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
 from slm_lab.experiment.search_result import SearchResult
 from slm_lab.experiment.trial import TrialResult
@@ -59,7 +60,7 @@ class Probe:
     megabytes: float
 
 
-def start_search(spec: Spec, options: Options, keep: int = 3) -> SearchResult:
+def start_search(spec: Spec, options: Options) -> SearchResult:
     """Search a spec in a new run folder."""
     import_modules(options.imports)
     check_search(spec)
@@ -87,17 +88,17 @@ def start_search(spec: Spec, options: Options, keep: int = 3) -> SearchResult:
     folder.study_file.touch()
     for line in (f"Run folder {folder.path}", *notes[1:]):
         logger.info(line)
-    return _run(spec, folder, executor, options, keep)
+    return Search(spec, folder, executor, options).run()
 
 
-def start_or_continue_search(spec: Spec, options: Options, keep: int = 3) -> SearchResult:
+def start_or_continue_search(spec: Spec, options: Options) -> SearchResult:
     """Go on with the search of this spec that is in the data folder, or start one."""
     import_modules(options.imports)
     path = find_same_run(spec, options.data_dir, is_search=True)
-    return start_search(spec, options, keep) if path is None else resume_search(str(path), options, keep)
+    return start_search(spec, options) if path is None else resume_search(str(path), options)
 
 
-def resume_search(where: str, options: Options, keep: int = 3, name: str | None = None) -> SearchResult:
+def resume_search(where: str, options: Options, name: str | None = None) -> SearchResult:
     """Go on with a search, from whatever its trials came to."""
     import_modules(options.imports)
     if where == "latest":
@@ -111,7 +112,7 @@ def resume_search(where: str, options: Options, keep: int = 3, name: str | None 
         with import_hint(folder):
             resolve_name(spec.env.name)
     logger.info(f"Continuing {folder.path}")
-    return _run(spec, folder, _build_executor(spec, options), options, keep)
+    return Search(spec, folder, _build_executor(spec, options), options).run()
 
 
 def _find_latest(data_dir: Path, name: str | None) -> str:
@@ -127,29 +128,24 @@ def _find_latest(data_dir: Path, name: str | None) -> str:
     return str(max(journals, key=lambda path: path.stat().st_mtime_ns).parents[1])
 
 
-def _run(spec: Spec, folder: RunFolder, executor: Executor, options: Options, keep: int) -> SearchResult:
-    search = Search(spec, folder, executor, options.imports, options.log_level, options.log_format, keep)
-    return search.run()
-
-
 def _build_executor(spec: Spec, options: Options) -> Executor:
     """As many sessions at once as the machine, or the cluster, has room for."""
     needs = spec.meta.search_resources
-    connect = find_cluster(options)
-    if connect is not None:
-        return connect(Resources(max(needs.cpu, spec.meta.num_threads), needs.gpu))
-    limit = int(num_cores() / max(needs.cpu, spec.meta.num_threads))
-    if needs.gpu and (num_gpu := count_gpus()):
-        limit = min(limit, int(num_gpu / needs.gpu))
-    if limit < 1:
-        raise LabError(
-            f"meta.search_resources: a session needs cpu {needs.cpu:g} and gpu {needs.gpu:g}, which is more than this "
-            f"machine has ({num_cores()} cores); lower them"
-        )
-    return LocalExecutor(limit)
+    cpu = max(needs.cpu, spec.meta.num_threads)
+    limit = None
+    if options.ray_address is None:
+        limit = int(num_cores() / cpu)
+        if needs.gpu and (num_gpu := count_gpus()):
+            limit = min(limit, int(num_gpu / needs.gpu))
+        if limit < 1:
+            raise LabError(
+                f"meta.search_resources: a session needs cpu {needs.cpu:g} and gpu {needs.gpu:g}, which is more than "
+                f"this machine has ({num_cores()} cores); lower them"
+            )
+    return build_executor(options, Resources(cpu, needs.gpu), limit)
 
 
-def validate(result: SearchResult, num_session: int, options: Options, is_continued: bool = False) -> TrialResult:
+def prove(result: SearchResult, num_session: int, options: Options, is_continued: bool = False) -> TrialResult:
     """Train the winner with seeds that the search has not seen; or go on with that."""
     if result.best_spec is None:
         raise LabError(f"{result.folder}: no trial is done, so there is no winner to validate")
@@ -206,35 +202,35 @@ def _probe(spec: Spec, options: Options, num_slot: int) -> tuple[Probe | None, l
         meta={"compile": False, "log_frequency": row_every, "max_session": 1, "search_scheduler": None},
         env={"num_workers": 0},
     )
-    task = SessionTask("", spec.name, 0, 0, options.imports, "ERROR", "ERROR", spec.meta.num_threads, is_probe=True)
+    quiet = replace(options, log_level="ERROR")
     notes: list[str] = []
-    fps, first, outcome = 0.0, 0.0, None
+    fps, first, end = 0.0, 0.0, None
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(Path(path), spec.name)
         save_spec(folder.spec_file, whole)
         save_spec(folder.trial_spec_file(0), short)
         executor = LocalExecutor(1)
-        executor.submit(replace(task, folder=path))
+        executor.submit(SessionTask(folder.path, spec.name, 0, 0, quiet, "ERROR", spec.meta.num_threads, is_probe=True))
         # building an env may take minutes, so that time is counted from then on
         limit = math.inf
         try:
-            while outcome is None and time.monotonic() < limit:
+            while end is None and time.monotonic() < limit:
                 for event in executor.poll(POLL_SECONDS):
                     if event.notes is not None:
                         notes, limit = event.notes, time.monotonic() + PROBE_LIMIT
-                    if event.progress is not None and event.progress.get("what", "row") == "row":
-                        fps = event.progress["fps"]
+                    if event.progress is not None and event.progress.what == "row":
+                        fps = event.progress.fps
                         first = first or time.monotonic()
-                    outcome = event.outcome or outcome
+                    end = event.end or end
                 if first and time.monotonic() - first > PROBE_SECONDS:
                     executor.stop((0, 0))
         finally:
             executor.close()
-    if outcome is not None and outcome.error is not None and not outcome.is_stopped:
-        if outcome.is_user_error:
-            raise LabError(outcome.error)
-        reason = outcome.error.strip().splitlines()[-1]
-        if not outcome.is_diverged:
+    if end is not None and end.result is None and not end.is_stopped:
+        if end.reason == "input":
+            raise LabError(end.error)
+        reason = end.error.strip().splitlines()[-1]
+        if end.reason != "diverged":
             raise LabError(f"no trial was started, since a session of the spec fails: {reason}")
         logger.warning(f"A session with the values of the spec itself fails: {reason}")
     if not fps:

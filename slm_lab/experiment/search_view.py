@@ -1,20 +1,17 @@
 """What a person sees while a search runs: a live table on a terminal, plain lines elsewhere."""
 
-import math
 import time
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from loguru import logger
 from rich.console import Console
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from slm_lab.experiment.progress import LiveView, format_score
 from slm_lab.experiment.study import TrialRow
-from slm_lab.lib.log import console_to
 from slm_lab.lib.terminal import escape
 from slm_lab.lib.unit import format_seconds
 
@@ -34,30 +31,21 @@ class ShownTrial(Protocol):
     def values(self) -> dict[str, Any]: ...
 
 
-class SearchView:
+class SearchView(LiveView):
     """Shows how many trials have ended, the best so far, those under way, and the time left."""
 
     def __init__(self, max_trial: int, max_frame: int, console: Console | None = None, may_draw: bool = True) -> None:
-        self.console = console or Console(stderr=True)
-        self.may_draw = may_draw
+        super().__init__(console, may_draw)
         self.max_trial = max_trial
         self.max_frame = max_frame
         self.ended: dict[int, TrialRow] = {}
         self.num_before: int | None = None
-        self.began = time.monotonic()
-        self.last_line = self.began
-        self.live: Live | None = None
-        self.stack = ExitStack()
-
-    def __enter__(self) -> "SearchView":
+        self.running: list[ShownTrial] = []
         self.began = self.last_line = time.monotonic()
-        if self.may_draw and self.console.is_terminal:
-            self.live = self.stack.enter_context(Live(self._table([]), console=self.console, refresh_per_second=4))
-            self.stack.enter_context(console_to(lambda line: self.console.print(Text(line.rstrip()), soft_wrap=True)))
-        return self
 
-    def __exit__(self, *error: Any) -> None:
-        self.stack.__exit__(*error)
+    def __enter__(self) -> Self:
+        self.began = self.last_line = time.monotonic()
+        return super().__enter__()
 
     @property
     def best(self) -> TrialRow | None:
@@ -81,12 +69,12 @@ class SearchView:
         if self.num_before is None:
             # what a continued search had is not what it takes time for now
             self.num_before = len(self.ended)
-        shown = list(trials)
-        if self.live is not None:
-            self.live.update(self._table(shown))
-        elif time.monotonic() - self.last_line > LINE_SECONDS:
+        self.running = list(trials)
+        if self.live is None and time.monotonic() - self.last_line > LINE_SECONDS:
             self.last_line = time.monotonic()
-            running = "; ".join(f"trial {one.number} at {one.frame:,}: {_score(one.score)}" for one in shown)
+            running = "; ".join(
+                f"trial {one.number} at {one.frame:,}: {format_score(one.score)}" for one in self.running
+            )
             logger.info(f"{self._summary()} | {running}")
 
     def _summary(self) -> str:
@@ -104,20 +92,16 @@ class SearchView:
             return "?"
         return format_seconds((time.monotonic() - self.began) / num_new * (self.max_trial - len(self.ended)))
 
-    def _table(self, trials: list[ShownTrial]) -> Table:
+    def _table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), title=self._summary(), title_justify="left", title_style="")
         for title, justify in (("trial", "left"), ("frames", "left"), ("", "right"), ("score", "right"), ("", "left")):
             table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-        for one in trials:
+        for one in self.running:
             bar = ProgressBar(self.max_frame, one.frame, width=24)
             table.add_row(
-                str(one.number), bar, f"{one.frame:,}", _score(one.score), Text(escape(show_values(one.values)))
+                str(one.number), bar, f"{one.frame:,}", format_score(one.score), Text(escape(show_values(one.values)))
             )
         return table
-
-
-def _score(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "-"
 
 
 def show_values(values: Mapping[str, Any]) -> str:

@@ -4,30 +4,22 @@ import math
 import os
 import signal
 import time
-import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loguru import logger
 
 from slm_lab.env.make import build_settings
 from slm_lab.env.random_baseline import baseline_key, get_random_baseline, measure_apart
-from slm_lab.experiment.control import Progress, Session
-from slm_lab.experiment.executor import Connect, Executor, LocalExecutor, Outcome, Resources, SessionTask, run_tasks
+from slm_lab.experiment.control import Session
+from slm_lab.experiment.executor import Resources, SessionTask, build_executor, run_tasks
+from slm_lab.experiment.messages import Progress, SessionEnd, explain_end
+from slm_lab.experiment.options import Options
 from slm_lab.experiment.progress import ProgressView
 from slm_lab.experiment.signals import StopSignal, end_hangs, no_exit
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import (
-    DivergenceError,
-    EnvError,
-    EnvHangError,
-    LabError,
-    StorageError,
-    WorkerDeathError,
-    WorkerError,
-)
-from slm_lab.lib.log import LogFormat, log_to
-from slm_lab.lib.secret import redact
+from slm_lab.lib.errors import EnvError, EnvHangError, LabError, WorkerError
+from slm_lab.lib.log import log_to
 from slm_lab.results.conclude import Conclusion, conclude, update_curve
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import SessionResult, TrialMetrics, format_trial_metrics
@@ -90,127 +82,95 @@ class TrialResult:
 class Trial:
     """Runs the sessions of a spec and draws the sum."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        folder: RunFolder,
-        trial: int,
-        imports: tuple[str, ...],
-        log_level: str,
-        render: bool,
-        log_format: LogFormat = "text",
-        connect: Connect | None = None,
-    ) -> None:
+    def __init__(self, spec: Spec, folder: RunFolder, options: Options, trial: int = 0) -> None:
         self.spec = spec
         # as it was named, for those who read it; an env may change the working folder
         self.named = folder
         self.folder = RunFolder(folder.path.absolute(), folder.name)
+        self.options = options
         self.trial = trial
-        self.imports = imports
-        self.log_level = log_level
-        self.render = render
-        self.log_format = log_format
-        # where sessions run, if not here
-        self.connect = connect
         self.last_plot = time.monotonic()
 
     def run(self) -> TrialResult:
         """Train every session; a failed one makes the result partial, it never vanishes from it."""
-        with log_to(self.folder.log_file(self.trial), self.log_level):
+        with log_to(self.folder.log_file(self.trial), self.options.log_level):
             return self._run()
 
     def _run(self) -> TrialResult:
         num_session = self.spec.meta.max_session
-        if self.render and num_session > 1:
+        if self.options.render and num_session > 1:
             logger.warning("--render shows nothing with several sessions; use dev or -s meta.max_session=1")
         logger.info(
             f"{self._title}: {num_session} session(s) of {self.spec.env.max_frame:,} frames, "
             f"{self.spec.env.num_envs} env(s), seed {self.spec.meta.seed}"
         )
         with StopSignal() as stop, self._show(num_session) as view:
-            run = self._run_here if num_session == 1 and self.connect is None else self._run_processes
-            outcomes = run(view, stop)
+            run = self._run_here if num_session == 1 and self.options.ray_address is None else self._run_processes
+            ends = run(view, stop)
         results, failures = [], {}
-        for outcome in outcomes:
-            if outcome.result is not None:
-                results.append(SessionResult(**outcome.result))
-            elif outcome.is_user_error:
-                raise LabError(f"session {outcome.session}: {outcome.error}")
-            elif is_failure(outcome, stop):
-                failures[outcome.session] = str(outcome.error)
+        for end in ends:
+            if end.result is not None:
+                results.append(end.result)
+            elif end.reason == "input":
+                raise LabError(f"session {end.session}: {end.error}")
+            elif is_failure(end, stop):
+                failures[end.session] = end.error
             else:
-                logger.info(f"Session {outcome.session} stopped: {outcome.error}")
+                logger.info(f"Session {end.session} stopped: {end.error}")
         return self._conclude(results, failures, stop.exit_code)
 
     def _show(self, num_session: int) -> ProgressView:
-        return ProgressView(num_session, self.spec.env.max_frame, may_draw=self.log_format == "text")
+        return ProgressView(num_session, self.spec.env.max_frame, may_draw=self.options.log_format == "text")
 
-    def _run_here(self, view: ProgressView, stop: StopSignal) -> list[Outcome]:
+    def _run_here(self, view: ProgressView, stop: StopSignal) -> list[SessionEnd]:
         def on_progress(progress: Progress) -> None:
-            view.update(asdict(progress))
+            view.update(progress)
             self._update_curve()
 
+        def end_by(error: BaseException, is_stopping: bool) -> SessionEnd:
+            end = explain_end(0, error, is_stopping)
+            end.ended = time.monotonic()
+            tell_failure(end, stop)
+            return end
+
         def on_hang(error: EnvHangError, is_stopping: bool) -> None:
-            outcome = Outcome(0, error=redact(str(error)), is_killed=is_stopping, ended=time.monotonic())
-            tell_failure(outcome, stop)
+            end_by(error, is_stopping)
             logger.warning(f"Its last checkpoint stays; continue with slm-lab run train@{self.named.path}")
 
         here = Path.cwd()
         try:
             with no_exit(), end_hangs(stop, stop, on_hang):
-                session = Session(self.spec, self.folder, self.trial, 0, on_progress, stop, self.render, self.imports)
-                return [Outcome(0, asdict(session.run()))]
-        except EnvHangError as error:
-            # its last checkpoint stays
-            outcome = Outcome(0, error=redact(str(error)), is_killed=stop())
-        except SystemExit as error:
-            outcome = Outcome(0, error=f"the env or the agent ended the process, with exit code {error.code or 0}")
-        except WorkerDeathError as error:
-            # the session has saved itself
-            outcome = Outcome(0, error=redact(str(error)), is_killed=True)
-        except (DivergenceError, StorageError, WorkerError) as error:
-            outcome = Outcome(0, error=redact(str(error)))
-        except LabError:
-            raise
-        except Exception:
-            outcome = Outcome(0, error=redact(traceback.format_exc()))
+                session = Session(self.spec, self.folder, self.trial, 0, on_progress, stop, self.options)
+                return [SessionEnd(0, session.run())]
+        except (Exception, SystemExit) as error:
+            end = end_by(error, stop())
+            if end.reason == "input":
+                raise
+            return [end]
         finally:
             os.chdir(here)
-        outcome.ended = time.monotonic()
-        tell_failure(outcome, stop)
-        return [outcome]
 
-    def _run_processes(self, view: ProgressView, stop: StopSignal) -> list[Outcome]:
-        tasks = [
-            SessionTask(
-                str(self.folder.path),
-                self.folder.name,
-                self.trial,
-                session,
-                self.imports,
-                self.log_level,
-                # what matters reaches the console; the rest is in the session's own log
-                "WARNING" if self.log_level == "INFO" else self.log_level,
-                self.spec.meta.num_threads,
-                self.log_format,
-            )
-            for session in range(self.spec.meta.max_session)
-        ]
+    def _run_processes(self, view: ProgressView, stop: StopSignal) -> list[SessionEnd]:
+        meta = self.spec.meta
+        task = SessionTask(
+            self.folder.path,
+            self.folder.name,
+            self.trial,
+            0,
+            replace(self.options, render=False),
+            # what matters reaches the console; the rest is in the session's own log
+            "WARNING" if self.options.log_level == "INFO" else self.options.log_level,
+            meta.num_threads,
+        )
         return run_tasks(
-            self._make_executor(),
-            tasks,
+            build_executor(self.options, Resources(meta.num_threads, meta.search_resources.gpu)),
+            [replace(task, session=session) for session in range(meta.max_session)],
             view.update,
             stop,
             self._update_curve,
             # when it happens, not when all others have ended
-            lambda outcome: tell_failure(outcome, stop),
+            lambda end: tell_failure(end, stop),
         )
-
-    def _make_executor(self) -> Executor:
-        if self.connect is None:
-            return LocalExecutor()
-        meta = self.spec.meta
-        return self.connect(Resources(meta.num_threads, meta.search_resources.gpu))
 
     def _conclude(self, results: list[SessionResult], failures: dict[int, str], stop_code: int) -> TrialResult:
         for result in results:
@@ -220,7 +180,7 @@ class Trial:
         conclusion = None
         if run is not None:
             # a run that is asked to stop has seconds for it
-            random_return = find_random_return(self.spec, not stop_code, self.imports)
+            random_return = find_random_return(self.spec, not stop_code, self.options.imports)
             num_session, is_drawn = self.spec.meta.max_session, stop_code not in HURRIED
             conclusion = conclude(run, results, sorted(failures), random_return, num_session, is_drawn)
             if conclusion.metrics.scalar is not None:
@@ -251,15 +211,15 @@ class Trial:
             self.last_plot = time.monotonic()
 
 
-def is_failure(outcome: Outcome, stop: StopSignal) -> bool:
+def is_failure(end: SessionEnd, stop: StopSignal) -> bool:
     """Whether a session has no result for another reason than the wish to stop, which may come a moment after."""
-    return outcome.result is None and not (outcome.is_stopped and stop.since < outcome.ended + STOP_GRACE_SECONDS)
+    return end.result is None and not (end.is_stopped and stop.since < end.ended + STOP_GRACE_SECONDS)
 
 
-def tell_failure(outcome: Outcome, stop: StopSignal) -> None:
+def tell_failure(end: SessionEnd, stop: StopSignal) -> None:
     """Log why a session failed; a mistake in the input is raised, and so told anyway."""
-    if is_failure(outcome, stop) and not outcome.is_user_error:
-        logger.error(f"Session {outcome.session} failed: {outcome.error}")
+    if is_failure(end, stop) and end.reason != "input":
+        logger.error(f"Session {end.session} failed: {end.error}")
 
 
 def find_random_return(spec: Spec, may_measure: bool, imports: tuple[str, ...] = ()) -> float:

@@ -2,7 +2,7 @@
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -10,9 +10,7 @@ from typing import IO, Any
 import imageio_ffmpeg
 import numpy as np
 
-from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.env.render import GL_HINT
-from slm_lab.env.vec_env import VecEnv
 from slm_lab.lib.errors import VideoError
 from slm_lab.lib.io import move_into_place, temporary_name
 
@@ -154,28 +152,3 @@ class VideoWriter:
         self.messages.seek(0)
         lines = self.messages.read().decode(errors="replace").splitlines()
         return VideoError(f"{self.path} is not written: {lines[-1] if lines else f'ffmpeg ended with code {code}'}")
-
-
-def film_episodes(
-    env: VecEnv,
-    agent: Agent,
-    num_episode: int,
-    add: Callable[[Array], None],
-    is_over: Callable[[], bool] = lambda: False,
-) -> Iterator[float]:
-    """Play without exploring in one env, with a picture of each episode's start and of every step; raw returns."""
-    obs, carry = env.reset(), agent.init_carry(1)
-    env.pop_finished()
-    for _ in range(num_episode):
-        add(env.render())
-        ended = False
-        while not ended:
-            if is_over():
-                return
-            act = agent.act(obs, carry)
-            step = env.step(act.action.cpu().numpy())
-            ended = bool(step.ended[0])
-            # an env that ended shows its next episode already
-            add(env.render_ended() if ended else env.render())
-            obs, carry = step.obs, reset_rows(act.carry, step.done)
-        yield env.pop_finished()[0]

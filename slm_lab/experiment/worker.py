@@ -3,20 +3,18 @@
 import json
 import os
 import sys
-import traceback
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from slm_lab.experiment.control import Progress, Session
+from slm_lab.experiment.control import Session
 from slm_lab.experiment.executor import SessionTask
-from slm_lab.experiment.run import prepare
+from slm_lab.experiment.launch import prepare
+from slm_lab.experiment.messages import Progress, SessionEnd, SessionResult, explain_end
 from slm_lab.experiment.signals import StopSignal, end_hangs
-from slm_lab.lib.errors import DivergenceError, EnvHangError, LabError, StorageError, WorkerDeathError, WorkerError
+from slm_lab.lib.errors import EnvHangError
 from slm_lab.lib.log import log_to, setup_console
 from slm_lab.lib.runtime import import_modules, share_niceness
-from slm_lab.lib.secret import redact
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import load_spec
 
@@ -37,49 +35,28 @@ def main(task: SessionTask, descriptor: int, parent: int) -> int:
             tell("progress", asdict(progress))
 
         def on_hang(error: EnvHangError, is_stopping: bool) -> None:
-            tell("killed" if is_stopping else "error", redact(str(error)))
+            tell("end", asdict(explain_end(task.session, error, is_stopping)))
 
-        setup_console(task.console_level, task.log_format)
-        share_niceness()
-        folder = RunFolder(Path(task.folder).absolute(), task.name)
-        try:
-            import_modules(task.imports)
+        def run() -> SessionResult:
+            import_modules(task.options.imports)
+            folder = RunFolder(task.folder.absolute(), task.name)
             if task.is_probe:
                 tell("notes", prepare(load_spec(folder.spec_file, task.name).spec)[1])
             spec = load_spec(folder.trial_spec_file(task.trial), task.name).spec
-            with (
-                log_to(folder.log_file(task.trial, task.session), task.log_level),
-                end_hangs(stop, should_stop, on_hang),
-            ):
-                result = Session(
-                    spec, folder, task.trial, task.session, on_progress, should_stop, imports=task.imports
-                ).run()
-        except EnvHangError as error:
-            tell("killed" if should_stop() else "error", redact(str(error)))
-            return 1
-        except SystemExit as error:
-            tell("error", f"the env or the agent ended the process, with exit code {error.code or 0}")
-            return 1
-        except WorkerDeathError as error:
-            tell("killed", redact(str(error)))
-            return 1
-        except DivergenceError as error:
-            tell("diverged", redact(str(error)))
-            return 1
-        except (StorageError, WorkerError) as error:
-            tell("error", redact(str(error)))
-            return 1
-        except LabError as error:
-            tell("user_error", redact(str(error)))
-            return 2
-        except Exception:
-            tell("error", redact(traceback.format_exc()))
-            return 1
-        tell("result", asdict(result))
-        return stop.exit_code
+            log = folder.log_file(task.trial, task.session)
+            with log_to(log, task.options.log_level), end_hangs(stop, should_stop, on_hang):
+                place = (folder, task.trial, task.session)
+                return Session(spec, *place, on_progress, should_stop, task.options).run()
+
+        setup_console(task.console_level, task.options.log_format)
+        share_niceness()
+        try:
+            end = SessionEnd(task.session, run())
+        except (Exception, SystemExit) as error:
+            end = explain_end(task.session, error, should_stop())
+        tell("end", asdict(end))
+        return stop.exit_code if end.result is not None else 1
 
 
 if __name__ == "__main__":
-    arguments = json.loads(sys.argv[1])
-    arguments["imports"] = tuple(arguments["imports"])
-    sys.exit(main(SessionTask(**arguments), int(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(main(SessionTask.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -20,7 +20,9 @@ from slm_lab.audit.verify import Settings, Verdict, Verification
 from slm_lab.cli.main import main
 from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.run import Options, load_trained, write_origin
+from slm_lab.experiment.launch import write_origin
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import load_trained
 from slm_lab.lib.errors import CheckpointError, RunFolderError
 from slm_lab.lib.io import lock_file, write_yaml
 from slm_lab.results.folder import RunFolder, previous_file, replay_file

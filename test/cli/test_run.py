@@ -1,75 +1,99 @@
-"""The run command on real folders: modes, older forms, messages, exit codes, signals."""
+"""Training, resuming and playing from the command line on real folders: output, files, exit codes, signals."""
 
+import csv
 import json
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from slm_lab.cli.run import split_arguments
 from slm_lab.lib.errors import LabError
-from test.cli.command import call
-
-SHORT = ["-s", "env.max_frame=1500", "-s", "meta.max_session=1"]
-
+from slm_lab.lib.io import write_yaml
+from slm_lab.spec.loading import dump_spec
+from test.cli.conftest import Call
+from test.tiny import make_tiny_spec
 
 README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _specs(tmp_path: Path) -> None:
+    """A spec of a second, one that searches, and one in which no episode ends."""
+    write_yaml(tmp_path / "tiny.yaml", dump_spec(make_tiny_spec()))
+    space = {"agent.algorithm.gamma__uniform": [0.9, 0.99]}
+    search = make_tiny_spec("Reinforce", name="searched", env={"max_frame": 400}, meta={"max_trial": 2}, search=space)
+    write_yaml(tmp_path / "searched.yaml", dump_spec(search))
+    write_yaml(tmp_path / "endless.yaml", dump_spec(make_tiny_spec(env={"name": "Pendulum-v1", "max_frame": 64})))
 
 
-def test_words_are_file_name_and_mode() -> None:
-    assert split_arguments([]) == ("ppo_cartpole", None, "dev")
-    assert split_arguments(["train"]) == ("ppo_cartpole", None, "train")
-    assert split_arguments(["ppo_lunar", "train"]) == ("ppo_lunar", None, "train")
-    assert split_arguments(["a.json", "b", "train@x"]) == ("a.json", "b", "train@x")
-    assert split_arguments(["a.json", "train"]) == ("a.json", None, "train")
-    # a shipped file needs no path and no suffix
-    assert split_arguments(["ppo_mujoco", "ppo_hopper", "train"]) == ("ppo_mujoco", "ppo_hopper", "train")
-    with pytest.raises(LabError, match="unknown mode 'trian'; did you mean 'train'"):
-        split_arguments(["a.json", "b", "trian"])
-    with pytest.raises(LabError, match="unknown mode 'tran'"):
-        split_arguments(["ppo_cartpole", "tran"])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ("ppo_cartpole", None, "dev")),
+        (["train"], ("ppo_cartpole", None, "train")),
+        (["ppo_lunar", "train"], ("ppo_lunar", None, "train")),
+        (["a.json", "b", "train@x"], ("a.json", "b", "train@x")),
+        (["a.json", "train"], ("a.json", None, "train")),
+        (["a.json", "search", "train"], ("a.json", "search", "train")),
+        # a shipped file needs no path and no suffix
+        (["ppo_mujoco", "ppo_hopper", "train"], ("ppo_mujoco", "ppo_hopper", "train")),
+        (["ppo_cartpole", "search"], ("ppo_cartpole", None, "search")),
+        (["search@latest"], ("ppo_cartpole", None, "search@latest")),
+        (["a.json", "b", "trian"], "unknown mode 'trian'; did you mean 'train'"),
+        (["ppo_cartpole", "tran"], "unknown mode 'tran'"),
+        (["train", "ppo_cartpole"], "the mode comes last: slm-lab run ppo_cartpole train"),
+    ],
+)
+def test_words_are_file_name_and_mode(words: list[str], expected: tuple[str, str | None, str] | str) -> None:
+    if isinstance(expected, tuple):
+        assert split_arguments(words) == expected
+        return
+    with pytest.raises(LabError, match=expected):
+        split_arguments(words)
 
 
-def test_train_prints_score_files_and_next_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(monkeypatch, "run", "ppo_cartpole", "train", *SHORT, "--profile", "--seed", "7") == 0
-    out, log = capsys.readouterr()
+def test_a_run_from_its_start_to_its_damaged_end(call: Call) -> None:
+    code, out, log = call("run", "tiny.yaml", "train", "--profile", "--seed", "7")
+    assert code == 0, log
     (folder,) = Path("data").iterdir()
     assert f"slm-lab run enjoy@data/{folder.name}" in out
     assert f"Report   data/{folder.name}/report.html\n" in out
     assert f"train@data/{folder.name}" in (folder / "report.html").read_text()
-    # ten episodes do not end within as many steps as this run has
     assert re.search(r"Score    [\d.]+ \((deterministic|exploring) policy, (last )?.*episodes\)\n", out)
     assert re.search(r"Time     session 0: .*update \d+\.\d%", out)
     assert "Session 0 done" in log
     assert "Trial 0 done" in log
-    assert "trial_metrics: frame:1.50e+03 | total_reward_ma:" in log
-    assert json.loads((folder / "info" / "ppo_cartpole_provenance.json").read_text())["versions"]["torch"]
-    assert "seed: 7" in (folder / "ppo_cartpole_spec.yaml").read_text()
+    assert "trial_metrics: frame:6.00e+02 | total_reward_ma:" in log
+    assert json.loads((folder / "info" / "tiny_provenance.json").read_text())["versions"]["torch"]
+    assert "seed: 7" in (folder / "tiny_spec.yaml").read_text()
 
-    assert call(monkeypatch, "run", f"enjoy@{folder}", "--episodes", "2") == 0
-    out, log = capsys.readouterr()
-    assert "over 2 episodes" in out
-    assert call(monkeypatch, "run", f"enjoy@{folder}/*_t0_spec.yaml", "--episodes", "1") == 0
-    capsys.readouterr()
-    assert call(monkeypatch, "run", "train@latest") == 0
-    assert re.search(r"Time     \d.*: .*\d%", capsys.readouterr().out)
+    # by mode and by verb
+    for words in (["run", f"enjoy@{folder}/*_t0_spec.yaml"], ["enjoy", str(folder)], ["enjoy"]):
+        code, out, _ = call(*words, "--episodes", "2")
+        assert (code, "over 2 episodes" in out) == (0, True)
+    for words in (["train@latest"], ["run", "train@latest"], ["resume"]):
+        code, out, _ = call(*words)
+        assert code == 0
+        assert re.search(r"Time     \d.*: .*\d%", out)
+    assert list(Path("data").iterdir()) == [folder]
+
+    for file in (folder / "model").iterdir():
+        file.write_bytes(b"garbage")
+    for verb in ("train", "enjoy"):
+        code, _, error = call("run", f"{verb}@{folder}")
+        assert (code, "damaged" in error) == (2, True)
 
 
-def test_older_forms_without_run_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_older_forms_without_run_work(call: Call) -> None:
     file = "slm_lab/spec/benchmark/reinforce/reinforce_cartpole.json"
-    assert call(monkeypatch, *SHORT, file, "reinforce_cartpole", "train") == 0
-    assert call(monkeypatch, file, "reinforce_cartpole", "train", *SHORT) == 0
-    assert len(list(Path("data").iterdir())) == 2
+    short = ["-s", "env.max_frame=400", "-s", "meta.max_session=1", "-s", "meta.final_eval=0"]
+    assert call(*short, file, "reinforce_cartpole", "train")[0] == 0
+    assert len(list(Path("data").iterdir())) == 1
 
 
 @pytest.mark.parametrize(
@@ -97,7 +121,14 @@ def test_older_forms_without_run_work(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["run", "train@latest"], "there is no run in data yet"),
         (["run", "enjoy@nothing/*"], "matches nothing"),
         (["run", "train@latest", "--seed", "3"], "keeps its saved spec"),
-        (["rnu"], "did you mean 'slm-lab run'"),
+        (["run", "train@latest", "--continue"], "leave one out"),
+        (["run", "search@latest", "--continue"], "leave one out"),
+        (["resume"], "there is no run in data yet"),
+        (["enjoy", "nowhere"], "no run folder 'nowhere'"),
+        (["search", "ppo_cartpole", "train"], "unknown mode 'train'"),
+        (["run", "search", "ppo_cartpole"], "the mode comes last: slm-lab run ppo_cartpole search"),
+        (["run", "--render", "ppo_cartpole", "search"], "--render and --profile go with train"),
+        (["run", "ppo_cartpole", "train", "--keep", "1"], "--keep and --validate go with search, not with train"),
         (["run", "ppo_cartpole", "--import", ".."], "--import ..: '..' is not the name of a module"),
         (["run", "ppo_cartpole", "--import", ""], "'' is not the name of a module"),
         (["run", "ppo_cartpole", "-s", "env.name=:X"], "module '' of ':X' cannot be imported"),
@@ -109,31 +140,25 @@ def test_older_forms_without_run_work(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["bench", "status", "--data-dir", str(README)], "README.md/bench/remote.json': Not a directory"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(monkeypatch, *arguments) == 2
-    error = capsys.readouterr().err
+def test_bad_input_is_one_message_and_exit_code_2(arguments: list[str], message: str, call: Call) -> None:
+    code, _, error = call(*arguments)
+    assert code == 2
     assert message in error
     assert "Traceback" not in error
     assert not Path("data").exists()
 
 
-def test_foreign_and_corrupt_folders_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_foreign_folder_is_refused(call: Call) -> None:
     Path("photos").mkdir()
-    assert call(monkeypatch, "run", "train@photos") == 2
-    assert "is not a run of this lab" in capsys.readouterr().err
-    assert call(monkeypatch, "run", "reinforce_cartpole", "train", *SHORT) == 0
-    (folder,) = Path("data").iterdir()
-    for file in (folder / "model").iterdir():
-        file.write_bytes(b"garbage")
-    capsys.readouterr()
-    assert call(monkeypatch, "run", f"train@{folder}") == 2
-    assert "damaged" in capsys.readouterr().err
-    assert call(monkeypatch, "run", f"enjoy@{folder}") == 2
-    assert "damaged" in capsys.readouterr().err
+    for words in (["run", "train@photos"], ["resume", "photos"]):
+        code, _, error = call(*words)
+        assert (code, "is not a run of this lab" in error) == (2, True)
+
+
+def test_a_run_in_which_no_episode_ended_says_so(call: Call) -> None:
+    code, out, _ = call("run", "endless.yaml", "train")
+    assert code == 0
+    assert "Score    none yet: no episode has ended" in out
 
 
 @pytest.mark.parametrize(
@@ -145,26 +170,81 @@ def test_foreign_and_corrupt_folders_are_refused(
         pytest.param(signal.SIGTERM, 143, 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_saves_and_stops_and_train_latest_goes_on(number: int, code: int, num_session: int) -> None:
-    command = [sys.executable, "-m", "slm_lab.cli", "run"]
-    limits = ["-s", "env.max_frame=10000", "-s", f"meta.max_session={num_session}"]
+def test_a_signal_saves_and_stops_and_train_latest_resumes(
+    number: int, code: int, num_session: int, call: Call
+) -> None:
+    words = ["run", "tiny.yaml", "train", "-s", "env.max_frame=20000", "-s", f"meta.max_session={num_session}"]
     process = subprocess.Popen(
-        [*command, "reinforce_cartpole", "train", *limits], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "slm_lab.cli", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     for line in process.stderr:
         if "Session 0 frame" in line:
             process.send_signal(number)
             break
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == code
-    assert "Continue with:\n  slm-lab run train@data/reinforce_cartpole" in out
-    done = subprocess.run([*command, "train@latest"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Trial 0 done" in done.stderr
+    assert "Continue with:\n  slm-lab run train@data/tiny" in out
+    ended, _, log = call("run", "train@latest")
+    assert ended == 0, log
+    assert "Trial 0 done" in log
 
 
-def test_a_run_in_which_no_episode_ended_says_so(monkeypatch, capsys) -> None:
-    code = call(monkeypatch, "run", "ppo_pendulum", "train", "-s", "env.max_frame=64", "-s", "meta.max_session=1")
-    assert code == 0
-    assert "Score    none yet: no episode has ended" in capsys.readouterr().out
+# --- --continue: the same command starts a run, resumes it, or shows that it is done
+
+
+def read_table(data_dir: str) -> list[dict[str, str]]:
+    """Rows of the only run, without what reads the clock."""
+    (path,) = Path(data_dir).glob("*/info/*_t0_s0_session_df_train.csv")
+    with path.open() as file:
+        return [{key: row[key] for key in row if key not in ("fps", "wall_t")} for row in csv.DictReader(file)]
+
+
+def test_a_killed_run_is_resumed_exactly_then_shown_and_never_mixed_with_another(call: Call) -> None:
+    # a folder that a kill left without a spec is no run
+    Path("data/tiny_2020_01_01_000000").mkdir(parents=True)
+    words = ["run", "tiny.yaml", "train", "-s", "env.max_frame=20000", "-s", "meta.checkpoint_frequency=1000"]
+    words.append("--continue")
+    process = subprocess.Popen([sys.executable, "-m", "slm_lab.cli", *words], stderr=subprocess.DEVNULL)
+    while not list(Path("data").glob("*/model/*_ckpt-last_resume*")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert int(float(read_table("data")[-1]["frame"])) < 20000
+    assert call(*words)[0] == 0
+    folder = max(Path("data").iterdir())
+    assert len(list(Path("data").iterdir())) == 2
+    assert call(*words, "--data-dir", "whole")[0] == 0
+    tables = read_table("data")
+    assert tables == read_table("whole")
+
+    code, out, log = call(*words)
+    assert (code, "is done already" in log, "Score    " in out) == (0, True, True)
+    assert read_table("data") == tables
+    code, _, error = call(*words, "--seed", "5")
+    assert code == 2
+    assert error.splitlines()[-1] == (
+        f"Error: data/{folder.name} is a run of 'tiny' with another meta.seed: 0 there, 5 here; "
+        "--continue goes on with the same spec only: give the same settings, or another --data-dir"
+    )
+    assert len(list(Path("data").iterdir())) == 2
+
+
+def test_a_search_and_its_proof_are_resumed(call: Call) -> None:
+    command = ["searched.yaml", "--continue", "--validate", "1"]
+    code, first, log = call("search", *command)
+    assert code == 0, log
+    assert len(list(Path("data").iterdir())) == 2
+    # as a mode of `run` it is the same search
+    code, again, _ = call("run", "searched.yaml", "search", *command[1:])
+    assert len(list(Path("data").iterdir())) == 2
+    proved = re.compile(r"^Proved .*$", re.M)
+    assert proved.findall(first) == proved.findall(again) != []
+    code, _, error = call("search", *command, "-s", "meta.max_trial=3")
+    assert code == 2
+    assert "with another meta.max_trial: 2 there, 3 here" in error
+    # a search is resumed as one, whatever it was started by
+    (folder,) = (path.parents[1] for path in Path("data").glob("*/info/*_study.log"))
+    code, out, _ = call("resume", str(folder), "--keep", "1")
+    assert (code, "Trials   2: 2 done" in out) == (0, True)

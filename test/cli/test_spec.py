@@ -1,18 +1,14 @@
 """`slm-lab spec`: check, show, list and describe, with clear messages and exit codes."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slm_lab.cli.main import main
 from slm_lab.lib.io import dump_yaml
 from slm_lab.spec.loading import load_spec, spec_files, spec_names
-
-Call = Callable[..., tuple[int, str, str]]
+from test.cli.conftest import Call
 
 
 def demo(**algorithm: Any) -> dict[str, Any]:
@@ -27,21 +23,9 @@ def demo(**algorithm: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs `slm-lab spec ...` in an empty folder; exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["slm-lab", "spec", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+def call(call: Call) -> Call:
+    """Runs `slm-lab spec ...`."""
+    return lambda *arguments: call("spec", *arguments)
 
 
 # --- check

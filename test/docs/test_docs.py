@@ -1,7 +1,6 @@
 """What the docs say is true: commands, links, keys, metrics, specs, and the code that readers copy."""
 
 import ast
-import importlib
 import json
 import os
 import re
@@ -20,9 +19,8 @@ from pydantic_core import PydanticUndefined
 from slm_lab.agent.agent import NORM_COLUMNS
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.cli import run as run_command
-from slm_lab.cli import search as search_command
 from slm_lab.cli import spec as spec_command
-from slm_lab.cli.main import COMMANDS, is_search
+from slm_lab.cli.main import COMMANDS, app
 from slm_lab.experiment.tracker import CORE_COLUMNS
 from slm_lab.lib.errors import LabError
 from slm_lab.results.metrics import METRICS
@@ -95,24 +93,20 @@ def test_commands_in_docs_are_known(words) -> None:
     command, *rest = words
     assert command in COMMANDS
     # parsing alone tells whether the options are known, without running anything
-    if command == "run" and is_search(rest):
-        params = _parse(typer.main.get_command(search_command.app), rest)
-        *names, mode = params["arguments"]
-        if mode == "search" and not names[0].startswith(("my_", "{")):
-            path = ROOT / names[0]
-            check_search(load_spec(path if path.exists() else names[0], *names[1:]).spec)
-    elif command == "run":
-        params = _parse(typer.main.get_command(run_command.app), rest)
-        source, name, mode = run_command.split_arguments(list(params["arguments"] or []))
-        assert mode in ("dev", "train") or mode.startswith(("train@", "enjoy@"))
-        if not source.startswith("my_") and "@" not in mode:
-            load_spec(source, name, dict(parse_override(text) for text in params["set_"] or []))
-    elif command in ("spec", "env", "bench"):
-        group = typer.main.get_command(importlib.import_module(COMMANDS[command][0]).app)
-        assert rest[0] in group.commands  # type: ignore[attr-defined]
-        _parse(group.commands[rest[0]], rest[1:])  # type: ignore[attr-defined]
-    else:
-        assert _parse(typer.main.get_command(importlib.import_module(COMMANDS[command][0]).app), rest)
+    group: Any = typer.main.get_command(app)
+    name, parser, rest = group.resolve_command(None, words)
+    if hasattr(parser, "commands"):
+        parser, rest = parser.commands[rest[0]], rest[1:]
+    params = _parse(parser, rest)
+    if name not in ("run", "search"):
+        return
+    source, name, mode = run_command.split_arguments([*(params["arguments"] or []), *["search"] * (name == "search")])
+    if not source.startswith(("my_", "{")) and "@" not in mode:
+        path = ROOT / source
+        changes = dict(parse_override(text) for text in params["set_"] or [])
+        spec = load_spec(path if path.exists() else source, name, changes).spec
+        if mode == "search":
+            check_search(spec)
 
 
 def _parse(command, words: list[str]) -> dict[str, Any]:
@@ -124,7 +118,8 @@ def _parse(command, words: list[str]) -> dict[str, Any]:
 
 def test_readme_explains_every_option_of_run() -> None:
     text = README.read_text()
-    command = typer.main.get_command(run_command.app)
+    command: Any = typer.main.get_command(run_command.app)
+    command = command.commands["run"]
     options = [name for param in command.params for name in param.opts if name.startswith("-")]
     assert len(options) >= 10
     missing = [name for name in options if f"`{name}" not in text]

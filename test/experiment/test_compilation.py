@@ -11,45 +11,37 @@ from slm_lab.agent.compile.engine import GRAPH, find_missing_part
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
+from slm_lab.experiment.build import build_session_agent
 from slm_lab.experiment.compilation import resolve_compile
-from slm_lab.experiment.control import build_agent
-from slm_lab.experiment.run import Options, prepare, resume, start, to_play
+from slm_lab.experiment.launch import prepare, resume, start
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import to_play
 from slm_lab.lib.errors import SpecError
 from slm_lab.results.folder import open_run_folder
-from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
+from test.tiny import make_tiny_spec
 
-PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 4}
+pytestmark = pytest.mark.usefixtures("undrawn")
 MLP: dict[str, Any] = {"type": "MLPNet", "hid_layers": [8]}
 
 
-def build_spec(
-    wish: Any = "auto",
-    max_frame: int = 100_000,
-    algorithm: dict[str, Any] = PPO,
-    net: dict[str, Any] = MLP,
-    memory: str = "OnPolicyBatchReplay",
-    max_session: int = 4,
-) -> Spec:
-    raw = {
-        "name": "compile",
-        "agent": {"algorithm": algorithm, "memory": {"name": memory}, "net": net},
-        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": max_frame},
-        "meta": {"compile": wish, "max_session": max_session, "device": "cpu"},
-    }
-    return parse_spec(raw)[0]
+def build_spec(wish: Any = "auto", max_frame: int = 100_000, max_session: int = 4, **agent: Any) -> Spec:
+    """PPO with an update per 8 frames, unless told otherwise."""
+    agent = agent if "algorithm" in agent else {"training_epoch": 4, **agent}
+    meta = {"compile": wish, "max_session": max_session}
+    return make_tiny_spec(env={"max_frame": max_frame}, meta=meta, **agent)
 
 
 def resolve(spec: Spec) -> tuple[bool, str]:
     env = build_vec_env(build_settings(spec.env, (0,), 1))
-    resolved, note = resolve_compile(spec, build_agent(spec.replace(meta={"compile": False}), env, 0))
+    resolved, note = resolve_compile(spec, build_session_agent(spec.replace(meta={"compile": False}), env, 0))
     env.close()
     assert isinstance(resolved.meta.compile, bool)
     return resolved.meta.compile, note
 
 
 def test_auto_compiles_what_is_long_enough_over_all_sessions() -> None:
-    # an update per 8 frames: 4 sessions of 40,000 frames are 20,000 updates
+    # 4 sessions of 40,000 frames are 20,000 updates
     assert resolve(build_spec(max_frame=42_000)) == (
         True,
         "Updates are compiled: about 21,000 gradient steps in all, which is worth the half minute it takes; later "
@@ -74,7 +66,7 @@ OBSTACLES: dict[str, tuple[dict[str, Any], str]] = {
         "the optimiser RAdam cannot be compiled",
     ),
     "episodes": (
-        {"algorithm": {"name": "Reinforce"}, "memory": "OnPolicyReplay"},
+        {"algorithm": "Reinforce"},
         "batches of OnPolicyReplay differ in size",
     ),
 }
@@ -114,8 +106,7 @@ def test_auto_leaves_code_of_others_plain(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_auto_leaves_convolutions_plain() -> None:
     conv = {"type": "ConvNet", "conv_hid_layers": [[4, 3, 2]], "fc_hid_layers": [8]}
-    spec = build_spec("auto", max_frame=10**9, net=conv)
-    spec = spec.replace(env={"name": "probe/Image-v0"})
+    spec = build_spec("auto", max_frame=10**9, net=conv).replace(env={"name": "probe/Image-v0"})
     is_compiled, note = resolve(spec)
     assert not is_compiled
     assert "it gains nothing measurable with convolutions on a CPU" in note
@@ -128,7 +119,7 @@ def test_without_headers_updates_are_plain(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_machine_without_a_compiler_continues_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = build_spec(False, max_frame=512, max_session=2)
+    spec = build_spec(False, max_frame=512, max_session=1)
     result = start(spec, Options(tmp_path, "ERROR"))
     folder, _ = open_run_folder(str(result.folder), tmp_path)
     # as if it had been compiled, and had more to do
@@ -138,7 +129,9 @@ def test_a_machine_without_a_compiler_continues_plain(tmp_path: Path, monkeypatc
     monkeypatch.setenv("CXX", "no-such-compiler")
     continued = resume(str(result.folder), Options(tmp_path, "ERROR"))
     assert continued.exit_code == 0
-    assert [session.frame for session in continued.results] == [1024, 1024]
+    assert [session.frame for session in continued.results] == [1024]
+    # the processes of sessions read it from there
+    assert "compile: false" in folder.trial_spec_file(0).read_text()
 
 
 def test_the_choice_is_saved_with_the_run(tmp_path: Path) -> None:

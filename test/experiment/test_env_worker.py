@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,11 +11,13 @@ import pytest
 
 from slm_lab.env.worker import WorkerVecEnv
 from slm_lab.experiment.checkpoint.state import load_state
-from slm_lab.experiment.control import Session, SessionResult
+from slm_lab.experiment.control import Session
+from slm_lab.experiment.messages import SessionResult
 from slm_lab.lib.errors import WorkerError
 from slm_lab.results.folder import RunFolder
-from slm_lab.spec.loading import parse_spec
+from slm_lab.results.table import read_table
 from slm_lab.spec.schema import Spec
+from test.tiny import make_tiny_spec
 
 OWN_ENV = """
 import gymnasium as gym
@@ -41,32 +41,9 @@ gym.register("Own-v0", entry_point=Own)
 """
 
 
-def make_spec(max_frame: int) -> Spec:
-    raw = {
-        "name": "workers",
-        "agent": {
-            "algorithm": {
-                "name": "PPO",
-                "gamma": 0.99,
-                "lam": 0.95,
-                "clip_eps_spec": 0.2,
-                "entropy_coef_spec": 0.01,
-                "time_horizon": 32,
-                "minibatch_size": 32,
-                "training_epoch": 2,
-            },
-            "memory": {"name": "OnPolicyBatchReplay"},
-            "net": {"type": "MLPNet", "hid_layers": [16], "optim_spec": {"name": "Adam", "lr": 0.001}},
-        },
-        "env": {"name": "CartPole-v1", "num_envs": 4, "num_workers": 2, "max_frame": max_frame},
-        "meta": {"log_frequency": 400, "device": "cpu"},
-    }
-    return parse_spec(raw)[0]
-
-
 def run_session(spec: Spec, path: Path, kill_after: float | None = None, index: int = 0) -> SessionResult:
     """One session, with a worker of its own killed some seconds after the start."""
-    session = Session(spec, RunFolder(path, spec.name), 0, 0, lambda _: None, lambda: False)
+    session = Session(spec, RunFolder(path, spec.name))
     assert isinstance(session.env, WorkerVecEnv)
     if kill_after is not None:
         pid = session.env.workers[index].process.pid
@@ -76,7 +53,7 @@ def run_session(spec: Spec, path: Path, kill_after: float | None = None, index: 
 
 @pytest.mark.parametrize("num_kill", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_workers_end_clearly_and_change_nothing(num_kill: int, tmp_path: Path) -> None:
-    spec = make_spec(2000 + 1000 * num_kill)
+    spec = make_tiny_spec(env={"num_workers": 2, "max_frame": 2000 + 1000 * num_kill})
     began = time.monotonic()
     run_session(spec, tmp_path / "whole")
     longest = (time.monotonic() - began) / (num_kill + 2)
@@ -100,29 +77,15 @@ def test_killed_workers_end_clearly_and_change_nothing(num_kill: int, tmp_path: 
             assert value.equal(killed["modules"][module][key]), key
 
 
-def test_an_own_env_trains_in_four_workers_through_the_command(tmp_path: Path) -> None:
+def test_an_own_env_trains_in_four_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "my_pkg"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "my_env.py").write_text(OWN_ENV)
-    result = subprocess.run(
-        [sys.executable, "-m", "slm_lab.cli", "run", "ppo_cartpole", "train"]
-        + [
-            part
-            for key in (
-                "env.name=my_pkg.my_env:Own-v0",
-                "env.num_workers=4",
-                "env.max_frame=2048",
-                "meta.max_session=1",
-                "meta.log_frequency=1024",
-            )
-            for part in ("-s", key)
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "Score" in result.stdout
+    # modules are found in the working folder
+    monkeypatch.chdir(tmp_path)
+    spec = make_tiny_spec(env={"name": "my_pkg.my_env:Own-v0", "num_workers": 4})
+    assert run_session(spec, tmp_path / "run").is_done
+    # every episode has ten steps of reward 0 or 1
+    table = read_table(RunFolder(tmp_path / "run", spec.name).table_file(0, 0, "train"))
+    assert 0 < table["total_reward"][-1] < 10

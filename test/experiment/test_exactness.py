@@ -10,7 +10,7 @@ import pytest
 
 from bench.faults.specs import ALGORITHMS, NAME, NETS, make_spec
 from slm_lab.audit.difference import find_difference
-from slm_lab.experiment import control
+from slm_lab.experiment import evaluation
 from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.experiment.control import Session
 from slm_lab.results.folder import RunFolder
@@ -196,7 +196,7 @@ def test_columns_of_normalisers(train_whole: Callable[[str], Path]) -> None:
 
 def test_evaluations_that_are_skipped_are_the_same_after_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # such a short run has not the steps for more than one
-    monkeypatch.setattr(control, "EVAL_SHARE", 0.3)
+    monkeypatch.setattr(evaluation, "EVAL_SHARE", 0.3)
     spec = Case("PPO", env={"max_frame": 4000}, meta={"rigorous_eval": None, "eval_frequency": None}).spec
     whole = train(spec, tmp_path / "whole")
     assert find_difference(whole, train(spec, tmp_path / "stopped", stops=(204, 1000, 2404)), NAME) is None
@@ -210,8 +210,8 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(train_whole: Callable[[s
     spec = GRID["PPO"].spec
     session = Session(spec, RunFolder(tmp_path, NAME), 0, 0, lambda _: None, lambda: False)
     # its envs are made when the first evaluation begins
-    session.should_stop = lambda: session.eval_env is not None
+    session.should_stop = lambda: session.evaluation.env is not None
     session.run()
-    assert session.is_eval_due
-    assert not session.eval_tracker.rows
+    assert session.evaluation.is_owed
+    assert not session.evaluation.tracker.rows
     assert find_difference(train_whole("PPO"), train(spec, tmp_path), NAME) is None

@@ -7,26 +7,31 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from slm_lab.audit.chaos import find_descendants, is_alive
 from slm_lab.experiment import executor, worker
-from slm_lab.experiment.executor import Event, LocalExecutor, Outcome, SessionTask
-from slm_lab.lib.errors import DivergenceError, LabError, WorkerDeathError, WorkerError
+from slm_lab.experiment.executor import Event, LocalExecutor, SessionTask
+from slm_lab.experiment.messages import SessionEnd, SessionResult, explain_end
+from slm_lab.experiment.options import Options
+from slm_lab.lib.errors import DivergenceError, EnvHangError, LabError, StorageError, WorkerDeathError, WorkerError
 
+RESULT = SessionResult(0, True, 1, 1.0, {})
+TOLD = json.dumps(["end", asdict(SessionEnd(0, RESULT))])
 # tells its result as a session does, then closes its end of the pipe and goes on, with a child
-LINGERS = """
+LINGERS = f"""
 import os, subprocess, sys, time
 subprocess.Popen(["sleep", "600"])
-os.write(int(sys.argv[1]), b'["result", {"frame": 1}]\\n')
+os.write(int(sys.argv[1]), b'{TOLD}\\n')
 os.close(int(sys.argv[1]))
 time.sleep(600)
 """
-ENDS = """
+ENDS = f"""
 import os, sys
-os.write(int(sys.argv[1]), b'["progress", {"frame": 2}]\\n["result", {"frame": 2}]\\n')
+os.write(int(sys.argv[1]), b'["progress", {{"session": 0, "frame": 2}}]\\n{TOLD}\\n')
 """
 # as a session that still loads, one that does not save in time, and one that crashes
 LOADS = "import os, sys, time; os.write(int(sys.argv[1]), b'\\n'); time.sleep(600)"
@@ -37,12 +42,9 @@ FORKS = """
 import os, signal, sys, time
 if not os.fork():
     time.sleep(600)
-os.write(int(sys.argv[1]), b'["progress", {"frame": 3}]\\n')
+os.write(int(sys.argv[1]), b'["progress", {"session": 0, "frame": 3}]\\n')
 os.kill(os.getpid(), signal.SIGSEGV)
 """
-LOSES_ITS_ENVS = (
-    'import os, sys; os.write(int(sys.argv[1]), b\'["killed", "env worker 7 was killed by signal 15"]\\n\')'
-)
 pytestmark = [
     pytest.mark.timeout(30),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are looked up in /proc"),
@@ -57,18 +59,18 @@ def start_programs(monkeypatch: pytest.MonkeyPatch, *programs: str) -> LocalExec
         command = [sys.executable, "-c", programs[task.session], str(write_end)]
         process = subprocess.Popen(command, pass_fds=[write_end], start_new_session=True)
         os.close(write_end)
-        return executor._Running(task, process, os.fdopen(read_end, "rb", buffering=0), Outcome(task.session))
+        return executor._Running(task, process, os.fdopen(read_end, "rb", buffering=0))
 
     monkeypatch.setattr(executor, "_start", start)
     local = LocalExecutor(len(programs))
     for session in range(len(programs)):
-        local.submit(SessionTask("folder", "name", 0, session))
+        local.submit(SessionTask(Path("folder"), "name", 0, session))
     return local
 
 
 def without_states(events: list[Event]) -> list[Event]:
     """What sessions say, without the executor's own word that they start."""
-    return [event for event in events if "what" not in (event.progress or {})]
+    return [event for event in events if event.progress is None or event.progress.what == "row"]
 
 
 def test_a_session_that_has_told_all_and_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +84,7 @@ def test_a_session_that_has_told_all_and_does_not_end_is_killed(monkeypatch: pyt
         while local.running:
             events += local.poll(0.05)
         (event,) = without_states(events)
-        assert event.outcome == Outcome(0, {"frame": 1})
+        assert event.end == SessionEnd(0, RESULT)
         assert process.returncode == -9
         while any(is_alive(one) for one in family):
             time.sleep(0.01)
@@ -98,7 +100,7 @@ def test_a_session_that_does_not_end_holds_up_no_other(monkeypatch: pytest.Monke
         events: list[Event] = []
         while not local.running[0, 0].pipe.closed or (0, 1) in local.running:
             events += local.poll(0.05)
-        assert [event.outcome for event in events if event.outcome is not None] == [Outcome(1, {"frame": 2})]
+        assert [event.key for event in events if event.end is not None] == [(0, 1)]
         assert process.poll() is None
         family = find_descendants(process.pid)
     finally:
@@ -122,9 +124,9 @@ def test_a_session_killed_by_a_stop_is_stopped(monkeypatch: pytest.MonkeyPatch, 
     finally:
         local.close()
     (event,) = without_states(events)
-    assert event.outcome is not None
-    assert event.outcome.is_stopped
-    assert event.outcome.error == f"the process of session 0 was killed by signal {number}"
+    assert event.end is not None
+    assert event.end.is_stopped
+    assert event.end.error == f"the process of session 0 was killed by signal {number}"
 
 
 def run_to_the_end(monkeypatch: pytest.MonkeyPatch, program: str) -> list[Event]:
@@ -144,32 +146,31 @@ def run_to_the_end(monkeypatch: pytest.MonkeyPatch, program: str) -> list[Event]
 
 def test_a_session_that_crashes_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     (event,) = run_to_the_end(monkeypatch, CRASHES)
-    assert event.outcome == Outcome(0, error="the process of session 0 was killed by signal 11")
-    assert not event.outcome.is_stopped
+    assert event.end == SessionEnd(0, error="the process of session 0 was killed by signal 11")
+    assert not event.end.is_stopped
 
 
 def test_a_child_that_outlives_a_crashed_session_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     progress, end = run_to_the_end(monkeypatch, FORKS)
-    assert progress.progress == {"frame": 3}
-    assert end.outcome == Outcome(0, error="the process of session 0 was killed by signal 11")
-
-
-def test_a_session_whose_env_workers_were_killed_may_have_been_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    (event,) = run_to_the_end(monkeypatch, LOSES_ITS_ENVS)
-    assert event.outcome == Outcome(0, error="env worker 7 was killed by signal 15", is_killed=True)
+    assert progress.progress is not None
+    assert progress.progress.frame == 3
+    assert end.end == SessionEnd(0, error="the process of session 0 was killed by signal 11")
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "reason", "text"),
     [
-        (WorkerDeathError("gone"), "killed"),
-        (WorkerError("gone"), "error"),
-        (DivergenceError("gone"), "diverged"),
-        (LabError("gone"), "user_error"),
+        (WorkerDeathError("gone"), "killed", "gone"),
+        (WorkerError("gone"), "failed", "gone"),
+        (DivergenceError("gone"), "diverged", "gone"),
+        (StorageError("full"), "failed", "full"),
+        (LabError("gone"), "input", "gone"),
+        (SystemExit(3), "failed", "the env or the agent ended the process, with exit code 3"),
+        (ZeroDivisionError("gone"), "failed", "ZeroDivisionError: gone"),
     ],
 )
 def test_a_session_tells_how_it_failed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, kind: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException, reason: str, text: str
 ) -> None:
     def fail(*_: object) -> None:
         raise error
@@ -178,9 +179,20 @@ def test_a_session_tells_how_it_failed(
     # it sets up a console of its own
     monkeypatch.setattr(worker, "setup_console", lambda *_: None)
     read_end, write_end = os.pipe()
-    assert worker.main(SessionTask(str(tmp_path), "name", 0, 0), write_end, os.getppid()) in (1, 2)
+    assert worker.main(SessionTask(tmp_path, "name", 0, 0), write_end, os.getppid()) == 1
     with os.fdopen(read_end) as told:
-        assert json.loads(told.read()) == [kind, "gone"]
+        kind, content = json.loads(told.read())
+    assert (kind, content["reason"], content["error"].splitlines()[-1]) == ("end", reason, text)
+
+
+def test_a_call_that_hangs_is_a_failure_unless_the_run_is_stopping() -> None:
+    hang = EnvHangError("no answer")
+    assert [explain_end(0, hang, is_stopping).reason for is_stopping in (False, True)] == ["failed", "killed"]
+
+
+def test_a_task_survives_its_way_to_the_process(tmp_path: Path) -> None:
+    task = SessionTask(tmp_path, "name", 1, 2, Options(imports=("mine",), video=tmp_path / "x.mp4"), num_threads=2)
+    assert SessionTask.from_json(task.to_json()) == task
 
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not group processes")

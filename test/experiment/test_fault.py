@@ -27,7 +27,7 @@ from slm_lab.experiment import fault as fault_module
 from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.fault import MAX_BYTES
-from slm_lab.experiment.run import Options, start
+from slm_lab.experiment.launch import Options, start
 from slm_lab.lib.errors import DivergenceError, EnvFaultError, LabError
 from slm_lab.results.folder import RunFolder, save_spec
 from slm_lab.spec.schema import Spec

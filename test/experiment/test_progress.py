@@ -4,12 +4,13 @@ import io
 import json
 import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import asdict, replace
 
 import pytest
 from loguru import logger
 from rich.console import Console
 
+from slm_lab.experiment.messages import Progress
 from slm_lab.experiment.progress import BARS, CURVE_WIDTH, ProgressView, draw_curve
 from slm_lab.lib.log import setup_console
 
@@ -20,9 +21,8 @@ def _restore() -> Iterator[None]:
     setup_console("INFO")
 
 
-def progress(frame: int = 500, session: int = 0, score: float = 20.0) -> dict[str, Any]:
-    common = {"session": session, "frame": frame, "max_frame": 1000, "fps": 900.0}
-    return {**common, "total_reward": score, "total_reward_ma": score / 2, "eval_reward": score * 2}
+def progress(frame: int = 500, session: int = 0, score: float = 20.0) -> Progress:
+    return Progress(session, frame, 1000, 900.0, score, score / 2, score * 2)
 
 
 def test_a_curve_goes_from_the_lowest_bar_to_the_highest() -> None:
@@ -60,7 +60,7 @@ def test_a_narrow_terminal_keeps_all_digits(width: int) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=width)
     view = ProgressView(1, 10_000_000, console)
-    view.update({**progress(9_999_996, score=-12345.67), "fps": 123_456.0})
+    view.update(replace(progress(9_999_996, score=-12345.67), fps=123_456.0))
     console.print(view._table())
     shown = stream.getvalue()
     for text in ("9,999,996", "-12345.67", "-24691.34", "123,456"):
@@ -72,14 +72,14 @@ def test_a_narrow_terminal_keeps_all_digits(width: int) -> None:
 def test_waiting_starting_compiling_and_training_differ() -> None:
     view = ProgressView(4, 1000, Console(file=io.StringIO(), force_terminal=True, width=80))
     view.live = object()  # type: ignore[assignment]
-    view.update({"session": 1, "what": "starting"})
-    view.update({"session": 2, "what": "compiling"})
+    view.update(Progress(1, what="starting"))
+    view.update(Progress(2, what="compiling"))
     view.update(progress(session=3))
     assert [view._cells(session)[1] for session in range(4)] == ["waiting", "starting 0s", "compiling 0s", "500"]
     # later in a run, and when it is over
-    view.update({"session": 3, "what": "compiling"})
+    view.update(Progress(3, what="compiling"))
     assert view._cells(3)[1:5] == ("500", "20.00", "40.00", "compiling 0s")
-    view.update({"session": 3, "what": "compiled"})
+    view.update(Progress(3, what="compiled"))
     assert view._cells(3)[4] == "900"
 
 
@@ -99,6 +99,6 @@ def test_lines_for_machines_are_json_with_the_numbers(capsys: pytest.CaptureFixt
     assert first["level"] == "INFO"
     # JSON has no NaN
     empty = dict.fromkeys(("total_reward", "total_reward_ma", "eval_reward"))
-    assert first["progress"] == {**progress(1000), **empty}
+    assert first["progress"] == {**asdict(progress(1000)), **empty}
     assert (second["level"], second["message"]) == ("WARNING", "a b")
     assert second["time"].startswith("20")

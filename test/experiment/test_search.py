@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,16 @@ import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
-from slm_lab.cli.main import is_search, main
+from slm_lab.cli import search as search_command
+from slm_lab.cli.main import main
 from slm_lab.experiment import search as search_module
 from slm_lab.experiment import search_result, search_run
-from slm_lab.experiment.executor import Event, Key, Outcome, SessionTask
-from slm_lab.experiment.run import Options
+from slm_lab.experiment.executor import Event, Key, SessionTask
+from slm_lab.experiment.messages import Progress, SessionEnd, SessionResult
+from slm_lab.experiment.options import Options
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
 from slm_lab.experiment.search_result import calc_importance, rank
-from slm_lab.experiment.search_run import Probe, advise, start_search, validate
+from slm_lab.experiment.search_run import Probe, advise, prove, start_search
 from slm_lab.experiment.search_view import show_values
 from slm_lab.experiment.study import Study, TrialRow
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
@@ -36,16 +38,18 @@ from slm_lab.results.run import read_run
 from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.schema import SearchScheduler, Spec
 from slm_lab.spec.search_space import Dimension
+from test.tiny import make_tiny_spec
 
 Capture = pytest.CaptureFixture[str]
 LR, GAMMA = "agent.net.optim_spec.lr", "agent.algorithm.gamma"
+ROW = 10_000
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/search_cartpole.yaml"
 
 
 def make_spec(**meta: Any) -> Spec:
-    """A search of which sessions have 90 rows of 1,000 frames."""
+    """A search of which sessions have 9 rows."""
     scheduler = SearchScheduler(grace_period=10_000)
-    changes = {"max_trial": 16, "log_frequency": 1000, "search_scheduler": scheduler} | meta
+    changes = {"max_trial": 16, "log_frequency": ROW, "search_scheduler": scheduler} | meta
     return load_spec(EXAMPLE).spec.replace(meta=changes, env={"max_frame": 90_000})
 
 
@@ -84,13 +88,13 @@ class FakeExecutor:
         self.started: list[Key] = []
 
     def submit(self, task: SessionTask) -> None:
-        folder = RunFolder(Path(task.folder), task.name)
+        folder = RunFolder(task.folder, task.name)
         self.tasks[task.key] = task
         self.specs[task.key] = load_spec(folder.trial_spec_file(task.trial), task.name).spec
         self.started.append(task.key)
         table = folder.table_file(*task.key, "train")
         # a session goes on from what it has
-        self.frames[task.key] = 1000 * (len(table.read_text().splitlines()) - 1) if table.exists() else 0
+        self.frames[task.key] = ROW * (len(table.read_text().splitlines()) - 1) if table.exists() else 0
         self.running.append(task.key)
         self.most = max(self.most, len(self.running))
 
@@ -101,39 +105,39 @@ class FakeExecutor:
         events = []
         for key in self.running[: self.num_slot]:
             task = self.tasks[key]
-            folder = RunFolder(Path(task.folder), task.name)
+            folder = RunFolder(task.folder, task.name)
             spec = self.specs[key]
             if key in self.stopped:
-                events.append(Event(key, outcome=self._end(key, False)))
+                events.append(Event(key, end=self._end(key, False)))
                 continue
             error = self.error_at(key, self.frames[key])
             if error is not None:
                 self.running.remove(key)
-                events.append(Event(key, outcome=Outcome(key[1], error=error)))
+                events.append(Event(key, end=SessionEnd(key[1], error=error)))
                 continue
             if self.frames[key] < spec.env.max_frame:
-                self.frames[key] += 1000
+                self.frames[key] += ROW
                 events.append(Event(key, progress=self._row(folder, spec, key)))
             if self.frames[key] >= spec.env.max_frame:
-                events.append(Event(key, outcome=self._end(key, True)))
+                events.append(Event(key, end=self._end(key, True)))
         return events
 
-    def _row(self, folder: RunFolder, spec: Spec, key: Key) -> dict[str, Any]:
+    def _row(self, folder: RunFolder, spec: Spec, key: Key) -> Progress:
         frame = self.frames[key]
         path = folder.table_file(*key, "train")
         score = self.curve(spec, key[1], frame)
         lines = path.read_text() if path.exists() else "total_reward,total_reward_ma,frame,opt_step\n"
         write_text(path, lines + f"{score},{score},{frame},{frame}\n")
-        return {"session": key[1], "frame": frame, "total_reward_ma": score, "total_reward": score, "fps": 1.0}
+        return Progress(key[1], frame, total_reward=score, total_reward_ma=score, fps=1.0)
 
-    def _end(self, key: Key, is_done: bool) -> Outcome:
+    def _end(self, key: Key, is_done: bool) -> SessionEnd:
         self.running.remove(key)
-        result = {"session": key[1], "is_done": is_done, "frame": self.frames[key], "wall_t": 1.0, "phases": {}}
-        folder = RunFolder(Path(self.tasks[key].folder), self.tasks[key].name)
+        result = SessionResult(key[1], is_done, self.frames[key], 1.0, {})
+        folder = RunFolder(self.tasks[key].folder, self.tasks[key].name)
         model = folder.model_file(*key, "best")
         model.parent.mkdir(exist_ok=True)
         model.write_bytes(b"weights")
-        return Outcome(key[1], result)
+        return SessionEnd(key[1], result)
 
     def stop(self, key: Key) -> None:
         self.stopped.append(key)
@@ -144,9 +148,11 @@ class FakeExecutor:
 
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs take seconds, which one test of them is enough for."""
+    """Graphs and pages take seconds, which a few tests of them are enough for."""
     if request.function is not test_the_graphs_are_drawn:
         monkeypatch.setattr(search_result, "plot_search", lambda *arguments: [])
+    if "report" not in request.function.__name__:
+        monkeypatch.setattr(search_result, "write_search_report", lambda *arguments: None)
 
 
 def make_folder(path: Path, spec: Spec) -> RunFolder:
@@ -157,7 +163,16 @@ def make_folder(path: Path, spec: Spec) -> RunFolder:
 
 def search(spec: Spec, path: Path, executor: FakeExecutor | None = None, keep: int = 3) -> Any:
     folder = make_folder(path, spec)
-    return Search(spec, folder, executor or FakeExecutor(), keep=keep).run()
+    return Search(spec, folder, executor or FakeExecutor(), Options(keep=keep)).run()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A search that nothing has interrupted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_result, "plot_search", lambda *arguments: [])
+        patch.setattr(search_result, "write_search_report", lambda *arguments: None)
+        return search(make_spec(), tmp_path_factory.mktemp("whole"))
 
 
 def values_of(result: Any) -> dict[int, dict[str, Any]]:
@@ -167,13 +182,12 @@ def values_of(result: Any) -> dict[int, dict[str, Any]]:
 # --- suggestions
 
 
-def test_suggestions_repeat_from_the_seed(tmp_path: Path) -> None:
-    one = search(make_spec(), tmp_path / "one")
-    two = search(make_spec(), tmp_path / "two")
+def test_suggestions_repeat_from_the_seed(tmp_path: Path, whole: Any) -> None:
+    again = search(make_spec(), tmp_path / "again")
     other = search(make_spec(seed=1), tmp_path / "other")
-    assert values_of(one) == values_of(two)
-    assert values_of(one) != values_of(other)
-    assert len({json.dumps(values) for values in values_of(one).values()}) == 16
+    assert values_of(whole) == values_of(again)
+    assert values_of(whole) != values_of(other)
+    assert len({json.dumps(values) for values in values_of(whole).values()}) == 16
 
 
 def test_a_search_finds_what_is_good(tmp_path: Path) -> None:
@@ -206,7 +220,9 @@ def test_rungs_are_powers_below_the_last_frame() -> None:
 
 
 def test_weak_trials_are_stopped_at_rungs_and_the_best_is_done(tmp_path: Path) -> None:
-    result = search(make_spec(), tmp_path, FakeExecutor(num_slot=2))
+    executor = FakeExecutor(num_slot=2)
+    result = search(make_spec(), tmp_path, executor)
+    assert executor.most == 2
     assert len(result.rows) == 16
     assert result.count("stopped") >= 8
     assert result.best is not None
@@ -253,18 +269,12 @@ def test_a_rung_waits_for_all_sessions_of_a_trial(tmp_path: Path) -> None:
     assert row.rungs[10_000] == pytest.approx(20 + 480 * speed / 9 + 0.5)
 
 
-def test_as_many_sessions_run_as_there_are_slots(tmp_path: Path) -> None:
-    executor = FakeExecutor(num_slot=3)
-    search(make_spec(max_trial=9), tmp_path, executor)
-    assert executor.most == 3
-
-
 # --- faults
 
 
 def test_a_trial_that_crashes_is_failed_with_its_reason_and_the_rest_goes_on(tmp_path: Path) -> None:
     def crash(key: Key, frame: int) -> str | None:
-        return "Traceback ...\nDivergenceError: loss is not finite" if key[0] == 2 and frame == 5000 else None
+        return "Traceback ...\nDivergenceError: loss is not finite" if key[0] == 2 and frame == 0 else None
 
     result = search(make_spec(max_trial=6), tmp_path, FakeExecutor(error_at=crash))
     failed = [row for row in result.rows if row.state == "failed"]
@@ -366,16 +376,18 @@ class StoppingExecutor(FakeExecutor):
     """Ctrl-C comes just before the first rung."""
 
     def poll(self, timeout: float) -> list[Event]:
-        if self.num_poll == 9:
+        if self.num_poll == 0:
             signal.raise_signal(signal.SIGINT)
         return super().poll(timeout)
 
 
-def test_a_trial_earns_no_sessions_while_the_search_stops(tmp_path: Path) -> None:
+def test_a_trial_earns_no_sessions_while_the_search_stops(tmp_path: Path, capsys: Capture) -> None:
     executor = StoppingExecutor(num_slot=2)
     spec = make_spec(search_scheduler=SearchScheduler(grace_period=10_000, sessions=(1, 2)))
     result = search(spec, tmp_path, executor)
     assert result.stop_code == 130
+    search_command._show(result)
+    assert f"Continue with:\n  slm-lab run search@{tmp_path}\n" in capsys.readouterr().out
     assert executor.started == [(0, 0), (1, 0)]
     assert result.count("running") == 2
     assert executor.num_poll < 15
@@ -404,48 +416,6 @@ def test_one_driver_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         pytest.raises(RunFolderError, match="another process is using"),
     ):
         search(make_spec(max_trial=1), tmp_path)
-
-
-def test_rows_must_be_there_to_compare(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"log_frequency: 20,000 is above .*grace_period 10,000"):
-        start_search(make_spec(log_frequency=20_000), Options(data_dir=tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["ppo_cartpole", "search"], True),
-        (["search"], True),
-        (["search@latest", "--keep", "1"], True),
-        (["search", "ppo_cartpole"], True),
-        (["ppo_cartpole", "train", "--data-dir", "search"], False),
-        (["my.yaml", "search", "train"], False),
-        (["--render", "ppo_cartpole", "search"], True),
-    ],
-)
-def test_what_is_a_search(words: list[str], expected: bool) -> None:
-    assert is_search(words) is expected
-
-
-@pytest.mark.parametrize("kill_after", [1, 25, 150])
-def test_a_search_that_was_killed_goes_on_without_losing_or_repeating_trials(tmp_path: Path, kill_after: int) -> None:
-    spec = make_spec()
-    whole = search(spec, tmp_path / "whole")
-    with pytest.raises(Killed):
-        search(spec, tmp_path / "killed", FakeExecutor(kill_after=kill_after))
-    path = tmp_path / "killed"
-    before = {row.trial: row for row in read_study(path, spec).read_rows()}
-    result = search(spec, path)
-    assert [row.trial for row in sorted(result.rows, key=lambda row: row.trial)] == list(range(16))
-    assert not result.count("running")
-    for trial, row in before.items():
-        if row.state != "running":
-            assert next(one for one in result.rows if one.trial == trial) == row
-    # trials one at a time: the end is the same as without the kill
-    assert values_of(result) == values_of(whole)
-    assert {row.trial: (row.state, row.score) for row in result.rows} == {
-        row.trial: (row.state, row.score) for row in whole.rows
-    }
 
 
 def read_study(path: Path, spec: Spec) -> Study:
@@ -509,7 +479,7 @@ def test_a_damaged_journal_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_a_search_survives_a_damaged_table(tmp_path: Path, table: str) -> None:
     spec = make_spec(max_trial=4)
     with pytest.raises(Killed):
-        search(spec, tmp_path, FakeExecutor(kill_after=95))
+        search(spec, tmp_path, FakeExecutor(kill_after=10))
     folder = RunFolder(tmp_path, spec.name)
     files = [folder.table_file(trial, 0, "train") for trial in (0, 1)]
     assert all(file.exists() for file in files)
@@ -555,12 +525,12 @@ def test_the_best_spec_is_the_spec_with_the_values_of_the_best_trial(tmp_path: P
 
 
 def test_weights_of_the_best_trials_are_kept(tmp_path: Path) -> None:
-    spec = make_spec(max_trial=8, search_scheduler=None, max_session=1)
+    spec = make_spec(max_trial=4, search_scheduler=None, max_session=1)
     result = search(spec, tmp_path / "two", keep=2)
-    kept = {int(path.name.split("_t")[1].split("_")[0]) for path in (tmp_path / "two/model").glob("*.safetensors")}
+    kept = {int(path.name.split("_t")[1].split("_")[0]) for path in (tmp_path / "two/model").glob("*_ckpt*")}
     assert kept == {row.trial for row in result.rows[:2]}
     search(spec, tmp_path / "all", keep=-1)
-    assert len(list((tmp_path / "all/model").glob("*.safetensors"))) == 8
+    assert len(list((tmp_path / "all/model").glob("*_ckpt*"))) == 4
 
 
 def test_the_graphs_are_drawn(tmp_path: Path) -> None:
@@ -638,7 +608,7 @@ def test_a_search_that_has_not_ended_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     with pytest.raises(Killed):
-        search(make_spec(), tmp_path, FakeExecutor(kill_after=30))
+        search(make_spec(), tmp_path, FakeExecutor(kill_after=3))
     monkeypatch.setattr(sys, "argv", ["slm-lab", "report", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -699,10 +669,19 @@ def test_frames_of_a_search() -> None:
     assert expected == 9 * 10_000 + 3 * 20_000 + 60_000
 
 
-def test_a_grace_period_as_long_as_the_run_is_refused(tmp_path: Path) -> None:
-    spec = make_spec(search_scheduler=SearchScheduler(grace_period=90_000))
-    with pytest.raises(SpecError, match=r"grace_period: 90,000 is not below env.max_frame 90,000"):
-        start_search(spec, Options(data_dir=tmp_path))
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        (
+            {"search_scheduler": SearchScheduler(grace_period=90_000)},
+            r"grace_period: 90,000 is not below env.max_frame 90,000",
+        ),
+        ({"log_frequency": 20_000}, r"log_frequency: 20,000 is above .*grace_period 10,000"),
+    ],
+)
+def test_trials_that_cannot_be_compared_are_refused(meta: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=message):
+        start_search(make_spec(**meta), Options(data_dir=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -711,10 +690,12 @@ def test_a_grace_period_as_long_as_the_run_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A search of 4 trials with real sessions of a second."""
-    spec = load_spec(EXAMPLE).spec.replace(
+    """A search of 2 trials with real sessions of a second."""
+    scheduler = {"grace_period": 1000}
+    spec = make_tiny_spec(
         env={"max_frame": 4000},
-        meta={"max_trial": 4, "search_scheduler": SearchScheduler(grace_period=1000), "checkpoint_frequency": 500},
+        meta={"max_trial": 2, "search_scheduler": scheduler, "checkpoint_frequency": 500},
+        search={"agent.algorithm.gamma__uniform": [0.9, 0.99]},
     )
     path = tmp_path / "small.yaml"
     write_yaml(path, dump_spec(spec))
@@ -734,52 +715,29 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture
-def started(small: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def test_a_killed_driver_leaves_a_search_that_is_resumed(small: Path, tmp_path: Path) -> None:
     process = command(str(small), "search", cwd=tmp_path)
-    yield process
-    if process.poll() is None:
-        process.kill()
+    wait_for(lambda: any(tmp_path.glob("data/*/info/*_session_df_train.csv")) or process.poll() is not None)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
     process.communicate()
-
-
-def has_rows(data: Path) -> bool:
-    return any(data.glob("*/info/*_session_df_train.csv"))
-
-
-def test_a_killed_driver_leaves_a_search_that_goes_on(started: subprocess.Popen[str], tmp_path: Path) -> None:
-    wait_for(lambda: has_rows(tmp_path / "data"))
-    started.send_signal(signal.SIGKILL)
-    started.wait()
     again = command("search@latest", "--keep", "1", cwd=tmp_path)
     out, error = again.communicate(timeout=240)
     assert again.returncode == 0, error
     (folder,) = (tmp_path / "data").iterdir()
     with next(folder.glob("*_experiment_df.csv")).open() as file:
         rows = list(csv.DictReader(file))
-    assert sorted(int(row["trial"]) for row in rows) == [0, 1, 2, 3]
+    assert sorted(int(row["trial"]) for row in rows) == [0, 1]
     assert {row["state"] for row in rows} <= {"done", "stopped"}
     assert "Prove it slm-lab run" in out
-    kept = {path.name.split("_t")[1][0] for path in folder.glob("model/*.safetensors")}
+    kept = {path.name.split("_t")[1][0] for path in folder.glob("model/*_ckpt-best*")}
     assert kept == {rows[0]["trial"]}
 
 
-def test_ctrl_c_stops_and_leaves_a_usable_result(started: subprocess.Popen[str], tmp_path: Path) -> None:
-    wait_for(lambda: has_rows(tmp_path / "data"))
-    started.send_signal(signal.SIGINT)
-    out, error = started.communicate(timeout=60)
-    assert started.returncode == 130, error
-    assert "Continue with:\n  slm-lab run search@" in out
-    (folder,) = (tmp_path / "data").iterdir()
-    assert next(folder.glob("*_experiment_df.csv")).exists()
-
-
 def test_what_is_no_search_is_not_continued_as_one(tmp_path: Path) -> None:
-    make_folder(tmp_path / "data/run", make_spec())
-    process = command("search@run", cwd=tmp_path)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "is no search; continue it with train@" in error
+    make_folder(tmp_path / "run", make_spec())
+    with pytest.raises(RunFolderError, match="is no search; continue it with train@"):
+        search_run.resume_search("run", Options(data_dir=tmp_path))
 
 
 def test_a_winner_is_needed_for_a_proof(tmp_path: Path) -> None:
@@ -787,7 +745,7 @@ def test_a_winner_is_needed_for_a_proof(tmp_path: Path) -> None:
     assert result.best is None
     assert result.exit_code == 1
     with pytest.raises(LabError, match="no winner to validate"):
-        validate(result, 2, Options())
+        prove(result, 2, Options())
 
 
 def test_values_are_named_apart() -> None:
@@ -859,12 +817,14 @@ def probe(monkeypatch: pytest.MonkeyPatch, *events: Event) -> tuple[Probe | None
 
 
 def test_what_a_probe_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    notes, progress = Event((0, 0), notes=["one"]), Event((0, 0), progress={"fps": 90.0})
-    found, told = probe(monkeypatch, notes, progress, Event((0, 0), outcome=Outcome(0, {})))
+    notes, progress = Event((0, 0), notes=["one"]), Event((0, 0), progress=Progress(0, fps=90.0))
+    found, told = probe(
+        monkeypatch, notes, progress, Event((0, 0), end=SessionEnd(0, SessionResult(0, False, 1, 1.0, {})))
+    )
     assert found is not None
     assert (found.fps, told) == (90.0, ["one"])
     # other values may not diverge; a wish to stop is no failure
-    for outcome in (Outcome(0, error="loss is nan", is_diverged=True), Outcome(0, error="late", is_killed=True)):
-        assert probe(monkeypatch, notes, Event((0, 0), outcome=outcome)) == (None, ["one"])
+    for end in (SessionEnd(0, error="loss is nan", reason="diverged"), SessionEnd(0, error="late", reason="killed")):
+        assert probe(monkeypatch, notes, Event((0, 0), end=end)) == (None, ["one"])
     with pytest.raises(LabError, match=r"^env.name: no such env$"):
-        probe(monkeypatch, Event((0, 0), outcome=Outcome(0, error="env.name: no such env", is_user_error=True)))
+        probe(monkeypatch, Event((0, 0), end=SessionEnd(0, error="env.name: no such env", reason="input")))

@@ -1,4 +1,4 @@
-"""Sessions and trials on real folders: files, columns, best and last models, evaluation, failures, signals."""
+"""Sessions and trials on real folders: files, columns, best and last models, evaluation, failures, checkpoints."""
 
 import json
 import math
@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,80 +18,96 @@ import slm_lab
 from slm_lab.agent.compile.engine import CompileClock
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
-from slm_lab.experiment import control
+from slm_lab.experiment import evaluation
+from slm_lab.experiment.build import FINAL_ENV, build_env, build_session_agent
 from slm_lab.experiment.checkpoint import state as checkpoint
 from slm_lab.experiment.checkpoint.state import load_latest, load_state, save_state
 from slm_lab.experiment.clock import Stopwatch
-from slm_lab.experiment.control import FINAL_ENV, Session, build_agent, check_form, play_episodes
+from slm_lab.experiment.control import Session, check_form
 from slm_lab.experiment.executor import LocalExecutor, SessionTask, run_tasks
-from slm_lab.experiment.run import Options, best_session, load_trained, resume, start
+from slm_lab.experiment.launch import resume, start
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import best_session, load_trained, play_episodes
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, SpecError
-from slm_lab.lib.io import lock_file, write_json, write_yaml
+from slm_lab.lib.io import write_json, write_yaml
 from slm_lab.results.folder import RunFolder, open_run_folder
 from slm_lab.results.run import read_run
 from slm_lab.results.table import read_table
-from slm_lab.spec.loading import dump_spec, load_spec, parse_spec
+from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.schema import Spec
+from test.tiny import make_tiny_spec
+
+# one worker, which trains what the tests share once
+pytestmark = pytest.mark.xdist_group("session")
+NAME = "tiny"
 
 
-def tiny(**sections: dict[str, Any]) -> Spec:
-    short = {"env.max_frame": 3000, "meta.max_session": 1, "agent.algorithm.training_epoch": 2}
-    spec = load_spec("ppo_cartpole", overrides=short).spec
-    return spec.replace(**sections) if sections else spec
+def run_session(spec: Spec, path: Path, **options: Any) -> Session:
+    session = Session(spec, RunFolder(path, spec.name), **options)
+    session.run()
+    return session
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two sessions in processes, trained once for all test processes."""
-    once = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    data = tmp_path_factory.getbasetemp().parent / f"finished-{once}"
-    with lock_file(data / "model" / "lock", 120):
-        runs = list(data.glob("ppo_cartpole_*"))
-        if runs:
-            return runs[0]
-        result = start(tiny(meta={"max_session": 2}), Options(data_dir=data))
-        assert result.exit_code == 0
-        return result.folder
+    """A run of two sessions in processes, with normalised observations and a last evaluation."""
+    spec = make_tiny_spec(
+        env={"normalize_obs": True, "clip_obs": 10.0},
+        meta={"max_session": 2, "log_frequency": 100, "final_eval": 2},
+    )
+    result = start(spec, Options(data_dir=tmp_path_factory.mktemp("finished")))
+    assert result.exit_code == 0
+    return result.folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One session of this process, with two checkpoints."""
+    path = tmp_path_factory.mktemp("trained")
+    session = run_session(make_tiny_spec(meta={"checkpoint_frequency": 300}), path)
+    assert session.tracker.best == max(row[1] for row in session.tracker.rows)
+    return path
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> RunFolder:
+    """That session, to be spoiled."""
+    return RunFolder(Path(shutil.copytree(trained, tmp_path / "copy")), NAME)
+
+
+# --- what a run leaves behind
 
 
 def test_a_run_leaves_the_documented_files(finished: Path) -> None:
-    name = "ppo_cartpole"
-    files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
-    expected = {f"{name}_spec.yaml", f"{name}_t0_spec.yaml", f"{name}_t0_trial_metrics.json", "report.html"}
-    for session in (0, 1):
-        prefix = f"{name}_t0_s{session}"
-        expected |= {
-            f"info/{prefix}_session_df_train.csv",
-            f"info/{prefix}_session_metrics.json",
-            f"model/{prefix}_ckpt-last_net_model.safetensors",
-            f"model/{prefix}_ckpt-best_net_model.safetensors",
-            f"model/{prefix}_ckpt-last_resume.safetensors",
-            f"graph/{prefix}_session_graph_train_mean_returns_ma_vs_frames.png",
-            f"log/{prefix}.log",
-        }
-    expected |= {f"graph/{name}_t0_trial_graph_mean_returns_ma_vs_frames.png"}
-    expected |= {f"info/{name}_provenance.json", f"log/{name}.log", f"log/{name}_t0.log"}
-    assert expected <= files
+    files = {str(path.relative_to(finished).with_suffix("")) for path in finished.rglob("*") if path.is_file()}
+    expected = {f"{NAME}_spec", f"{NAME}_t0_spec", f"{NAME}_t0_trial_metrics", "report"}
+    for prefix in (f"{NAME}_t0_s{session}" for session in (0, 1)):
+        models = {f"model/{prefix}_ckpt-{which}" for which in ("last_net_model", "best_net_model", "last_resume")}
+        tables = {f"info/{prefix}_session_df_train", f"info/{prefix}_session_metrics"}
+        graph = f"graph/{prefix}_session_graph_train_mean_returns_ma_vs_frames"
+        expected |= models | tables | {graph, f"log/{prefix}"}
+    expected |= {f"graph/{NAME}_t0_trial_graph_mean_returns_ma_vs_frames", f"info/{NAME}_provenance"}
+    assert expected | {f"log/{NAME}", f"log/{NAME}_t0"} <= files
     drawn = [path for path in finished.rglob("*") if path.suffix in (".png", ".html", ".js")]
     assert sum(path.stat().st_size for path in drawn) < 1_000_000
 
 
 def test_the_table_has_its_columns_and_a_row_per_checkpoint(finished: Path) -> None:
-    table = read_table(RunFolder(finished, "ppo_cartpole").table_file(0, 1, "train"))
+    table = read_table(RunFolder(finished, NAME).table_file(0, 1, "train"))
     core = ["total_reward", "total_reward_ma", "loss", "fps", "frame", "wall_t", "t", "epi", "opt_step", "lr"]
     assert list(table)[:10] == core
-    assert table["frame"].tolist() == [500, 1000, 1500, 2000, 2500, 3000]
-    assert table["t"].tolist() == [125, 250, 375, 500, 625, 750]
-    # trained after frames 1024 and 2048 of 4 envs: 2 epochs of 8 minibatches
-    assert table["opt_step"].tolist() == [0, 0, 16, 16, 32, 32]
+    assert table["frame"].tolist() == [100, 200, 300, 400, 500, 600]
+    assert table["t"].tolist() == [25, 50, 75, 100, 125, 150]
+    # trained after every 32 steps of 4 envs, in 4 minibatches
+    assert table["opt_step"].tolist() == [0, 4, 8, 12, 12, 16]
     assert math.isnan(table["loss"][0])
-    assert math.isfinite(table["loss"][2])
+    assert math.isfinite(table["loss"][1])
 
 
 def test_the_score_is_the_mean_of_the_sessions_values(finished: Path) -> None:
-    metrics = json.loads((finished / "ppo_cartpole_t0_trial_metrics.json").read_text())
+    metrics = json.loads((finished / f"{NAME}_t0_trial_metrics.json").read_text())
     values = metrics["total_reward_ma"]["values"]
     assert len(values) == 2
     assert metrics["scalar"]["total_reward_ma"] == pytest.approx(sum(values) / 2)
@@ -101,35 +116,40 @@ def test_the_score_is_the_mean_of_the_sessions_values(finished: Path) -> None:
 
 
 def test_the_saved_spec_repeats_the_run(finished: Path, tmp_path: Path) -> None:
-    spec = load_spec(finished / "ppo_cartpole_spec.yaml").spec
-    again = start(spec, Options(data_dir=tmp_path))
+    spec = load_spec(finished / f"{NAME}_spec.yaml").spec
     for session in (0, 1):
-        one = read_table(RunFolder(finished, "ppo_cartpole").table_file(0, session, "train"))
-        two = read_table(RunFolder(again.folder, "ppo_cartpole").table_file(0, session, "train"))
+        run_session(spec, tmp_path, session=session)
+        one, two = (read_table(RunFolder(path, NAME).table_file(0, session, "train")) for path in (finished, tmp_path))
         for name in set(one) - {"wall_t", "fps"}:
             assert np.array_equal(one[name], two[name], equal_nan=True), name
 
 
 def test_a_finished_run_is_not_trained_again(finished: Path) -> None:
-    file = RunFolder(finished, "ppo_cartpole").table_file(0, 0, "train")
+    file = RunFolder(finished, NAME).table_file(0, 0, "train")
     before = file.read_text()
     assert resume(str(finished), Options()).exit_code == 0
     assert file.read_text() == before
+
+
+# --- play
 
 
 def test_enjoy_plays_the_trained_policy_and_writes_nothing(finished: Path) -> None:
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     agent, env, spec = load_trained(str(finished))
     first = list(play_episodes(env, agent, 3))
-    second = list(play_episodes(env, agent, 3))
-    assert first == second
+    assert first == list(play_episodes(env, agent, 3))
     assert len(first) == 3
+    # acting does not move the saved statistics of the normaliser
+    folder = RunFolder(finished, spec.name)
+    best = best_session(folder, spec)
+    state = load_state(folder.model_file(0, best, "best"))
+    assert state["obs_normalizer"]["count"] > 100
+    agent.act(np.full((1, 4), 1e6, np.float32))
+    assert agent.encode.stats is not None
+    assert np.array_equal(agent.encode.stats.mean, state["obs_normalizer"]["mean"])
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
-    best = best_session(RunFolder(finished, spec.name), spec)
-    scores = [
-        json.loads((finished / f"info/ppo_cartpole_t0_s{s}_session_metrics.json").read_text())["total_reward_ma"]
-        for s in (0, 1)
-    ]
+    scores = [json.loads(folder.session_metrics_file(0, s).read_text())["total_reward_ma"] for s in (0, 1)]
     assert scores[best] == max(scores)
 
 
@@ -140,29 +160,42 @@ def test_load_agent_acts_on_one_observation(finished: Path) -> None:
     assert all(agent.act(obs) == agent.act(obs) for _ in range(20))
 
 
-def test_enjoy_uses_saved_normaliser_statistics(tmp_path: Path) -> None:
-    spec = tiny(env={"normalize_obs": True, "clip_obs": 10.0})
-    result = start(spec, Options(data_dir=tmp_path))
-    state = load_state(RunFolder(result.folder, spec.name).model_file(0, 0, "best"))
-    agent, env, _ = load_trained(str(result.folder))
-    env.close()
-    assert agent.encode.stats is not None
-    assert state["obs_normalizer"]["count"] > 100
-    assert np.array_equal(agent.encode.stats.mean, state["obs_normalizer"]["mean"])
-    # acting does not move them
-    agent.act(np.full((1, 4), 1e6, np.float32))
-    assert np.array_equal(agent.encode.stats.mean, state["obs_normalizer"]["mean"])
+def test_evaluation_counts_one_episode_of_each_env_first() -> None:
+    spec = make_tiny_spec()
+    env = build_vec_env(build_settings(spec.env, (5,), 3))
+    agent = build_session_agent(spec, env, 0, 3)
+    seen = []
+    step = env.step
+
+    def recording(action: Any) -> Any:
+        result = step(action)
+        seen.extend(np.flatnonzero(result.done).tolist())
+        return result
+
+    env.step = recording  # type: ignore[method-assign]
+    assert len(list(play_episodes(env, agent, 3))) == 3
+    assert set(seen) == {0, 1, 2}
 
 
-def test_evaluation_is_deterministic_and_leaves_training_alone(tmp_path: Path) -> None:
-    plain, evaluated = (tiny(meta=meta) for meta in ({"rigorous_eval": 0}, {"rigorous_eval": 3, "eval_frequency": 700}))
-    one, two = (start(spec, Options(data_dir=tmp_path / str(i))) for i, spec in enumerate((plain, evaluated)))
-    tables = [read_table(RunFolder(r.folder, "ppo_cartpole").table_file(0, 0, "train")) for r in (one, two)]
+def test_a_score_of_null_is_no_reason_to_fail(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "x")
+    folder.model_file(0, 1, "best").parent.mkdir(parents=True)
+    folder.model_file(0, 1, "best").touch()
+    write_json(folder.session_metrics_file(0, 1), {"total_reward_ma": None})
+    assert best_session(folder, make_tiny_spec(meta={"max_session": 2})) == 1
+
+
+# --- evaluation
+
+
+def test_evaluation_is_deterministic_and_leaves_training_alone(trained: Path, tmp_path: Path) -> None:
+    run_session(make_tiny_spec(meta={"rigorous_eval": 3, "eval_frequency": 140}), tmp_path)
+    plain, evaluated = (RunFolder(path, NAME) for path in (trained, tmp_path))
+    tables = [read_table(folder.table_file(0, 0, "train")) for folder in (plain, evaluated)]
     assert np.array_equal(tables[0]["total_reward"], tables[1]["total_reward"], equal_nan=True)
-    table = read_table(RunFolder(two.folder, "ppo_cartpole").table_file(0, 0, "eval"))
-    assert table["frame"].tolist() == [700, 1400, 2100, 2800]
+    assert read_table(evaluated.table_file(0, 0, "eval"))["frame"].tolist() == [140, 280, 420, 560]
     # the table is there all the same
-    empty = RunFolder(one.folder, "ppo_cartpole").table_file(0, 0, "eval").read_text()
+    empty = plain.table_file(0, 0, "eval").read_text()
     assert empty.startswith("total_reward,total_reward_ma,")
     assert empty.count("\n") == 1
 
@@ -170,41 +203,72 @@ def test_evaluation_is_deterministic_and_leaves_training_alone(tmp_path: Path) -
 def test_evaluations_by_default_stay_within_their_share_of_the_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert control.EVAL_SHARE == 0.05
+    assert evaluation.EVAL_SHARE == 0.05
     # a run long enough for that share would take minutes
-    monkeypatch.setattr(control, "EVAL_SHARE", 0.5)
-    spec = tiny(env={"max_frame": 8000})
-    assert (spec.meta.num_eval_episode, spec.eval_every) == (4, 400)
-    session = Session(spec, RunFolder(tmp_path, spec.name), 0, 0, lambda _: None, lambda: False)
+    monkeypatch.setattr(evaluation, "EVAL_SHARE", 0.5)
+    spec = make_tiny_spec(env={"max_frame": 4000}, meta={"rigorous_eval": None})
+    assert (spec.meta.num_eval_episode, spec.eval_every) == (4, 200)
+    session = Session(spec, RunFolder(tmp_path, NAME))
     held: list[tuple[int, int]] = []
     evaluate = session._evaluate
 
     def watch() -> None:
-        before = session.eval_step
+        before = session.evaluation.num_step
         evaluate()
-        held.append((session.frame, session.eval_step - before))
+        held.append((session.frame, session.evaluation.num_step - before))
 
     session._evaluate = watch  # type: ignore[method-assign]
     session.run()
-    table = read_table(RunFolder(tmp_path, spec.name).table_file(0, 0, "eval"))
+    table = read_table(RunFolder(tmp_path, NAME).table_file(0, 0, "eval"))
     assert 1 < len(held) < 20
     assert table["frame"].tolist() == [frame for frame, _ in held]
-    # a vector step of the four envs counts once, a gradient step (two epochs over minibatches of 128) eight times
-    budget = 0.5 * 8000 * (1 / 4 + 8 * 2 / 128)
+    # a vector step of the four envs counts once, a gradient step (on 32 of the frames) eight times
+    budget = 0.5 * 4000 * (1 / 4 + 8 / 32)
     longest = max(steps for _, steps in held)
-    assert session.eval_step == sum(steps for _, steps in held) <= budget + longest
-    assert all(frame % 400 == 0 for frame, _ in held)
+    assert session.evaluation.num_step == sum(steps for _, steps in held) <= budget + longest
+    assert all(frame % 200 == 0 for frame, _ in held)
 
 
-def test_an_evaluation_that_does_not_end_leaves_no_row(tmp_path: Path) -> None:
-    # 5 % of 400 steps, where an episode of Pendulum takes 200
-    short = {"env.max_frame": 1600, "meta.max_session": 1, "meta.compile": False, "agent.algorithm.training_epoch": 1}
-    spec = load_spec("ppo_pendulum", overrides=short).spec
-    session = Session(spec, RunFolder(tmp_path, spec.name), 0, 0, lambda _: None, lambda: False)
-    session.run()
-    assert 0 < session.eval_step < 200
-    assert not session.eval_tracker.rows
-    assert not session.is_eval_due
+def test_episodes_that_do_not_end_leave_no_evaluation(tmp_path: Path) -> None:
+    # 5 % of 400 steps, where an episode of Pendulum takes 200; ten of them do not end within 1,600 either
+    meta = {"rigorous_eval": None, "final_eval": 10}
+    spec = make_tiny_spec(env={"name": "Pendulum-v1", "max_frame": 1600}, meta=meta)
+    session = Session(spec, RunFolder(tmp_path, NAME))
+    assert session.run().final_eval == []
+    assert 0 < session.evaluation.num_step < 200
+    assert not session.evaluation.tracker.rows
+    assert not session.evaluation.is_owed
+
+
+def test_a_session_ends_with_deterministic_episodes_of_its_last_weights(finished: Path) -> None:
+    spec, folder = load_spec(finished / f"{NAME}_spec.yaml").spec, RunFolder(finished, NAME)
+    means = []
+    for session in (0, 1):
+        returns = json.loads(folder.session_metrics_file(0, session).read_text())["final_eval"]
+        env = build_env(spec, FINAL_ENV, session, 2)
+        agent = build_session_agent(spec, env, session, 2)
+        agent.load_model_state(load_state(folder.model_file(0, session, "last")))
+        assert list(play_episodes(env, agent, 2)) == returns
+        means.append(float(np.mean(returns)))
+    metrics = json.loads((finished / f"{NAME}_t0_trial_metrics.json").read_text())
+    assert metrics["final_eval"]["values"] == means
+    assert read_run(finished).final_evals == dict(enumerate(means))
+
+
+def test_a_last_evaluation_that_was_stopped_is_made_up_for(tmp_path: Path) -> None:
+    spec = make_tiny_spec(meta={"final_eval": 2})
+    folder = RunFolder(tmp_path, NAME)
+    stopped = Session(spec, folder)
+    stopped.should_stop = lambda: stopped.frame >= spec.env.max_frame
+    result = stopped.run()
+    assert (result.is_done, result.final_eval) == (True, [])
+    resumed = Session(spec, folder).run()
+    whole = Session(spec, RunFolder(tmp_path / "whole", NAME)).run()
+    assert resumed.final_eval == whole.final_eval
+    assert len(whole.final_eval) == 2
+
+
+# --- clocks
 
 
 def test_compiling_is_a_phase_of_its_own_and_not_in_the_speed() -> None:
@@ -223,76 +287,6 @@ def test_compiling_is_a_phase_of_its_own_and_not_in_the_speed() -> None:
     assert watch.total == pytest.approx(watch.working + clock.seconds)
 
 
-def read_final_eval(folder: Path, session: int) -> list[float]:
-    path = RunFolder(folder, "ppo_cartpole").session_metrics_file(0, session)
-    values: list[float] = json.loads(path.read_text())["final_eval"]
-    return values
-
-
-def test_a_session_ends_with_deterministic_episodes_of_its_last_weights(finished: Path) -> None:
-    spec = load_spec(finished / "ppo_cartpole_spec.yaml").spec
-    means = []
-    for session in (0, 1):
-        returns = read_final_eval(finished, session)
-        assert len(returns) == spec.meta.final_eval == 10
-        env = build_vec_env(build_settings(spec.env, (FINAL_ENV, spec.meta.seed, session), 10))
-        agent = build_agent(spec, env, session, 10)
-        agent.load_model_state(load_state(RunFolder(finished, spec.name).model_file(0, session, "last")))
-        assert list(play_episodes(env, agent, 10)) == returns
-        means.append(float(np.mean(returns)))
-    metrics = json.loads((finished / "ppo_cartpole_t0_trial_metrics.json").read_text())
-    assert metrics["final_eval"]["values"] == means
-    assert read_run(finished).final_evals == dict(enumerate(means))
-
-
-def test_a_last_evaluation_that_was_stopped_is_made_up_for(tmp_path: Path) -> None:
-    spec = tiny(meta={"compile": False})
-    folder = RunFolder(tmp_path, spec.name)
-    stopped = Session(spec, folder, 0, 0, lambda _: None, lambda: False)
-    stopped.should_stop = lambda: stopped.frame >= spec.env.max_frame
-    result = stopped.run()
-    assert (result.is_done, result.final_eval) == (True, [])
-    continued = Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
-    whole = Session(spec, RunFolder(tmp_path / "whole", spec.name), 0, 0, lambda _: None, lambda: False).run()
-    assert continued.final_eval == whole.final_eval
-    assert len(whole.final_eval) == 10
-
-
-def test_episodes_without_an_end_leave_no_evaluation(tmp_path: Path) -> None:
-    # ten Pendulums of 200 steps do not end within 1,500
-    short = {"env.max_frame": 1500, "meta.max_session": 1, "meta.compile": False}
-    result = start(load_spec("ppo_pendulum", overrides=short).spec, Options(data_dir=tmp_path))
-    assert result.metrics is not None
-    assert result.metrics.final_eval is None
-    log = RunFolder(result.folder, "ppo_pendulum").log_file(0).read_text()
-    assert "0 of 10 episodes ended within 1,500 steps" in log
-
-
-def test_no_last_evaluation_where_none_is_asked_for(tmp_path: Path) -> None:
-    spec = tiny(meta={"final_eval": 0, "compile": False})
-    result = start(spec, Options(data_dir=tmp_path))
-    assert result.metrics is not None
-    assert result.metrics.final_eval is None
-
-
-def test_evaluation_counts_one_episode_of_each_env_first() -> None:
-    spec = tiny()
-    env = build_vec_env(build_settings(spec.env, (5,), 3))
-    agent = build_agent(spec, env, 0, 3)
-    seen = []
-    step = env.step
-
-    def recording(action: Any) -> Any:
-        result = step(action)
-        seen.extend(np.flatnonzero(result.done).tolist())
-        return result
-
-    env.step = recording  # type: ignore[method-assign]
-    returns = list(play_episodes(env, agent, 3))
-    assert len(returns) == 3
-    assert set(seen) == {0, 1, 2}
-
-
 def test_periodic_work_is_due_at_each_multiple_passed() -> None:
     # a modulo test (frame % 10 < num_envs) would fire at every step of 16
     due = Due(10)
@@ -301,17 +295,13 @@ def test_periodic_work_is_due_at_each_multiple_passed() -> None:
     assert [frame for frame in range(3, 400, 3) if due(frame)] == [102, 201, 300]
 
 
-def test_best_model_is_the_one_of_the_best_row(tmp_path: Path) -> None:
-    spec = tiny()
-    folder = RunFolder(tmp_path, spec.name)
-    session = Session(spec, folder, 0, 0, lambda _: None, lambda: False)
-    session.run()
-    assert session.tracker.best == max(row[1] for row in session.tracker.rows)
+# --- checkpoints
 
 
-def test_damage_anywhere_in_a_checkpoint_is_noticed(finished: Path, tmp_path: Path) -> None:
-    data = RunFolder(finished, "ppo_cartpole").resume_file(0, 0).read_bytes()
-    path = tmp_path / "damaged.safetensors"
+def test_damage_anywhere_in_a_checkpoint_is_noticed(trained: Path, tmp_path: Path) -> None:
+    source = RunFolder(trained, NAME).resume_file(0, 0)
+    data = source.read_bytes()
+    path = tmp_path / source.name
     for position in np.linspace(0, len(data) - 1, 100).astype(int):
         flipped = bytearray(data)
         flipped[position] ^= 1 << (position % 8)
@@ -321,50 +311,49 @@ def test_damage_anywhere_in_a_checkpoint_is_noticed(finished: Path, tmp_path: Pa
                 load_state(path)
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
-    spec = tiny(meta={"checkpoint_frequency": 1000})
-    folder = RunFolder(tmp_path, spec.name)
-    Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
-    path = folder.resume_file(0, 0)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(copied: RunFolder) -> None:
+    path = copied.resume_file(0, 0)
     whole = load_state(path)
     path.write_bytes(path.read_bytes()[:-1])
-    Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
+    run_session(make_tiny_spec(meta={"checkpoint_frequency": 300}), copied.path)
     again = load_state(path)
-    assert again["frame"] == whole["frame"] == 3000
+    assert again["frame"] == whole["frame"] == 600
     weights = [state["agent"]["algorithm"]["modules"]["net"] for state in (whole, again)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_the_good_checkpoint_survives_a_failed_write_after_a_damaged_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "x_ckpt-last_resume.safetensors"
+@pytest.fixture
+def two_states(trained: Path, tmp_path: Path) -> Path:
+    """A checkpoint and the one before it."""
+    path = tmp_path / RunFolder(trained, NAME).resume_file(0, 0).name
     save_state(path, {"frame": 1}, keep_previous=True)
     save_state(path, {"frame": 2}, keep_previous=True)
-    path.write_bytes(b"damaged")
-    assert load_latest(path)[0] == {"frame": 1}
+    return path
+
+
+def test_the_good_checkpoint_survives_a_failed_write_after_a_damaged_one(
+    two_states: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_states.write_bytes(b"damaged")
+    assert load_latest(two_states)[0] == {"frame": 1}
 
     def fail(*_: Any) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(checkpoint, "write_bytes", fail)
     with pytest.raises(OSError, match="disk full"):
-        save_state(path, {"frame": 3}, keep_previous=True)
-    assert load_latest(path)[0] == {"frame": 1}
+        save_state(two_states, {"frame": 3}, keep_previous=True)
+    assert load_latest(two_states)[0] == {"frame": 1}
 
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
-def test_a_machine_without_memory_makes_no_checkpoint_bad(tmp_path: Path, error: type[Exception]) -> None:
-    path = tmp_path / "x_ckpt-last_resume.safetensors"
-    save_state(path, {"frame": 1}, keep_previous=True)
-    save_state(path, {"frame": 2}, keep_previous=True)
-
+def test_a_machine_without_memory_makes_no_checkpoint_bad(two_states: Path, error: type[Exception]) -> None:
     def finish(_: dict[str, Any]) -> None:
         raise error
 
     with pytest.raises(error):
-        load_latest(path, finish)
-    assert load_latest(path) == ({"frame": 2}, [])
+        load_latest(two_states, finish)
+    assert load_latest(two_states) == ({"frame": 2}, [])
 
 
 def test_what_an_own_net_keeps_beside_tensors_is_its_own() -> None:
@@ -375,15 +364,13 @@ def test_what_an_own_net_keeps_beside_tensors_is_its_own() -> None:
             check_form(odd, like, "best_model")
 
 
-def test_a_hidden_state_that_begins_as_none_is_continued(tmp_path: Path) -> None:
-    spec, folder = tiny(), RunFolder(tmp_path, "ppo_cartpole")
-    Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
-    path = folder.resume_file(0, 0)
+def test_a_hidden_state_that_begins_as_none_is_continued(copied: RunFolder) -> None:
+    path = copied.resume_file(0, 0)
     state = load_state(path)
-    carry = torch.rand(spec.env.num_envs, 3)
+    carry = torch.rand(4, 3)
     for saved, is_taken in ((carry, True), (carry[:1], False), ("x", False)):
         save_state(path, {**state, "carry": saved})
-        session = Session(spec, folder, 0, 0, lambda _: None, lambda: False)
+        session = Session(make_tiny_spec(), copied)
         if is_taken:
             assert torch.equal(session._begin()[1], carry)
             continue
@@ -391,99 +378,78 @@ def test_a_hidden_state_that_begins_as_none_is_continued(tmp_path: Path) -> None
             session._begin()
 
 
-def test_a_checkpoint_of_another_session_is_refused(finished: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(finished, copy)
-    folder, spec = open_run_folder(str(copy), tmp_path)
-    own = folder.resume_file(0, 1).read_bytes()
-    folder.resume_file(0, 1).write_bytes(folder.resume_file(0, 0).read_bytes())
-    with pytest.raises(
-        CheckpointError, match=r"s1_ckpt-last_resume\.safetensors: is that of trial 0 session 0; was it copied"
-    ):
-        Session(spec, folder, 0, 1, lambda _: None, lambda: False).run()
-    # one of before says nothing of it, and is continued
-    folder.resume_file(0, 1).write_bytes(own)
-    state = load_state(folder.resume_file(0, 1))
-    assert state.pop("place") == {"trial": 0, "session": 1}
-    save_state(folder.resume_file(0, 1), state)
-    assert Session(spec, folder, 0, 1, lambda _: None, lambda: False).run().is_done
-
-
-def test_a_checkpoint_of_another_spec_is_refused(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, "ppo_cartpole")
-    Session(tiny(), folder, 0, 0, lambda _: None, lambda: False).run()
+def test_a_checkpoint_of_another_session_or_spec_is_refused(copied: RunFolder) -> None:
     with pytest.raises(CheckpointError, match="another spec"):
-        Session(tiny(meta={"seed": 9}), folder, 0, 0, lambda _: None, lambda: False).run()
+        Session(make_tiny_spec(meta={"seed": 9}), copied).run()
+    copied.resume_file(0, 1).write_bytes(copied.resume_file(0, 0).read_bytes())
+    with pytest.raises(CheckpointError, match=r"s1_ckpt-last_resume\.\w+: is that of trial 0 session 0; was it copied"):
+        Session(make_tiny_spec(), copied, session=1).run()
 
 
-def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
-    with pytest.raises(RunFolderError, match="not a run of this lab"):
-        open_run_folder("photos", tmp_path)
-    with pytest.raises(RunFolderError, match="did you mean 'photos'"):
-        open_run_folder("photo", tmp_path)
-    with pytest.raises(RunFolderError, match="no run in"):
-        open_run_folder("latest", tmp_path)
+# --- folders
 
 
-def test_a_glob_must_match_one_run(tmp_path: Path) -> None:
-    for name in ("a_1", "a_2"):
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("photos", "not a run of this lab"),
+        ("photo", "did you mean 'photos'"),
+        ("latest", "no run in"),
+        ("{}/a_*", r"(?s)matches.*a_1.*a_2"),
+        ("{}/b_*", "matches nothing"),
+    ],
+)
+def test_what_is_no_run_is_refused(where: str, message: str, tmp_path: Path) -> None:
+    for name in ("photos", "a_1", "a_2"):
         (tmp_path / name).mkdir()
-    with pytest.raises(RunFolderError, match=r"(?s)matches.*a_1.*a_2"):
-        open_run_folder(f"{tmp_path}/a_*", tmp_path)
-    with pytest.raises(RunFolderError, match="matches nothing"):
-        open_run_folder(f"{tmp_path}/b_*", tmp_path)
+    with pytest.raises(RunFolderError, match=message):
+        open_run_folder(where.format(tmp_path), tmp_path)
 
 
 def test_nothing_is_written_for_a_spec_that_cannot_run(tmp_path: Path) -> None:
-    spec = tiny()
-    bad_env = spec.model_copy(update={"env": spec.env.model_copy(update={"name": "NoSuchEnv-v0"})})
+    options = Options(data_dir=tmp_path / "data")
     with pytest.raises(LabError):
-        start(bad_env, Options(data_dir=tmp_path / "data"))
-    raw = {
-        "name": "x",
-        "agent": {
-            "algorithm": {"name": "PPO", "action_pdtype": "Categorical"},
-            "memory": {"name": "OnPolicyBatchReplay"},
-            "net": {"type": "MLPNet"},
-        },
-        "env": {"name": "Pendulum-v1", "max_frame": 1000},
-    }
+        start(make_tiny_spec(env={"name": "NoSuchEnv-v0"}), options)
     with pytest.raises(SpecError, match="Categorical does not fit"):
-        start(parse_spec(raw)[0], Options(data_dir=tmp_path / "data"))
+        start(make_tiny_spec(env={"name": "Pendulum-v1"}, action_pdtype="Categorical"), options)
     assert not (tmp_path / "data").exists()
 
 
+# --- failures
+
+
+FAULTY = """
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+from slm_lab.lib.runtime import derive_seed
+
+class Faulty(CartPoleEnv):
+    def reset(self, *, seed=None, options=None):
+        # of the second session
+        if seed == derive_seed(1, 0, 1, 2, 3):
+            raise RuntimeError("planted fault")
+        return super().reset(seed=seed, options=options)
+
+gym.register("Faulty-v0", entry_point=Faulty)
+"""
+
+
 def test_a_crashed_session_is_told_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "faulty.py").write_text(
-        "import gymnasium as gym\n"
-        "from gymnasium.envs.classic_control import CartPoleEnv\n"
-        "class Faulty(CartPoleEnv):\n"
-        "    count = 0\n"
-        "    def reset(self, *, seed=None, options=None):\n"
-        "        # the seeds of one session are even or odd by chance: break one of two sessions\n"
-        "        if seed == BAD: raise RuntimeError('planted fault')\n"
-        "        return super().reset(seed=seed, options=options)\n"
-        "from slm_lab.lib.runtime import derive_seed\n"
-        "BAD = derive_seed(1, 0, 1, 2, 3)\n"
-        "gym.register('Faulty-v0', entry_point=Faulty)\n"
-    )
+    (tmp_path / "faulty.py").write_text(FAULTY)
     monkeypatch.chdir(tmp_path)
-    spec = tiny(env={"name": "faulty:Faulty-v0"}, meta={"max_session": 2})
+    spec = make_tiny_spec(env={"name": "faulty:Faulty-v0", "max_frame": 800}, meta={"max_session": 2})
     result = start(spec, Options(data_dir=tmp_path / "data"))
     assert result.exit_code == 1
     assert list(result.failures) == [1]
     assert "planted fault" in result.failures[1]
     assert "Traceback" in result.failures[1]
-    assert result.metrics is not None
-    assert result.metrics.failed == (1,)
-    assert not result.metrics.is_complete
+    metrics = json.loads(RunFolder(result.folder, NAME).trial_metrics_file(0).read_text())
+    assert (metrics["failed"], metrics["is_complete"]) == ([1], False)
     assert len(result.session_scores) == 1
 
 
 def test_nan_stops_the_session_with_its_name(tmp_path: Path) -> None:
-    spec = tiny()
-    session = Session(spec, RunFolder(tmp_path, spec.name), 0, 0, lambda _: None, lambda: False)
+    session = Session(make_tiny_spec(), RunFolder(tmp_path, NAME))
     step = session.env.step
 
     def poisoned(action: Any) -> Any:
@@ -491,45 +457,39 @@ def test_nan_stops_the_session_with_its_name(tmp_path: Path) -> None:
         return result._replace(reward=result.reward * np.nan)
 
     session.env.step = poisoned  # type: ignore[method-assign]
-    with pytest.raises(DivergenceError, match="frame 1024"):
+    with pytest.raises(DivergenceError, match="frame 128"):
         session.run()
 
 
 @pytest.mark.parametrize(("stop_code", "is_drawn"), [(0, True), (130, True), (143, False)])
-def test_who_is_told_to_end_at_once_draws_nothing(stop_code: int, is_drawn: bool, tmp_path: Path) -> None:
-    spec = tiny(env={"max_frame": 1000}, meta={"compile": False, "final_eval": 0})
-    folder = RunFolder(tmp_path, spec.name)
-    for file in (folder.spec_file, folder.trial_spec_file(0)):
+def test_who_is_told_to_end_at_once_draws_nothing(stop_code: int, is_drawn: bool, copied: RunFolder) -> None:
+    spec = make_tiny_spec()
+    for file in (copied.spec_file, copied.trial_spec_file(0)):
         write_yaml(file, dump_spec(spec))
-    session = Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
-    result = Trial(spec, folder, 0, (), "INFO", False)._conclude([session], {}, stop_code)
-    assert folder.trial_metrics_file(0).exists()
+    result = Trial(spec, copied, Options())._conclude([Session(spec, copied).run()], {}, stop_code)
+    assert copied.trial_metrics_file(0).exists()
     assert (result.report is not None) == is_drawn == result.curve.exists()
 
 
-def test_a_killed_process_is_an_outcome(tmp_path: Path) -> None:
-    task = SessionTask(str(tmp_path), "missing", 0, 0)
-    (outcome,) = run_tasks(LocalExecutor(), [task], lambda _: None, lambda: False, lambda: None)
-    assert outcome.result is None
-    assert outcome.is_user_error
-    assert "no spec file" in str(outcome.error)
+def test_a_session_that_cannot_begin_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    (end,) = run_tasks(LocalExecutor(), [SessionTask(tmp_path, "missing", 0, 0)])
+    assert (end.result, end.reason) == (None, "input")
+    assert "no spec file" in end.error
 
 
 def test_a_session_whose_parent_was_killed_while_it_loaded_does_not_train(tmp_path: Path) -> None:
-    spec = tiny(env={"max_frame": 10_000_000}, meta={"compile": False})
-    folder = RunFolder(tmp_path, spec.name)
-    write_yaml(folder.trial_spec_file(0), dump_spec(spec))
-    task = json.dumps(asdict(SessionTask(str(tmp_path), spec.name, 0, 0)))
+    write_yaml(RunFolder(tmp_path, NAME).trial_spec_file(0), dump_spec(make_tiny_spec(env={"max_frame": 10_000_000})))
     gone = subprocess.Popen(["true"])
     gone.wait()
     read_end, write_end = os.pipe()
+    task = SessionTask(tmp_path, NAME, 0, 0).to_json()
     words = [sys.executable, "-m", "slm_lab.experiment.worker", task, str(write_end), str(gone.pid)]
     subprocess.run(words, pass_fds=[write_end], timeout=120, check=True)
     os.close(write_end)
     with os.fdopen(read_end) as pipe:
         kind, content = json.loads(pipe.read().splitlines()[-1])
-    assert kind == "result"
-    assert (content["is_done"], content["frame"]) == (False, 0)
+    assert kind == "end"
+    assert (content["result"]["is_done"], content["result"]["frame"]) == (False, 0)
 
 
 def test_a_ray_address_without_ray_is_told_before_anything_is_written(
@@ -538,13 +498,5 @@ def test_a_ray_address_without_ray_is_told_before_anything_is_written(
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "slm_lab.experiment.ray_executor", raising=False)
     with pytest.raises(LabError, match=r"needs the package 'ray'.*uv sync --group ray"):
-        start(tiny(), Options(data_dir=tmp_path / "data", ray_address="auto"))
+        start(make_tiny_spec(), Options(data_dir=tmp_path / "data", ray_address="auto"))
     assert not (tmp_path / "data").exists()
-
-
-def test_a_score_of_null_is_no_reason_to_fail(finished: Path, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, "x")
-    folder.model_file(0, 1, "best").parent.mkdir(parents=True)
-    folder.model_file(0, 1, "best").touch()
-    write_json(folder.session_metrics_file(0, 1), {"total_reward_ma": None})
-    assert best_session(folder, tiny(meta={"max_session": 2})) == 1

@@ -18,29 +18,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loguru import logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from slm_lab.cli.run import _load
 from slm_lab.experiment import control
-from slm_lab.experiment.control import Progress, Session
-from slm_lab.experiment.run import Options, start
+from slm_lab.experiment.control import Session
+from slm_lab.experiment.launch import start
+from slm_lab.experiment.messages import Progress
+from slm_lab.experiment.options import Options
 from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.table import read_table
-from slm_lab.spec.loading import dump_spec, load_spec
+from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
+from test.tiny import make_tiny_spec
 
 KEY = "c0ffee" + "5eed" * 9
 FRAMES = [100, 200, 300, 400, 500, 600]
 
 
 def tiny(**meta: Any) -> Spec:
-    short = {"env.max_frame": 600, "env.backend": "gymnasium", "env.num_workers": 0, "meta.max_session": 1}
-    quick = {"agent.algorithm.time_horizon": 32, "agent.algorithm.training_epoch": 1}
-    spec = load_spec("ppo_cartpole", overrides={**short, **quick}).spec
-    return spec.replace(meta={"log_frequency": 100, "checkpoint_frequency": 200, **meta})
+    return make_tiny_spec(env={"num_workers": 0}, meta={"log_frequency": 100, "checkpoint_frequency": 200, **meta})
 
 
 def train(spec: Spec, path: Path, crash_at: int | None = None, stop_at: int | None = None) -> RunFolder:
@@ -81,14 +80,6 @@ class Recorder:
         self.num_close += 1
         if self.fails_at < float("inf"):
             raise OSError("still cut")
-
-
-@pytest.fixture
-def warnings() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handle = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
-    yield lines
-    logger.remove(handle)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *sinks: Sink) -> None:
@@ -270,7 +261,7 @@ def build(path: Path, trial: int = 0, session: int = 0, **meta: Any) -> Any:
 
 
 def test_a_session_is_one_run_of_wandb(tmp_path: Path, wandb: StandIn) -> None:
-    path = tmp_path / "ppo_cartpole_2026_01_01_120000"
+    path = tmp_path / "tiny_2026_01_01_120000"
     spec = tiny(wandb=True, rigorous_eval=2, eval_frequency=600)
     train(spec, path)
     (call,) = wandb.calls
@@ -278,7 +269,7 @@ def test_a_session_is_one_run_of_wandb(tmp_path: Path, wandb: StandIn) -> None:
     assert call["group"] == path.name
     assert call["name"] == "t0/s0"
     assert call["tags"] == ["CartPole-v1", "PPO"]
-    assert call["config"] == dump_spec(spec)["ppo_cartpole"]
+    assert call["config"] == dump_spec(spec)["tiny"]
     assert call["dir"] == path / "log"
     assert call["resume"] == "allow"
     assert call["settings"]["silent"]
@@ -465,7 +456,7 @@ def test_rows_and_run_of_the_real_client(tmp_path: Path, write_spec: Callable[[S
         for record in part
         if record.WhichOneof("record_type") == "history"
     ]
-    folder = RunFolder(tmp_path / "run", "ppo_cartpole")
+    folder = RunFolder(tmp_path / "run", "tiny")
     for prefix, kind in (("", "train"), ("eval/", "eval")):
         table = read_table(folder.table_file(0, 0, kind))
         name = f"{prefix}total_reward"
@@ -481,7 +472,7 @@ def test_a_server_out_of_reach_of_the_real_client(tmp_path: Path, write_spec: Ca
     # nobody listens there
     ended = run_offline(write_spec, tmp_path, -1, WANDB_MODE="online", WANDB_BASE_URL="http://127.0.0.1:9")
     assert ended.stderr.count("W&B: ") == 1
-    table = read_table(RunFolder(tmp_path / "run", "ppo_cartpole").table_file(0, 0, "train"))
+    table = read_table(RunFolder(tmp_path / "run", "tiny").table_file(0, 0, "train"))
     assert table["frame"].tolist() == FRAMES
     assert_no_key(tmp_path)
 

@@ -23,11 +23,15 @@ from slm_lab.audit.difference import find_difference
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
 from slm_lab.experiment import disk
+from slm_lab.experiment.build import build_session_agent
 from slm_lab.experiment.checkpoint import replay_files
 from slm_lab.experiment.checkpoint.state import load_latest, load_state, save_state
-from slm_lab.experiment.control import Progress, Session, build_agent
+from slm_lab.experiment.control import Session
 from slm_lab.experiment.disk import DiskNeed, estimate_disk
-from slm_lab.experiment.run import Options, load_trained, resume, start
+from slm_lab.experiment.launch import resume, start
+from slm_lab.experiment.messages import Progress
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import load_trained
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib import io
 from slm_lab.lib.errors import LabError, StorageError
@@ -108,7 +112,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, DiskN
     """A run as the command leaves it, and what it was said to take on disk."""
     told: list[DiskNeed] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("slm_lab.experiment.run.check_disk", lambda need, _: told.append(need))
+        patch.setattr("slm_lab.experiment.launch.check_disk", lambda need, _: told.append(need))
         result = start(make_spec(max_frame=2000), Options(data_dir=tmp_path_factory.mktemp("data")))
     return RunFolder(result.folder, NAME), told[0]
 
@@ -382,7 +386,7 @@ def test_the_disk_that_a_run_takes_is_foretold(
         spec = make_spec("PPO", 2000)
         folder = train(spec, tmp_path)
         env = build_vec_env(build_settings(spec.env, (0,)), 0)
-        need = estimate_disk(spec, build_agent(spec, env, 0))
+        need = estimate_disk(spec, build_session_agent(spec, env, 0))
         env.close()
     pairs = {
         "checkpoints": (2 * need.checkpoint, measure(folder, "*_resume.safetensors")),

@@ -1,36 +1,21 @@
 """A failure is told when it happens, and counts, whatever happens later."""
 
 import signal
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from loguru import logger
 
 from slm_lab.experiment import trial
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.executor import NOT_STARTED, Event, Key, Outcome, SessionTask
+from slm_lab.experiment.executor import Event, Key, SessionTask
+from slm_lab.experiment.messages import SessionEnd, SessionResult
+from slm_lab.experiment.options import Options
 from slm_lab.experiment.signals import StopSignal
 from slm_lab.experiment.trial import STOP_GRACE_SECONDS, Trial, is_failure
 from slm_lab.lib.errors import DivergenceError, WorkerDeathError, WorkerError
 from slm_lab.results.folder import RunFolder
-from slm_lab.spec.loading import parse_spec
-from slm_lab.spec.schema import Spec
-
-
-def make_spec(max_session: int) -> Spec:
-    raw = {
-        "name": "tried",
-        "agent": {
-            "algorithm": {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 1},
-            "memory": {"name": "OnPolicyBatchReplay"},
-            "net": {"type": "MLPNet", "hid_layers": [16]},
-        },
-        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 600},
-        "meta": {"log_frequency": 200, "compile": False, "final_eval": 0, "max_session": max_session},
-    }
-    return parse_spec(raw)[0]
+from test.tiny import make_tiny_spec
 
 
 class Script:
@@ -38,7 +23,7 @@ class Script:
 
     num_slot = 5
 
-    def __init__(self, stop: StopSignal, result: dict[str, Any], lines: list[str]) -> None:
+    def __init__(self, stop: StopSignal, result: SessionResult, lines: list[str]) -> None:
         self.stop_signal = stop
         self.result = result
         self.lines = lines
@@ -51,18 +36,18 @@ class Script:
     def poll(self, timeout: float) -> list[Event]:
         self.num_poll += 1
         if self.num_poll == 1:
-            return [Event((0, 1), outcome=Outcome(1, error="loss is not finite"))]
+            return [Event((0, 1), end=SessionEnd(1, error="loss is not finite"))]
         if self.num_poll == 2:
             self.lines_at_stop = list(self.lines)
             self.stop_signal._handle(signal.SIGTERM, None)
             return []
-        outcomes = [
-            Outcome(0, self.result),
-            Outcome(2, error=NOT_STARTED),
-            Outcome(3, error="killed by signal 9", is_killed=True),
-            Outcome(4, error="no space left"),
+        ends = [
+            SessionEnd(0, self.result),
+            SessionEnd(2, error="not started", reason="not started"),
+            SessionEnd(3, error="killed by signal 9", reason="killed"),
+            SessionEnd(4, error="no space left"),
         ]
-        return [Event((0, outcome.session), outcome=outcome) for outcome in outcomes]
+        return [Event((0, end.session), end=end) for end in ends]
 
     def stop(self, key: Key) -> None:
         pass
@@ -78,15 +63,18 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> StopSignal:
     return wish
 
 
-def test_only_sessions_that_the_stop_ended_are_no_failures(tmp_path: Path, stop: StopSignal) -> None:
-    spec = make_spec(5)
+def test_only_sessions_that_the_stop_ended_are_no_failures(
+    tmp_path: Path, stop: StopSignal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_tiny_spec(meta={"max_session": 5})
     folder = RunFolder(tmp_path, spec.name)
     result = Session(spec, folder, 0, 0, lambda _: None, lambda: False).run()
     lines: list[str] = []
-    script = Script(stop, asdict(result), lines)
+    script = Script(stop, result, lines)
+    monkeypatch.setattr(trial, "build_executor", lambda *_: script)
     handle = logger.add(lambda message: lines.append(str(message)), level="ERROR", format="{message}")
     try:
-        ended = Trial(spec, folder, 0, (), "INFO", False, connect=lambda _: script).run()
+        ended = Trial(spec, folder, Options()).run()
     finally:
         logger.remove(handle)
     assert ended.failures == {1: "loss is not finite", 4: "no space left"}
@@ -114,8 +102,8 @@ def test_a_session_of_this_process_that_fails_is_told(
         raise error
 
     monkeypatch.setattr(Session, "run", fail)
-    spec = make_spec(1)
-    ended = Trial(spec, RunFolder(tmp_path, spec.name), 0, (), "INFO", False).run()
+    spec = make_tiny_spec()
+    ended = Trial(spec, RunFolder(tmp_path, spec.name), Options()).run()
     # who ends a run may end its env workers too
     is_failure = not (is_stopping and isinstance(error, WorkerDeathError))
     assert ended.failures == ({0: str(error)} if is_failure else {})
@@ -124,7 +112,7 @@ def test_a_session_of_this_process_that_fails_is_told(
 @pytest.mark.parametrize(("seconds", "counts"), [(0.1, False), (STOP_GRACE_SECONDS + 0.1, True)])
 def test_a_session_that_was_killed_long_before_a_stop_has_failed(seconds: float, counts: bool) -> None:
     stop = StopSignal()
-    outcome = Outcome(0, error="was killed by signal 15", is_killed=True, ended=100.0)
+    outcome = SessionEnd(0, error="was killed by signal 15", reason="killed", ended=100.0)
     assert is_failure(outcome, stop)
     # a batch system tells the sessions and the command one after the other
     stop.number, stop.since = signal.SIGTERM, 100.0 + seconds

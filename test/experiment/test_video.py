@@ -9,33 +9,30 @@ import gymnasium as gym
 import imageio_ffmpeg
 import numpy as np
 import pytest
-import torch
 from gymnasium.envs.classic_control import CartPoleEnv
-from loguru import logger
 from PIL import Image, ImageSequence
 
 import slm_lab
+from slm_lab.audit.difference import find_difference
 from slm_lab.cli.main import main
 from slm_lab.env import render
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import EnvSettings
 from slm_lab.env.vec_env import Array
-from slm_lab.experiment import control, video
-from slm_lab.experiment.checkpoint.state import load_state
+from slm_lab.experiment import filming, video
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.run import Options, enjoy, start
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import enjoy
 from slm_lab.experiment.video import write_video
 from slm_lab.lib.errors import EnvError, LabError, VideoError
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.table import read_table
 from slm_lab.spec.loading import load_spec
 from slm_lab.spec.schema import Spec
+from test.tiny import make_tiny_spec
 
-CHANGES = {"env.max_frame": 1200, "meta.max_session": 1, "agent.algorithm.training_epoch": 1}
 
-
-def tiny(**meta: Any) -> Spec:
-    return load_spec("ppo_cartpole", overrides=CHANGES).spec.replace(meta=meta)
+def tiny(name: str = "CartPole-v1", **meta: Any) -> Spec:
+    return make_tiny_spec(env={"name": name, "max_frame": 1200}, meta=meta)
 
 
 def read_mp4(path: Path) -> tuple[dict[str, Any], list[Array]]:
@@ -92,16 +89,7 @@ def _envs() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one short session."""
-    return start(tiny(), Options(data_dir=tmp_path_factory.mktemp("data"))).folder
-
-
-@pytest.fixture
-def warnings() -> Iterator[list[str]]:
-    """What is logged as a warning."""
-    lines: list[str] = []
-    number = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
-    yield lines
-    logger.remove(number)
+    return slm_lab.run(tiny(), tmp_path_factory.mktemp("data")).folder
 
 
 # --- the file
@@ -291,42 +279,20 @@ def test_bad_input_is_one_line_before_anything_is_played(
 
 
 def run_session(spec: Spec, folder: RunFolder, should_stop: Callable[[], bool] = lambda: False) -> Session:
-    session = Session(spec, folder, 0, 0, lambda progress: None, should_stop)
+    session = Session(spec, folder, should_stop=should_stop)
     session.run()
     return session
 
 
-def same(one: Any, two: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(two) and all(same(left, right) for left, right in zip(one, two, strict=True))
-    if isinstance(one, torch.Tensor):
-        return bool(torch.equal(one, two))
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
-    return bool(one == two) or (one != one and two != two)
-
-
-def assert_same_training(one: RunFolder, two: RunFolder) -> None:
-    states = [load_state(folder.resume_file(0, 0)) for folder in (one, two)]
-    for key in ("agent", "env", "obs", "carry", "frame", "best_model"):
-        assert same(states[0][key], states[1][key]), key
-    for kind in ("train", "eval"):
-        tables = [read_table(folder.table_file(0, 0, kind)) for folder in (one, two)]
-        for name in set(tables[0]) - {"wall_t", "fps"}:
-            assert np.array_equal(tables[0][name], tables[1][name], equal_nan=True), name
-
-
 def test_training_films_at_its_cadence_and_does_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "MAX_VIDEO_STEP", 8)
-    plain, filmed = RunFolder(tmp_path / "plain", "ppo_cartpole"), RunFolder(tmp_path / "filmed", "ppo_cartpole")
-    evaluated = {"rigorous_eval": 2, "eval_frequency": 400, "log_frequency": 200}
+    monkeypatch.setattr(filming, "MAX_STEP", 8)
+    plain, filmed = RunFolder(tmp_path / "plain", "tiny"), RunFolder(tmp_path / "filmed", "tiny")
+    evaluated: dict[str, Any] = {"rigorous_eval": 2, "eval_frequency": 400, "log_frequency": 200}
     run_session(tiny(**evaluated), plain)
     run_session(tiny(**evaluated, video_frequency=500), filmed)
-    assert_same_training(plain, filmed)
+    assert find_difference(plain.path, filmed.path, plain.name) is None
     assert not (plain.path / "video").exists()
-    assert files(filmed.path / "video") == ["ppo_cartpole_t0_s0_f1000.mp4", "ppo_cartpole_t0_s0_f500.mp4"]
+    assert files(filmed.path / "video") == ["tiny_t0_s0_f1000.mp4", "tiny_t0_s0_f500.mp4"]
     first, second = (read_mp4(filmed.video_file(0, 0, frame))[1] for frame in (500, 1000))
     # the start and 8 steps of an episode that goes on; both videos have the same start
     assert len(first) == len(second) == 9
@@ -339,26 +305,26 @@ def test_training_does_not_notice_that_mujoco_is_drawn(tmp_path: Path, monkeypat
         monkeypatch.setenv("MUJOCO_GL", render.find_gl_backend())
     except EnvError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(control, "MAX_VIDEO_STEP", 5)
+    monkeypatch.setattr(filming, "MAX_STEP", 5)
     changes = {"env.name": "Hopper-v5", "env.max_frame": 6000, "agent.algorithm.training_epoch": 1}
     spec = load_spec("ppo_pendulum", overrides=changes).spec.replace(meta={"rigorous_eval": 1, "eval_frequency": 3000})
     plain, filmed = RunFolder(tmp_path / "plain", spec.name), RunFolder(tmp_path / "filmed", spec.name)
     run_session(spec, plain)
     run_session(spec.replace(meta={"video_frequency": 1500}), filmed)
-    assert_same_training(plain, filmed)
+    assert find_difference(plain.path, filmed.path, plain.name) is None
     assert len(files(filmed.path / "video")) == 4
 
 
 def test_other_sessions_film_nothing(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, "ppo_cartpole")
-    Session(tiny(video_frequency=500), folder, 0, 1, lambda progress: None, lambda: False).run()
+    folder = RunFolder(tmp_path, "tiny")
+    Session(tiny(video_frequency=500), folder, session=1).run()
     assert not (tmp_path / "video").exists()
 
 
 @pytest.mark.parametrize("name", ["BlankCartPole-v0", "BrokenCartPole-v0", "probe/ConstantReward-v0"])
 def test_a_failing_renderer_is_one_warning_and_training_goes_on(name: str, tmp_path: Path, warnings: list[str]) -> None:
-    folder = RunFolder(tmp_path, "ppo_cartpole")
-    session = run_session(tiny(video_frequency=200).replace(env={"name": name}), folder)
+    folder = RunFolder(tmp_path, "tiny")
+    session = run_session(tiny(name, video_frequency=200), folder)
     assert session.frame == 1200
     assert len(warnings) == 1
     assert warnings[0].startswith("No video at frame 200, and no further tries: ")
@@ -366,7 +332,7 @@ def test_a_failing_renderer_is_one_warning_and_training_goes_on(name: str, tmp_p
 
 
 def test_a_stop_does_not_wait_for_a_video(tmp_path: Path, warnings: list[str]) -> None:
-    folder = RunFolder(tmp_path, "ppo_cartpole")
+    folder = RunFolder(tmp_path, "tiny")
     is_filming: list[bool] = []
 
     def should_stop() -> bool:
@@ -380,7 +346,7 @@ def test_a_stop_does_not_wait_for_a_video(tmp_path: Path, warnings: list[str]) -
     assert files(tmp_path / "video") == []
     # continued, the next video comes at its frame
     assert run_session(tiny(video_frequency=500), folder).frame == 1200
-    assert files(tmp_path / "video") == ["ppo_cartpole_t0_s0_f1000.mp4"]
+    assert files(tmp_path / "video") == ["tiny_t0_s0_f1000.mp4"]
 
 
 def test_a_long_episode_is_not_held_in_memory(tmp_path: Path) -> None:

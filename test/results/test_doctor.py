@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from slm_lab.cli import run as run_command
 from slm_lab.cli.doctor import app
-from slm_lab.experiment.run import Options
+from slm_lab.experiment.launch import Options
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.results.conclude import Conclusion
 from slm_lab.results.doctor import RULES, Symptom, diagnose

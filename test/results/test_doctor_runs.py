@@ -14,7 +14,7 @@ import pytest
 import yaml
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-from slm_lab.experiment.run import Options, start
+from slm_lab.experiment.launch import Options, start
 from slm_lab.spec.loading import load_spec
 
 Array = np.ndarray[Any, Any]

@@ -21,9 +21,11 @@ from slm_lab.api import load_agent
 from slm_lab.cli import retro
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
+from slm_lab.experiment.build import build_session_agent
 from slm_lab.experiment.checkpoint.published import MismatchError, _load_net, _RepeatedBody
-from slm_lab.experiment.control import build_agent
-from slm_lab.experiment.run import Options, load_trained, resume, to_play
+from slm_lab.experiment.launch import resume
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import load_trained, to_play
 from slm_lab.lib.errors import CheckpointError, RunFolderError
 from slm_lab.spec.loading import dump_spec, load_spec, parse_spec
 from slm_lab.spec.net import (
@@ -160,7 +162,7 @@ def make_spec(name: str, **meta: Any) -> Spec:
 
 def build(spec: Spec) -> Agent:
     env = build_vec_env(build_settings(spec.env, (0,), 1))
-    agent = build_agent(to_play(spec), env, 0, 1)
+    agent = build_session_agent(to_play(spec), env, 0, 1)
     env.close()
     for module in agent.algorithm.modules.values():
         shake(module)

@@ -1,13 +1,10 @@
-"""Start, continue and replay runs; what the command line and Python both call."""
+"""Start and resume runs; what the command line and Python both call."""
 
 import math
 import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,65 +12,34 @@ import gymnasium as gym
 import torch
 from loguru import logger
 
-from slm_lab.agent.agent import Agent
 from slm_lab.agent.memory.replay import check_fits
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
-from slm_lab.env.render import RenderMode, check_display
-from slm_lab.env.vec_env import VecEnv
-from slm_lab.experiment.checkpoint.published import PublishedAgent
-from slm_lab.experiment.checkpoint.state import content_errors, load_state
-from slm_lab.experiment.checkpoint.torch_file import load_old_model
+from slm_lab.env.render import check_display
+from slm_lab.experiment.build import build_session_agent
 from slm_lab.experiment.compilation import resolve_compile
-from slm_lab.experiment.control import ENJOY_ENV, build_agent, play_episodes
 from slm_lab.experiment.disk import check_disk, estimate_disk
-from slm_lab.experiment.executor import Connect, load_ray
+from slm_lab.experiment.executor import check_executor
+from slm_lab.experiment.options import Options
 from slm_lab.experiment.signals import no_exit
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
-from slm_lab.experiment.video import check_video_path, film_episodes, write_video
 from slm_lab.lib.device import pick_device
-from slm_lab.lib.errors import EnvError, LabError, RunFolderError, SpecError, StorageError
+from slm_lab.lib.errors import EnvError, RunFolderError, SpecError, StorageError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json
-from slm_lab.lib.log import LogFormat, log_to
+from slm_lab.lib.log import log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
 from slm_lab.lib.secret import redact
-from slm_lab.results.folder import (
-    DATA_DIR,
-    RunFolder,
-    find_best_trial,
-    find_same_run,
-    import_hint,
-    open_run_folder,
-    save_spec,
-)
+from slm_lab.results.folder import RunFolder, find_same_run, import_hint, open_run_folder, save_spec
 from slm_lab.results.metrics import MA_WINDOW, calc_spread, format_spread
 from slm_lab.results.run import Run
 from slm_lab.spec.algorithm import OffPolicySpec
-from slm_lab.spec.loading import dump_spec, load_spec, refuse_secrets
-from slm_lab.spec.memory import ReplaySpec
-from slm_lab.spec.net import RecurrentNetSpec
+from slm_lab.spec.loading import dump_spec, refuse_secrets
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
 # variables that set how libraries compute; they hold no secrets
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_CBWR", "ATEN_CPU_CAPABILITY")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to run, beside what: none of it changes a result."""
-
-    data_dir: Path = DATA_DIR
-    log_level: str = "INFO"
-    render: bool = False
-    imports: tuple[str, ...] = ()
-    # file for the episodes that enjoy plays
-    video: Path | None = None
-    # of the console; log files are for people
-    log_format: LogFormat = "text"
-    # sessions run on this Ray cluster; "local": on one of their own
-    ray_address: str | None = None
 
 
 def prepare(spec: Spec, render: bool = False, place: Path | None = None) -> tuple[Spec, list[str]]:
@@ -92,7 +58,7 @@ def prepare(spec: Spec, render: bool = False, place: Path | None = None) -> tupl
     with no_exit():
         env = build_vec_env(build_settings(spec.env, (0,), 1, device=str(pick_device(spec.meta.device, 0))))
     try:
-        agent = build_agent(spec, env, 0)
+        agent = build_session_agent(spec, env, 0)
     finally:
         env.close()
         # an env may have changed it
@@ -146,10 +112,10 @@ def _tell_how_to_import(module: str) -> str:
 def start(spec: Spec, options: Options) -> TrialResult:
     """Train a spec in a new run folder."""
     import_modules(options.imports)
-    connect = find_cluster(options)
+    check_executor(options)
     # a folder that is not there yet holds nothing
     spec, notes = prepare(spec, options.render, options.data_dir / spec.name)
-    if spec.meta.max_session > 1 or connect is not None:
+    if spec.meta.max_session > 1 or options.ray_address is not None:
         check_known_to_processes(spec, options)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     try:
@@ -159,7 +125,7 @@ def start(spec: Spec, options: Options) -> TrialResult:
         # a folder without its spec is no run
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    return _train(spec, folder, options, [f"Run folder {folder.path}", *notes], connect)
+    return _train(spec, folder, options, [f"Run folder {folder.path}", *notes])
 
 
 def start_or_continue(spec: Spec, options: Options) -> TrialResult:
@@ -207,133 +173,30 @@ def describe_machine(spec: Spec) -> dict[str, Any]:
 def resume(where: str, options: Options, name: str | None = None) -> TrialResult:
     """Continue a run from its last checkpoints, or show its result if it is done."""
     import_modules(options.imports)
-    connect = find_cluster(options)
+    check_executor(options)
     folder, saved = open_run_folder(where, options.data_dir, name)
     if folder.study_file.exists():
         raise RunFolderError(f"{folder.path} is a search; continue it with search@{folder.path}")
     with import_hint(folder):
         saved, notes = prepare(saved, options.render, folder.path)
-    if saved.meta.max_session > 1 or connect is not None:
+    if saved.meta.max_session > 1 or options.ray_address is not None:
         check_known_to_processes(saved, options)
     # what is decided anew, such as updates that cannot be compiled here, holds for every session
     save_spec(folder.trial_spec_file(0), saved)
     remove_orphans(folder.path)
-    return _train(saved, folder, options, [f"Continuing {folder.path}", *notes], connect)
+    return _train(saved, folder, options, [f"Continuing {folder.path}", *notes])
 
 
-def find_cluster(options: Options) -> Connect | None:
-    return None if options.ray_address is None else load_ray(options.ray_address)
-
-
-def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str], connect: Connect | None) -> TrialResult:
+def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str]) -> TrialResult:
     try:
         with log_to(folder.log_file(), options.log_level):
             for note in notes:
                 logger.info(note)
-            return Trial(
-                spec, folder, 0, options.imports, options.log_level, options.render, options.log_format, connect
-            ).run()
+            return Trial(spec, folder, options).run()
     except StorageError as error:
         raise StorageError(
             f"{error}; checkpoints are whole: make room, then continue with slm-lab run train@{folder.path}"
         ) from None
-
-
-def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
-    """The session with the best score; the first that has a model if no score is known."""
-    scores = {}
-    for session in range(spec.meta.max_session):
-        if not folder.find_model(trial, session, "best").exists():
-            continue
-        path = folder.session_metrics_file(trial, session)
-        if folder.is_published:
-            path = path.with_name(f"{path.stem}_scalar_train.json")
-        score = read_document(path).get("total_reward_ma") if path.exists() else None
-        scores[session] = float(score) if isinstance(score, (int, float)) else float("-inf")
-    if not scores:
-        if folder.study_file.exists():
-            raise RunFolderError(f"{folder.path} has kept no model; --keep N of a search keeps those of N trials")
-        what = "no *_ckpt-best_net_model.pt; pull it again" if folder.is_published else "no trained model yet"
-        more = "" if folder.is_published else f"; continue it with train@{folder.path}"
-        raise RunFolderError(f"{folder.path} has {what}{more}")
-    return max(scores, key=lambda session: scores[session])
-
-
-def to_play(spec: Spec) -> Spec:
-    """A copy whose agent keeps no past: playing needs none, and it may be larger than this machine."""
-    spec = spec.replace(meta={"compile": False})
-    memory = spec.agent.memory
-    if not isinstance(memory, ReplaySpec) or isinstance(spec.agent.net, RecurrentNetSpec):
-        return spec
-    small = memory.model_copy(update={"max_size": 64 * spec.env.num_envs})
-    return spec.model_copy(update={"agent": spec.agent.model_copy(update={"memory": small})})
-
-
-def load_trained(
-    where: str,
-    data_dir: Path = DATA_DIR,
-    num_envs: int = 1,
-    render_mode: RenderMode | None = None,
-    session: int | None = None,
-) -> tuple[Agent, VecEnv, Spec]:
-    """The best agent of a run with envs to play in."""
-    folder, spec = open_run_folder(where, data_dir, may_be_published=True)
-    trial = find_best_trial(folder.path)
-    trial_spec = folder.trial_spec_file(trial)
-    if folder.is_published:
-        trial_spec = trial_spec.with_suffix(".json")
-    if (folder.study_file.exists() or folder.is_published) and trial_spec.exists():
-        spec = load_spec(trial_spec, folder.name).spec
-    if session is None:
-        session = best_session(folder, spec, trial)
-    published = PublishedAgent(folder, trial, session) if folder.is_published else None
-    if published is not None:
-        spec = published.fit_spec(spec)
-    torch.set_num_threads(spec.meta.num_threads)
-    device = str(pick_device(spec.meta.device, session))
-    settings = build_settings(spec.env, (ENJOY_ENV, spec.meta.seed, session), num_envs, device=device)
-    with import_hint(folder):
-        env = build_vec_env(settings, render_mode=render_mode)
-    try:
-        # initial weights are drawn from torch's global generator, which belongs to the caller here
-        with torch.random.fork_rng(devices=[]):
-            agent = build_agent(to_play(spec), env, session, num_envs)
-        if published is not None:
-            published.load_into(agent, env)
-        else:
-            path = folder.find_model(trial, session, "best")
-            state = load_old_model(path) if path.suffix == ".pt" else load_state(path)
-            with content_errors(path, "does not fit the spec beside it"):
-                agent.load_model_state(state)
-    except BaseException:
-        env.close()
-        raise
-    return agent, env, spec
-
-
-def enjoy(where: str, options: Options, num_episode: int, on_episode: Callable[[int, float], None]) -> list[float]:
-    """Play episodes with the trained, deterministic policy; nothing of the run is written to."""
-    if options.render and options.video is not None:
-        raise LabError("--render and --video exclude each other: one opens a window, the other needs none")
-    if options.video is not None:
-        check_video_path(options.video)
-    import_modules(options.imports)
-    render_mode: RenderMode | None = "human" if options.render else "rgb_array" if options.video else None
-    agent, env, _ = load_trained(where, options.data_dir, render_mode=render_mode)
-    returns = []
-    try:
-        with ExitStack() as stack:
-            if options.video is None:
-                played = play_episodes(env, agent, num_episode)
-            else:
-                video = stack.enter_context(write_video(options.video, env.render_fps))
-                played = film_episodes(env, agent, num_episode, video.add)
-            for index, value in enumerate(played):
-                returns.append(value)
-                on_episode(index, value)
-    finally:
-        env.close()
-    return returns
 
 
 def summarize(run: Run) -> str:

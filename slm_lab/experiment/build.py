@@ -1,0 +1,36 @@
+"""The envs and the agent of a session, with the seeds of that session."""
+
+import torch
+
+from slm_lab.agent.agent import Agent
+from slm_lab.env.build import build_vec_env
+from slm_lab.env.make import build_settings
+from slm_lab.env.render import RenderMode
+from slm_lab.env.vec_env import VecEnv
+from slm_lab.lib.device import pick_device
+from slm_lab.spec.schema import Spec
+
+# parts of the seed key that keep envs for training and for other uses apart
+TRAIN_ENV, EVAL_ENV, ENJOY_ENV, VIDEO_ENV, FINAL_ENV = 1, 2, 3, 4, 5
+
+
+def build_session_agent(
+    spec: Spec, env: VecEnv, session: int, num_envs: int | None = None, device: torch.device | None = None
+) -> Agent:
+    """The agent of a session, with the seeds of that session."""
+    device = device or pick_device(spec.meta.device, session)
+    return Agent(spec, env.facts, num_envs or spec.env.num_envs, (spec.meta.seed, session), device)
+
+
+def build_env(
+    spec: Spec,
+    use: int,
+    session: int,
+    num_envs: int,
+    device: torch.device | None = None,
+    render_mode: RenderMode | None = None,
+) -> VecEnv:
+    """Envs of a session for another use than training."""
+    key = (use, spec.meta.seed, session)
+    settings = build_settings(spec.env, key, num_envs, device=str(device or pick_device(spec.meta.device, session)))
+    return build_vec_env(settings, render_mode=render_mode)

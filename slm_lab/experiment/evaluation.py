@@ -1,0 +1,137 @@
+"""Evaluations of a session: deterministic episodes in envs of their own, which training does not notice."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from slm_lab.agent.agent import Agent
+from slm_lab.env.vec_env import VecEnv
+from slm_lab.experiment.build import EVAL_ENV, FINAL_ENV, build_env
+from slm_lab.experiment.compilation import MIN_COMPILED_STEP
+from slm_lab.experiment.play import play_episodes
+from slm_lab.experiment.tracker import Tracker
+from slm_lab.lib.due import Due
+from slm_lab.spec.schema import Spec
+
+# The last evaluation ends here, or after as many steps as training took: ten games of an hour each are fewer, and
+# episodes may have no end.
+MAX_FINAL_STEP = 300_000
+# Evaluations that nobody asked for may take this share of the work of a run. It is counted in steps, not by the clock,
+# so that a resumed run holds the same ones: a step of training counts as much as one of an evaluation, and a gradient
+# step, which takes longer, as much as several: more where runs are too short to be compiled and envs few, so that
+# updates are most of the time.
+EVAL_SHARE = 0.05
+GRADIENT_COST, PLAIN_GRADIENT_COST = 3, 8
+
+
+class Evaluation:
+    """Evaluates the agent of a session now and then, within a budget of steps, and at the end."""
+
+    def __init__(self, spec: Spec, agent: Agent, session: int, table: Path) -> None:
+        self.spec = spec
+        self.agent = agent
+        self.session = session
+        # the table is always there, without rows if nothing is evaluated
+        self.tracker = Tracker(table, ())
+        self.due = Due(spec.eval_every) if spec.meta.num_eval_episode else None
+        self.env: VecEnv | None = None
+        # whether a stop has cut one short, which is then made up for
+        self.is_owed = False
+        # steps that all took so far, and that the longest took
+        self.num_step = 0
+        self.longest = 0
+
+    def is_due(self, frame: int) -> bool:
+        """Whether it is time for one that fits the budget; those that were asked for always do."""
+        if self.due is None or not self.due(frame):
+            return False
+        return self.spec.meta.rigorous_eval is not None or self._calc_budget(frame) - self.num_step >= self.longest
+
+    def _calc_budget(self, frame: int) -> int:
+        """Steps that evaluations may have taken by a frame."""
+        env, num_episode = self.spec.env, self.spec.meta.num_eval_episode
+        if self.spec.meta.rigorous_eval is not None:
+            return MAX_FINAL_STEP // num_episode
+        utd = self.spec.agent.algorithm.calc_utd(env.num_envs)
+        is_short = env.max_frame * utd * self.spec.meta.max_session < MIN_COMPILED_STEP
+        cost = PLAIN_GRADIENT_COST if is_short and env.num_envs <= num_episode else GRADIENT_COST
+        return int(EVAL_SHARE * frame * (1 / max(num_episode, env.num_envs) + cost * utd))
+
+    def run(self, clock: Mapping[str, float], should_stop: Callable[[], bool]) -> dict[str, float] | None:
+        """Evaluate, and return the row; one that does not end leaves none: the mean would be that of short episodes."""
+        num_episode = self.spec.meta.num_eval_episode
+        if self.env is None:
+            self.env = build_env(self.spec, EVAL_ENV, self.session, num_episode, self.agent.device)
+        # the first of a kind may borrow from what is still to come
+        limit = self._calc_budget(self.spec.env.max_frame)
+        returns, num_step = self._play(self.env, num_episode, limit, should_stop)
+        is_whole = len(returns) == num_episode
+        self.is_owed = not is_whole and num_step < limit
+        if self.is_owed:
+            return None
+        self.num_step += num_step
+        self.longest = max(self.longest, num_step if is_whole else 2 * num_step)
+        if not is_whole:
+            return None
+        self.tracker.recent.clear()
+        self.tracker.record(returns, None)
+        return self.tracker.add_row(clock)
+
+    def play_final(self, should_stop: Callable[[], bool]) -> list[float]:
+        """Raw returns of deterministic episodes with the last weights, each from a start of its own."""
+        num_episode = self.spec.meta.final_eval
+        if not num_episode:
+            return []
+        max_step = min(self.spec.env.max_frame, MAX_FINAL_STEP)
+        env = build_env(self.spec, FINAL_ENV, self.session, num_episode, self.agent.device)
+        try:
+            returns, _ = self._play(env, num_episode, max_step // num_episode, should_stop)
+        finally:
+            env.close()
+        if len(returns) == num_episode:
+            return returns
+        if not should_stop():
+            logger.info(
+                f"No final evaluation: {len(returns)} of {num_episode} episodes ended within {max_step:,} steps "
+                "(meta.final_eval, env.max_t)"
+            )
+        return []
+
+    def _play(
+        self, env: VecEnv, num_episode: int, max_step: int, should_stop: Callable[[], bool]
+    ) -> tuple[list[float], int]:
+        """Returns of episodes, and steps of all envs they took; fewer episodes where the steps or the time are up."""
+        num_step = 0
+
+        def is_over() -> bool:
+            nonlocal num_step
+            if num_step >= max_step or should_stop():
+                return True
+            num_step += 1
+            return False
+
+        return list(play_episodes(env, self.agent, num_episode, is_over)), num_step
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next evaluations depend on, as parts of the session's checkpoint."""
+        return {
+            "eval_tracker": self.tracker.state_dict(),
+            "eval_steps": [self.num_step, self.longest],
+            "is_eval_due": self.is_owed,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], frame: int) -> None:
+        """Continue from a checkpoint."""
+        self.tracker.load_state_dict(state["eval_tracker"])
+        self.num_step, self.longest = (int(count) for count in state["eval_steps"])
+        self.is_owed = bool(state["is_eval_due"]) and self.due is not None
+        if self.due is not None:
+            self.due.skip_to(frame)
+
+    def close(self) -> None:
+        """Close the envs and the table."""
+        if self.env is not None:
+            self.env.close()
+        self.tracker.close()

@@ -1,0 +1,172 @@
+"""Trained agents at play: which one, in which env, without exploring."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slm_lab.agent.agent import Agent, reset_rows
+from slm_lab.env.render import RenderMode
+from slm_lab.env.vec_env import VecEnv
+from slm_lab.experiment.build import ENJOY_ENV, build_env, build_session_agent
+from slm_lab.experiment.checkpoint.published import PublishedAgent
+from slm_lab.experiment.checkpoint.state import content_errors, load_state
+from slm_lab.experiment.checkpoint.torch_file import load_old_model
+from slm_lab.experiment.options import Options
+from slm_lab.experiment.video import check_video_path, write_video
+from slm_lab.lib.errors import LabError, RunFolderError
+from slm_lab.lib.runtime import import_modules
+from slm_lab.results.folder import DATA_DIR, RunFolder, find_best_trial, import_hint, open_run_folder
+from slm_lab.spec.loading import load_spec
+from slm_lab.spec.memory import ReplaySpec
+from slm_lab.spec.net import RecurrentNetSpec
+from slm_lab.spec.reader import read_document
+from slm_lab.spec.schema import Spec
+
+Array = np.ndarray[Any, Any]
+
+
+def play_episodes(
+    env: VecEnv, agent: Agent, num_episode: int, should_stop: Callable[[], bool] = lambda: False
+) -> Iterator[float]:
+    """Raw returns of `num_episode` episodes without exploring, as they end; one of each env comes first."""
+    obs, carry = env.reset(), agent.init_carry(env.num_envs)
+    env.pop_finished()
+    waiting = np.ones(env.num_envs, bool)
+    count = 0
+    while not should_stop():
+        act = agent.act(obs, carry)
+        step = env.step(act.action.cpu().numpy())
+        ended = env.pop_finished()
+        # counting each env once first keeps short episodes from crowding out long ones
+        for index, value in zip(np.flatnonzero(step.ended), ended, strict=True):
+            if waiting[index] or not waiting.any():
+                waiting[index] = False
+                yield value
+                count += 1
+                if count == num_episode:
+                    return
+        obs, carry = step.obs, reset_rows(act.carry, step.done)
+
+
+def film_episodes(
+    env: VecEnv,
+    agent: Agent,
+    num_episode: int,
+    add: Callable[[Array], None],
+    is_over: Callable[[], bool] = lambda: False,
+) -> Iterator[float]:
+    """Play without exploring in one env, with a picture of each episode's start and of every step; raw returns."""
+    obs, carry = env.reset(), agent.init_carry(1)
+    env.pop_finished()
+    for _ in range(num_episode):
+        add(env.render())
+        ended = False
+        while not ended:
+            if is_over():
+                return
+            act = agent.act(obs, carry)
+            step = env.step(act.action.cpu().numpy())
+            ended = bool(step.ended[0])
+            # an env that ended shows its next episode already
+            add(env.render_ended() if ended else env.render())
+            obs, carry = step.obs, reset_rows(act.carry, step.done)
+        yield env.pop_finished()[0]
+
+
+def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
+    """The session with the best score; the first that has a model if no score is known."""
+    scores = {}
+    for session in range(spec.meta.max_session):
+        if not folder.find_model(trial, session, "best").exists():
+            continue
+        path = folder.session_metrics_file(trial, session)
+        if folder.is_published:
+            path = path.with_name(f"{path.stem}_scalar_train.json")
+        score = read_document(path).get("total_reward_ma") if path.exists() else None
+        scores[session] = float(score) if isinstance(score, (int, float)) else float("-inf")
+    if not scores:
+        if folder.study_file.exists():
+            raise RunFolderError(f"{folder.path} has kept no model; --keep N of a search keeps those of N trials")
+        what = "no *_ckpt-best_net_model.pt; pull it again" if folder.is_published else "no trained model yet"
+        more = "" if folder.is_published else f"; continue it with train@{folder.path}"
+        raise RunFolderError(f"{folder.path} has {what}{more}")
+    return max(scores, key=lambda session: scores[session])
+
+
+def to_play(spec: Spec) -> Spec:
+    """A copy whose agent keeps no past: playing needs none, and it may be larger than this machine."""
+    spec = spec.replace(meta={"compile": False})
+    memory = spec.agent.memory
+    if not isinstance(memory, ReplaySpec) or isinstance(spec.agent.net, RecurrentNetSpec):
+        return spec
+    small = memory.model_copy(update={"max_size": 64 * spec.env.num_envs})
+    return spec.model_copy(update={"agent": spec.agent.model_copy(update={"memory": small})})
+
+
+def load_trained(
+    where: str,
+    data_dir: Path = DATA_DIR,
+    num_envs: int = 1,
+    render_mode: RenderMode | None = None,
+    session: int | None = None,
+) -> tuple[Agent, VecEnv, Spec]:
+    """The best agent of a run with envs to play in."""
+    folder, spec = open_run_folder(where, data_dir, may_be_published=True)
+    trial = find_best_trial(folder.path)
+    trial_spec = folder.trial_spec_file(trial)
+    if folder.is_published:
+        trial_spec = trial_spec.with_suffix(".json")
+    if (folder.study_file.exists() or folder.is_published) and trial_spec.exists():
+        spec = load_spec(trial_spec, folder.name).spec
+    if session is None:
+        session = best_session(folder, spec, trial)
+    published = PublishedAgent(folder, trial, session) if folder.is_published else None
+    if published is not None:
+        spec = published.fit_spec(spec)
+    torch.set_num_threads(spec.meta.num_threads)
+    with import_hint(folder):
+        env = build_env(spec, ENJOY_ENV, session, num_envs, render_mode=render_mode)
+    try:
+        # initial weights are drawn from torch's global generator, which belongs to the caller here
+        with torch.random.fork_rng(devices=[]):
+            agent = build_session_agent(to_play(spec), env, session, num_envs)
+        if published is not None:
+            published.load_into(agent, env)
+        else:
+            path = folder.find_model(trial, session, "best")
+            state = load_old_model(path) if path.suffix == ".pt" else load_state(path)
+            with content_errors(path, "does not fit the spec beside it"):
+                agent.load_model_state(state)
+    except BaseException:
+        env.close()
+        raise
+    return agent, env, spec
+
+
+def enjoy(where: str, options: Options, num_episode: int, on_episode: Callable[[int, float], None]) -> list[float]:
+    """Play episodes with the trained, deterministic policy; nothing of the run is written to."""
+    if options.render and options.video is not None:
+        raise LabError("--render and --video exclude each other: one opens a window, the other needs none")
+    if options.video is not None:
+        check_video_path(options.video)
+    import_modules(options.imports)
+    render_mode: RenderMode | None = "human" if options.render else "rgb_array" if options.video else None
+    agent, env, _ = load_trained(where, options.data_dir, render_mode=render_mode)
+    returns = []
+    try:
+        with ExitStack() as stack:
+            if options.video is None:
+                played = play_episodes(env, agent, num_episode)
+            else:
+                video = stack.enter_context(write_video(options.video, env.render_fps))
+                played = film_episodes(env, agent, num_episode, video.add)
+            for index, value in enumerate(played):
+                returns.append(value)
+                on_episode(index, value)
+    finally:
+        env.close()
+    return returns
