@@ -15,6 +15,8 @@ from slm_lab.experiment.launch import start
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.play import enjoy, load_trained
 from slm_lab.experiment.trial import TrialResult
+from slm_lab.lib.array import Array
+from slm_lab.lib.data import Document
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
@@ -25,8 +27,6 @@ from slm_lab.spec.schema import Spec
 if TYPE_CHECKING:
     from slm_lab.experiment.search_result import SearchResult
 
-Array = np.ndarray[Any, Any]
-
 
 def load(source: str | Path, name: str | None = None, **overrides: Any) -> Spec:
     """Load a spec from a file or by its shipped name; overrides fill `${key}`, or a path with `__` for each dot."""
@@ -35,7 +35,7 @@ def load(source: str | Path, name: str | None = None, **overrides: Any) -> Spec:
 
 
 def run(
-    spec: Spec | dict[str, Any],
+    spec: Spec | Document,
     data_dir: str | Path = DATA_DIR,
     imports: Sequence[str] = (),
     log_level: str = "INFO",
@@ -56,7 +56,7 @@ def resume(
 
 
 def search(
-    spec: Spec | dict[str, Any],
+    spec: Spec | Document,
     data_dir: str | Path = DATA_DIR,
     imports: Sequence[str] = (),
     log_level: str = "INFO",

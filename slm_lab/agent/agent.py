@@ -1,12 +1,10 @@
 """The agent: an algorithm behind its normalisers, from arrays of the env to arrays of the env."""
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from slm_lab.agent.action.distribution import build_family
-from slm_lab.agent.algorithm.base import Act, Array, Carry, Context, Metrics
+from slm_lab.agent.algorithm.base import Act, Carry, Context, Metrics
 from slm_lab.agent.learn.gradient import ADVICE, GradientFaultError, Guard
 from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.net.parts import check_names
@@ -14,6 +12,8 @@ from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.make import EnvFacts
 from slm_lab.env.normalize import ObsEncoder, RewardScaler
 from slm_lab.env.vec_env import Obs, Step
+from slm_lab.lib.array import Array
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import DivergenceError, SpecError
 from slm_lab.lib.runtime import derive_seed
 from slm_lab.spec.schema import Spec
@@ -132,20 +132,20 @@ class Agent:
             if not bool(optimizer.flat.data.isfinite().all()):
                 raise DivergenceError(f"weights of {role} are not finite; {ADVICE}")
 
-    def model_state(self) -> dict[str, Any]:
+    def model_state(self) -> State:
         """What acting needs: weights and normalisers."""
         return {
             "modules": {name: module.state_dict() for name, module in self.algorithm.modules.items()},
             "obs_normalizer": None if self.encode.stats is None else self.encode.stats.state_dict(),
         }
 
-    def load_model_state(self, state: dict[str, Any]) -> None:
+    def load_model_state(self, state: State) -> None:
         """Take weights and normalisers for acting."""
         self.algorithm.load_weights(state["modules"])
         if self.encode.stats is not None:
             self.encode.stats.load_state_dict(state["obs_normalizer"])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Everything a continuation needs."""
         return {
             "algorithm": self.algorithm.state_dict(),
@@ -157,7 +157,7 @@ class Agent:
             "cuda_generator": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from a saved state."""
         self.algorithm.load_state_dict(state["algorithm"])
         self.encode.load_state_dict(state["obs_normalizer"])

@@ -22,6 +22,7 @@ from slm_lab.env.make import EnvFacts, EnvSettings
 from slm_lab.experiment.checkpoint.state import content_errors, load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.fault import FORMAT, ITEMS, MAX_BYTES, OBSTACLES, TUPLE, name_tuple
+from slm_lab.lib.data import State
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import CheckpointError, EnvFaultError, LabError
 from slm_lab.lib.secret import redact
@@ -127,7 +128,7 @@ def unpack(value: Any, device: torch.device) -> Any:
     return kinds[value[TUPLE]](*items)
 
 
-def _box(state: dict[str, Any]) -> spaces.Box:
+def _box(state: State) -> spaces.Box:
     low = state["low"]
     return spaces.Box(low, state["high"], dtype=low.dtype.type)
 
@@ -140,7 +141,7 @@ _SPACES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def unpack_facts(state: dict[str, Any]) -> EnvFacts:
+def unpack_facts(state: State) -> EnvFacts:
     """What `pack_facts` was given."""
     action = state["action"]
     parts = tuple(ObsPart(str(name), int(a), int(b), tuple(shape)) for name, a, b, shape in state["parts"])

@@ -16,6 +16,7 @@ from slm_lab.experiment.checkpoint.state import content_errors, load_state
 from slm_lab.experiment.control import FORMAT, Session, read_frame
 from slm_lab.experiment.launch import describe_machine, prepare
 from slm_lab.experiment.options import Options
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, WorkerError
 from slm_lab.lib.io import is_locked, storage_errors
 from slm_lab.lib.runtime import import_modules
@@ -211,7 +212,7 @@ class Verification:
         verdict.comparison.notes.append("there is no earlier checkpoint, so the whole session is replayed")
         return None
 
-    def _check_files(self, key: tuple[int, int], *states: dict[str, Any]) -> None:
+    def _check_files(self, key: tuple[int, int], *states: State) -> None:
         """Read all that belongs to checkpoints once: what is damaged is named before a replay is waited for."""
         models = [path for which in MODELS if (path := self.folder.model_file(*key, which)).exists()]
         rows = [path for state in states for path in list_replay_files(self.folder, key, state)]
@@ -227,7 +228,7 @@ class Verification:
             raise RunFolderError(f"{self.folder.path}: session {key[1]} has neither a checkpoint nor rows in a table")
         return rows[-1]
 
-    def _copy(self, key: tuple[int, int], state: dict[str, Any], scratch: RunFolder) -> None:
+    def _copy(self, key: tuple[int, int], state: State, scratch: RunFolder) -> None:
         """What the replay goes on from; files of a replay are linked to, since nothing ever writes into them."""
         target = scratch.resume_file(*key)
         with storage_errors(target):
@@ -259,7 +260,7 @@ class Verification:
             comparison.compare_sessions(self.folder, scratch, key)
 
 
-def list_replay_files(folder: RunFolder, key: tuple[int, int], state: dict[str, Any]) -> list[Path]:
+def list_replay_files(folder: RunFolder, key: tuple[int, int], state: State) -> list[Path]:
     """The files with the rows of the replays that a checkpoint needs."""
     files = []
     for which, chunks in state["rows"].items():

@@ -2,11 +2,11 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
 
 from slm_lab.benchmark.matrix import Row
+from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import is_running, is_search
 from slm_lab.results.run import Run, look_up
@@ -98,7 +98,7 @@ def find_obstacles(run: Run, row: Row) -> list[str]:
     return obstacles
 
 
-def find_differences(spec: Mapping[str, Any], row: Row) -> list[str]:
+def find_differences(spec: ReadOnlyDocument, row: Row) -> list[str]:
     """Where the spec of a run is not the committed one with the row's settings."""
     try:
         read, _ = parse_spec({**spec, "name": row.spec_name}, "its spec")
@@ -109,11 +109,11 @@ def find_differences(spec: Mapping[str, Any], row: Row) -> list[str]:
     return [f"{key} is {_show(theirs, key)}, the row has {_show(ours, key)}" for key in keys]
 
 
-def _show(values: Mapping[str, Any], key: str) -> str:
+def _show(values: ReadOnlyDocument, key: str) -> str:
     return json.dumps(values[key]) if key in values else "not set"
 
 
-def flatten(spec: Spec) -> dict[str, Any]:
+def flatten(spec: Spec) -> Document:
     """What decides a score, by dotted path."""
     (data,) = dump_spec(spec).values()
     return {path: value for path, value in flatten_spec(data).items() if not _is_free(path)}

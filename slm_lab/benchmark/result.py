@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from slm_lab.benchmark.match import find_differences
 from slm_lab.benchmark.matrix import Row, load_matrix
+from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.io import write_json
 from slm_lab.results.metrics import calc_spread
@@ -40,7 +40,7 @@ class Result:
     version: str
     git_sha: str | None
     # what was trained; a key that the lab learns later has its default here, and so needs no new run
-    spec: Mapping[str, Any]
+    spec: ReadOnlyDocument
     # of each session, with the deterministic policy at the end; empty where it was not played, or not kept
     final_values: tuple[float, ...] = ()
 
@@ -101,7 +101,7 @@ def load_results(docs: Path) -> dict[str, Result]:
 
 def save_results(docs: Path, results: Mapping[str, Result]) -> None:
     """Write results, in the order of their keys, so that two people's changes merge."""
-    data: dict[str, Any] = {key: asdict(results[key]) for key in sorted(results)}
+    data: Document = {key: asdict(results[key]) for key in sorted(results)}
     write_json(results_file(docs), data)
 
 

@@ -8,7 +8,8 @@ from gymnasium import spaces
 from slm_lab.env.atari import SEED_INTERVAL, AtariOptions, bound_seed
 from slm_lab.env.layout import calc_parts
 from slm_lab.env.make import EnvFacts, EnvSettings, find_game, resolve_name
-from slm_lab.env.vec_env import Array, Step, VecEnv
+from slm_lab.env.vec_env import Step, VecEnv
+from slm_lab.lib.array import Array
 
 
 class AleVecEnv(VecEnv):

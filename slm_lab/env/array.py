@@ -7,7 +7,8 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from slm_lab.env.make import EnvSettings, describe, make_env, resolve_name
-from slm_lab.env.vec_env import Array, Step, VecEnv
+from slm_lab.env.vec_env import Step, VecEnv
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError
 
 # those that a test compares with the single env, bit by bit

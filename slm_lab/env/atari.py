@@ -12,11 +12,10 @@ from ale_py import roms
 from gymnasium import spaces
 from pydantic import Field, ValidationError
 
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError
 from slm_lab.spec.problem import describe_first
 from slm_lab.spec.types import Bool, Fraction, Int, Model
-
-Array = np.ndarray[Any, Any]
 
 # half an hour of play at 60 frames per second
 MAX_FRAMES = 108_000

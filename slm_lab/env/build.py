@@ -5,12 +5,12 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-import gymnasium as gym
 from loguru import logger
 
 from slm_lab.env.ale import AleVecEnv
 from slm_lab.env.array import ArrayVecEnv, has_array_form
 from slm_lab.env.atari import AtariOptions
+from slm_lab.env.gym_types import GymEnv
 from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, is_atari, is_playground, make_env
 from slm_lab.env.render import RenderMode
@@ -71,15 +71,15 @@ def _import_pool() -> Any:
         raise EnvError("env.backend: envpool is not installed; get it with `uv sync --group envpool`") from None
 
 
-def make_single_env(settings: EnvSettings) -> gym.Env[Any, Any]:
+def make_single_env(settings: EnvSettings) -> GymEnv:
     """One env of any family, to be looked at rather than trained in."""
     if is_playground(settings.name):
-        env: gym.Env[Any, Any] = load_playground(settings.name).PlaygroundEnv(settings)
+        env: GymEnv = load_playground(settings.name).PlaygroundEnv(settings)
         return env
     return make_env(settings)
 
 
-def make_random_env(settings: EnvSettings) -> gym.Env[Any, Any] | VecEnv:
+def make_random_env(settings: EnvSettings) -> GymEnv | VecEnv:
     """What random play is measured in: one env, or the whole batch where nothing smaller is compiled."""
     return build_vec_env(settings) if is_playground(settings.name) else make_env(settings)
 

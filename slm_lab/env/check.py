@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from slm_lab.env.gym_types import GymEnv, GymSpace
 from slm_lab.env.layout import (
     FlatObservation,
     MisfitError,
@@ -35,10 +35,10 @@ class Finding:
 
 
 def check_env(
-    env: gym.Env[Any, Any],
+    env: GymEnv,
     num_step: int = 1000,
     seed: int = 0,
-    make_fresh: Callable[[], gym.Env[Any, Any]] | None = None,
+    make_fresh: Callable[[], GymEnv] | None = None,
 ) -> list[Finding]:
     """What a session would find out the hard way; at most one finding of each kind."""
     findings = [
@@ -60,13 +60,13 @@ def check_env(
     return findings
 
 
-def _describe(space: gym.Space[Any]) -> str:
+def _describe(space: GymSpace) -> str:
     if not isinstance(space, spaces.Box) or 0 in space.shape:
         return in_one_line(space)
     return f"Box of shape {space.shape}, {space.dtype}, from {space.low.min():.4g} to {space.high.max():.4g}"
 
 
-def _name_parts(env: gym.Env[Any, Any]) -> list[Finding]:
+def _name_parts(env: GymEnv) -> list[Finding]:
     """The names that a net's obs_keys and encoders may use."""
     source = env.env.observation_space if isinstance(env, FlatObservation) else None
     if not isinstance(source, (spaces.Dict, spaces.Tuple)):
@@ -74,13 +74,13 @@ def _name_parts(env: gym.Env[Any, Any]) -> list[Finding]:
     return [Finding("ok", f"parts of an observation: {show_parts(calc_parts(source))}")]
 
 
-def _check_bounds(space: gym.Space[Any]) -> list[Finding]:
+def _check_bounds(space: GymSpace) -> list[Finding]:
     if isinstance(space, spaces.Box) and not space.is_bounded():
         return [Finding("note", "some actions have no bound: there the policy's own scale is used, about 2 wide")]
     return []
 
 
-def _walk(env: gym.Env[Any, Any], num_step: int, seed: int) -> tuple[dict[str, str], list[int], float]:
+def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[int], float]:
     """Mistakes by kind, lengths of the episodes that ended, and steps per second."""
     wrong: dict[str, str] = {}
     lengths: list[int] = []
@@ -118,7 +118,7 @@ def _check_reward(reward: Any, step: int) -> dict[str, str]:
     return {} if is_finite else {"reward": f"step {step}: the reward is {reward}"}
 
 
-def _check_obs(env: gym.Env[Any, Any], obs: Any, at: str) -> dict[str, str]:
+def _check_obs(env: GymEnv, obs: Any, at: str) -> dict[str, str]:
     space = env.observation_space
     if not isinstance(space, spaces.Box):
         return {} if space.contains(obs) else {"obs": f"{at}: the observation is not in {in_one_line(space)}"}
@@ -145,9 +145,7 @@ def _check_end(lengths: list[int], num_step: int) -> Finding:
     )
 
 
-def _check_repeat(
-    env: gym.Env[Any, Any], seed: int, num_step: int, make_fresh: Callable[[], gym.Env[Any, Any]] | None
-) -> Finding:
+def _check_repeat(env: GymEnv, seed: int, num_step: int, make_fresh: Callable[[], GymEnv] | None) -> Finding:
     """Whether a seed and its actions give the same episode again, in an env that was used before and in a fresh one."""
     actions = [env.action_space.sample() for _ in range(num_step)]
     first = _record(env, seed, actions)
@@ -181,7 +179,7 @@ def _find_difference(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]
     return None if len(first) == len(second) else min(len(first), len(second))
 
 
-def _record(env: gym.Env[Any, Any], seed: int, actions: list[Any]) -> list[tuple[Any, ...]]:
+def _record(env: GymEnv, seed: int, actions: list[Any]) -> list[tuple[Any, ...]]:
     record: list[tuple[Any, ...]] = [(np.array(env.reset(seed=seed)[0]),)]
     for action in actions:
         obs, reward, terminated, truncated, _ = env.step(action)

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import FlattenObservation
 
+from slm_lab.env.gym_types import GymEnv, GymSpace
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError
-
-Array = np.ndarray[Any, Any]
 
 # the only part of an observation that has no named parts
 WHOLE = "obs"
@@ -34,7 +33,7 @@ class ObsPart:
         return self.name == PRIVILEGED
 
 
-def calc_parts(space: gym.Space[Any]) -> tuple[ObsPart, ...]:
+def calc_parts(space: GymSpace) -> tuple[ObsPart, ...]:
     """The parts of an observation in the order in which gymnasium flattens it; nested names are joined by dots."""
     parts: list[ObsPart] = []
     start = 0
@@ -51,9 +50,9 @@ def calc_parts(space: gym.Space[Any]) -> tuple[ObsPart, ...]:
     return tuple(parts)
 
 
-def _leaves(space: gym.Space[Any], path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], gym.Space[Any]]]:
+def _leaves(space: GymSpace, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], GymSpace]]:
     """The parts of a space that have none themselves, and the keys that lead to them."""
-    named: list[tuple[Any, gym.Space[Any]]]
+    named: list[tuple[Any, GymSpace]]
     if isinstance(space, spaces.Dict):
         named = list(space.spaces.items())
     elif isinstance(space, spaces.Tuple):
@@ -76,7 +75,7 @@ class MisfitError(ValueError):
 class FlatObservation(FlattenObservation[Any, Any, Any]):
     """Flattens observations; gymnasium's own wrapper casts parts of another type or shape without a word."""
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
+    def __init__(self, env: GymEnv) -> None:
         super().__init__(env)
         self.leaves = _leaves(env.observation_space)
 
@@ -96,7 +95,7 @@ class FlatObservation(FlattenObservation[Any, Any, Any]):
         return super().observation(observation)
 
 
-def _find_leaf_misfit(value: Any, space: gym.Space[Any]) -> str | None:
+def _find_leaf_misfit(value: Any, space: GymSpace) -> str | None:
     if isinstance(space, spaces.Discrete):
         is_whole = isinstance(value, (int, np.integer)) or (
             np.shape(value) == () and np.asarray(value).dtype.kind in "iu"
@@ -147,7 +146,7 @@ def read_truth(name: str, value: Any) -> bool:
     raise MisfitError(f"{name} is {type(value).__name__ if array.ndim else repr(value)}, true or false is due")
 
 
-def flatten_obs(space: gym.Space[Any], obs: Any) -> tuple[Array, bool]:
+def flatten_obs(space: GymSpace, obs: Any) -> tuple[Array, bool]:
     """One observation, or a batch of them, as flat rows (N, size) like in training; and whether it was a batch.
 
     A batch is what a gymnasium vector env returns: the same structure, with one more dimension in front of each part.
@@ -174,7 +173,7 @@ def flatten_obs(space: gym.Space[Any], obs: Any) -> tuple[Array, bool]:
     return np.concatenate(list(rows.values()), 1), bool(is_batch)
 
 
-def _take_parts(space: gym.Space[Any], obs: Any, where: str) -> list[Any]:
+def _take_parts(space: GymSpace, obs: Any, where: str) -> list[Any]:
     """The values of an observation in the order of `_leaves`."""
     if isinstance(space, spaces.Dict):
         if not isinstance(obs, Mapping) or not set(space.spaces) <= set(obs):
@@ -189,7 +188,7 @@ def _take_parts(space: gym.Space[Any], obs: Any, where: str) -> list[Any]:
     return [value for item in parts for value in _take_parts(*item)]
 
 
-def in_one_line(space: gym.Space[Any]) -> str:
+def in_one_line(space: GymSpace) -> str:
     """A space as it may stand in a message; numpy would break the line in arrays of two dimensions."""
     return " ".join(str(space).split())
 

@@ -8,8 +8,9 @@ import numpy as np
 from slm_lab.env.layout import MisfitError, find_misfit, read_reward, read_truth
 from slm_lab.env.make import EnvSettings, describe, make_env
 from slm_lab.env.render import RenderMode, draw
-from slm_lab.env.vec_env import RENDER_FPS, Array, Step, VecEnv, calc_episode_seed
+from slm_lab.env.vec_env import RENDER_FPS, Step, VecEnv, calc_episode_seed
 from slm_lab.env.watch import close_envs, watch
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvExitError, EnvFaultError, EnvHangError
 
 # what nearly all envs say an end with

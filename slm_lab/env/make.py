@@ -11,6 +11,7 @@ from gymnasium.wrappers import FrameStackObservation
 
 from slm_lab.env import probe
 from slm_lab.env.atari import SEED_INTERVAL, AtariEnv, AtariOptions
+from slm_lab.env.gym_types import GymEnv, GymSpace
 from slm_lab.env.layout import FlatObservation, ObsPart, calc_parts, in_one_line
 from slm_lab.env.render import RenderMode, prepare
 from slm_lab.env.wrapper import FreshWorld
@@ -59,7 +60,7 @@ class EnvFacts:
     """What an agent must know of an env."""
 
     obs_space: spaces.Box
-    action_space: gym.Space[Any]
+    action_space: GymSpace
     # frames an observation consists of, each of which also belongs to its neighbours
     frame_stack: int
     # what the numbers of an observation are, in order
@@ -68,7 +69,7 @@ class EnvFacts:
     # episodes in between follow from the last seeded one and the actions since.
     seed_interval: int = 0
     # observations as the env itself gives them, where `obs_space` is those flattened
-    source_space: gym.Space[Any] | None = None
+    source_space: GymSpace | None = None
 
 
 def build_settings(
@@ -94,7 +95,7 @@ def share_cores(spec: Spec) -> int:
     return max(1, cores // min(spec.meta.max_session, cores))
 
 
-def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> gym.Env[Any, Any]:
+def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> GymEnv:
     """Make one env; a mistake in its name or options is told in one line."""
     name = resolve_name(settings.name)
     if is_atari(name):
@@ -173,7 +174,7 @@ def find_game(name: str) -> str:
     return str(gym.spec(name).kwargs["game"])
 
 
-def describe(env: gym.Env[Any, Any]) -> EnvFacts:
+def describe(env: GymEnv) -> EnvFacts:
     """What an agent must know of an env that `make_env` made."""
     space = env.observation_space
     assert isinstance(space, spaces.Box), space  # flattened if it was not
@@ -183,7 +184,7 @@ def describe(env: gym.Env[Any, Any]) -> EnvFacts:
     return EnvFacts(space, env.action_space, _count_frames(env), parts, seed_interval, source)
 
 
-def _count_frames(env: gym.Env[Any, Any]) -> int:
+def _count_frames(env: GymEnv) -> int:
     """How many frames an observation stacks, 1 without stacking."""
     while isinstance(env, gym.Wrapper):
         if isinstance(env, FrameStackObservation):
@@ -192,7 +193,7 @@ def _count_frames(env: gym.Env[Any, Any]) -> int:
     return env.options.stack_num if isinstance(env, AtariEnv) else 1
 
 
-def _readable(env: gym.Env[Any, Any], name: str) -> gym.Env[Any, Any]:
+def _readable(env: GymEnv, name: str) -> GymEnv:
     space = env.observation_space
     try:
         if not space.is_np_flattenable:

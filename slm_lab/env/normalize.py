@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Array = np.ndarray[Any, Any]
+from slm_lab.lib.array import Array
+from slm_lab.lib.data import State
 
 
 class RunningStats:
@@ -44,11 +45,11 @@ class RunningStats:
             )
         self.count = total
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Mean, variance and count: arrays whatever came before, for numpy makes scalars of sums of single numbers."""
         return {"mean": np.array(_to_numpy(self.mean)), "var": np.array(_to_numpy(self.var)), "count": self.count}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Resume from saved statistics."""
         shape = tuple(self.mean.shape)
         self.mean, self.var = _take(state["mean"], shape), _take(state["var"], shape)
@@ -116,14 +117,14 @@ class ObsEncoder:
         square = ((mean - last[0]) / np.exp(log_std)) ** 2 + (log_std - last[1]) ** 2
         return float(np.sqrt(square.mean()))
 
-    def state_dict(self) -> dict[str, Any] | None:
+    def state_dict(self) -> State | None:
         """Statistics, and those that the next shift is measured from; None where nothing is normalised."""
         if self.stats is None:
             return None
         mark = None if self._mark is None else {"mean": self._mark[0].copy(), "log_std": self._mark[1].copy()}
         return {**self.stats.state_dict(), "mark": mark}
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, state: State | None) -> None:
         """Resume from a saved state."""
         if (self.stats is None) != (state is None):
             raise ValueError("observations are normalised in one of the two alone")
@@ -175,11 +176,11 @@ class RewardScaler:
         count, mean, var = self.stats.count, float(self.stats.mean), float(self.stats.var)
         return math.sqrt((var + mean**2 / (count + 1)) * count / (count + 1)) or 1.0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Statistics and running returns."""
         return {"stats": self.stats.state_dict(), "ret": self.ret.copy()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from a saved state."""
         self.stats.load_state_dict(state["stats"])
         self.ret = _take(state["ret"], self.ret.shape)

@@ -20,7 +20,8 @@ from mujoco_playground._src.mjx_env import MENAGERIE_COMMIT_SHA, MENAGERIE_PATH
 
 from slm_lab.env.layout import calc_parts
 from slm_lab.env.make import PLAYGROUND_PREFIX, EnvFacts, EnvSettings
-from slm_lab.env.vec_env import Array, Obs, Step, VecEnv
+from slm_lab.env.vec_env import Obs, Step, VecEnv
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError, nearest
 from slm_lab.lib.io import cache_folder
 

@@ -6,12 +6,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import envpool
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from slm_lab.env.gym_types import GymSpace
 from slm_lab.env.make import EnvFacts, EnvSettings, describe, make_env, resolve_name
-from slm_lab.env.vec_env import Array, Step, VecEnv
+from slm_lab.env.vec_env import Step, VecEnv
+from slm_lab.lib.array import Array
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import EnvError, EnvFaultError
 
 # Those that a test compares with gymnasium, step by step. Others of EnvPool's differ: Pendulum-v1 where its speed is
@@ -120,7 +122,7 @@ class EnvPoolVecEnv(VecEnv):
             index,
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Episodes under way are given up: whichever backend continues starts them anew, with nothing scored yet."""
         return super().state_dict() | {
             "origin": self.episode.copy(),
@@ -161,7 +163,7 @@ def _check(env_id: str, settings: EnvSettings, facts: EnvFacts) -> None:
         )
 
 
-def _is_same_action(theirs: gym.Space[Any], ours: gym.Space[Any]) -> bool:
+def _is_same_action(theirs: GymSpace, ours: GymSpace) -> bool:
     if isinstance(theirs, spaces.Box) and isinstance(ours, spaces.Box):
         # of 64 bits there and of 32 here
         return theirs.shape == ours.shape and np.allclose(theirs.low, ours.low) and np.allclose(theirs.high, ours.high)

@@ -7,7 +7,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-Array = np.ndarray[Any, Any]
+from slm_lab.env.gym_types import GymSpace
+from slm_lab.lib.array import Array
 
 
 class ProbeEnv(gym.Env[Array, Any]):
@@ -15,9 +16,9 @@ class ProbeEnv(gym.Env[Array, Any]):
 
     length = 1
 
-    def __init__(self, action_space: gym.Space[Any] | None = None) -> None:
+    def __init__(self, action_space: GymSpace | None = None) -> None:
         self.observation_space: gym.Space[Array] = spaces.Box(-1, 1, (1,), np.float32)
-        self.action_space: gym.Space[Any] = action_space or spaces.Discrete(2)
+        self.action_space: GymSpace = action_space or spaces.Discrete(2)
         self.t = 0
 
     def obs(self) -> Array:

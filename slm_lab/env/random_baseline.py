@@ -15,6 +15,7 @@ import numpy as np
 from loguru import logger
 
 from slm_lab.env.build import make_random_env
+from slm_lab.env.gym_types import GymEnv
 from slm_lab.env.make import EnvSettings
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.env.watch import close_envs
@@ -36,7 +37,7 @@ GIVE_UP_SECONDS = 60.0
 
 
 def measure_random_baseline(
-    make_env: Callable[[], gym.Env[Any, Any] | VecEnv],
+    make_env: Callable[[], GymEnv | VecEnv],
     num_episode: int = NUM_EPISODE,
     seed: int = 0,
     max_step: int = 20_000_000,
@@ -60,7 +61,7 @@ def measure_random_baseline(
     return RandomBaseline(float(np.mean(returns)), float(np.std(returns)), len(returns))
 
 
-def _play_single(env: gym.Env[Any, Any], num_episode: int, seed: int, max_step: int, deadline: float) -> list[float]:
+def _play_single(env: GymEnv, num_episode: int, seed: int, max_step: int, deadline: float) -> list[float]:
     env.action_space.seed(seed)
     returns: list[float] = []
     num_step = 0

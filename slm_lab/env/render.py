@@ -7,12 +7,12 @@ import warnings
 from typing import Any, Literal
 
 import glfw
-import gymnasium as gym
 import numpy as np
 
+from slm_lab.env.gym_types import GymEnv
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError
 
-Array = np.ndarray[Any, Any]
 RenderMode = Literal["human", "rgb_array"]
 # ways to draw without a display, the faster first
 GL_BACKENDS = ("egl", "osmesa")
@@ -54,7 +54,7 @@ def check_display() -> None:
         raise EnvError(f"no window can be opened: {reason}; a video needs none: slm-lab run enjoy@DIR --video out.mp4")
 
 
-def uses_mujoco(env: gym.Env[Any, Any]) -> bool:
+def uses_mujoco(env: GymEnv) -> bool:
     """Whether an env is one of gymnasium's MuJoCo envs or built on them."""
     return any("mujoco" in kind.__module__ for kind in type(env.unwrapped).__mro__)
 
@@ -91,7 +91,7 @@ def find_gl_backend() -> str:
     raise EnvError(f"neither EGL nor OSMesa works on this machine; {GL_HINT}")
 
 
-def draw(env: gym.Env[Any, Any], name: str) -> Array:
+def draw(env: GymEnv, name: str) -> Array:
     """What an env looks like now: (height, width, 3), 8 bits."""
     try:
         frame: Any = env.render()

@@ -4,12 +4,14 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from loguru import logger
 
+from slm_lab.env.gym_types import GymSpace
 from slm_lab.env.make import EnvFacts, EnvSettings
+from slm_lab.lib.array import Array
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import EnvError, EnvFaultError
 from slm_lab.lib.runtime import derive_seed
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     # workers that step envs do not load torch
     from torch import Tensor
 
-Array = np.ndarray[Any, Any]
 # observations of a simulator on a GPU stay there
 Obs: TypeAlias = "Array | Tensor"
 # Actions kept per env for rebuilding its state; an episode longer than this continues only statistically.
@@ -66,7 +67,7 @@ def to_host(obs: Obs) -> Array:
 class ActionMap:
     """Scales Box actions from the policy's [-1, 1] to the env's bounds and clips there; others keep their values."""
 
-    def __init__(self, space: gym.Space[Any]) -> None:
+    def __init__(self, space: GymSpace) -> None:
         self.space = space
         self.shape: tuple[int, ...] = space.shape or ()
         # what is added to choices that do not count from 0
@@ -286,7 +287,7 @@ class VecEnv(ABC):
             del self._action_log[:cut]
             self._began -= cut
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Where every env stands: its last seeded episode and the actions since."""
         first = max(int(self._began.min()), 0)
         log = self._action_log[first:]
@@ -300,7 +301,7 @@ class VecEnv(ABC):
             "action": np.stack(log) if log else np.zeros((0, self.num_envs, *self.action_map.shape)),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+    def load_state_dict(self, state: State) -> Obs:
         """Put every env where it stood; returns the current observations."""
         self.episode[:] = state["episode"]
         self.origin[:] = state["origin"]

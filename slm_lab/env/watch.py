@@ -3,11 +3,11 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import gymnasium as gym
 from loguru import logger
 
+from slm_lab.env.gym_types import GymEnv
 from slm_lab.lib.errors import EnvHangError
 
 TICK_SECONDS = 0.5
@@ -70,7 +70,7 @@ class Watchdog:
             self.on_tick(waiting)
 
 
-def close_envs(envs: Sequence[gym.Env[Any, Any]], name: str, is_drawn: bool = False) -> None:
+def close_envs(envs: Sequence[GymEnv], name: str, is_drawn: bool = False) -> None:
     """Close envs; what goes wrong with that is a warning, since all that matters is done."""
 
     def close() -> None:

@@ -17,8 +17,9 @@ import numpy as np
 from slm_lab.env.keeper import KILL
 from slm_lab.env.local import Slots
 from slm_lab.env.make import EnvSettings
-from slm_lab.env.vec_env import Array, Step, VecEnv
+from slm_lab.env.vec_env import Step, VecEnv
 from slm_lab.env.watch import CLOSE_SECONDS, Watchdog, Watched, watch
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvExitError, EnvHangError, LabError, WorkerDeathError, WorkerError
 from slm_lab.lib.runtime import import_modules
 

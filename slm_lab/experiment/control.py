@@ -28,6 +28,7 @@ from slm_lab.experiment.messages import Progress, What
 from slm_lab.experiment.options import DEFAULTS, Options
 from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
 from slm_lab.experiment.tracker import Tracker
+from slm_lab.lib.data import State
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import CheckpointError, DivergenceError, EnvFaultError, WorkerError
@@ -251,7 +252,7 @@ class Session:
             self._evaluate()
         return obs, carry
 
-    def _restore(self, state: dict[str, Any], path: Path) -> tuple[Obs, Any]:
+    def _restore(self, state: State, path: Path) -> tuple[Obs, Any]:
         """Resume from where a checkpoint was written."""
         if state.get("format") != FORMAT:
             raise CheckpointError(f"{path}: was written by another version of the lab; continue it with that one")
@@ -291,7 +292,7 @@ class Session:
             raise ValueError("its hidden states are not those of as many envs")
         return obs, None if carry is None else carry.to(self.agent.device)
 
-    def _load_rows(self, state: dict[str, Any]) -> None:
+    def _load_rows(self, state: State) -> None:
         is_own = state.get("spec") == self._identity() and state.get("place") == self._place()
         if state.get("format") != FORMAT or not is_own:
             return  # refused by the caller
@@ -379,7 +380,7 @@ def check_form(value: Any, like: Any, name: str) -> None:
         raise ValueError(f"{name} has another form than that of this run")
 
 
-def read_frame(state: dict[str, Any]) -> int:
+def read_frame(state: State) -> int:
     """The frame of a checkpoint."""
     frame = state["frame"]
     if type(frame) is not int or frame < 0:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from loguru import logger
 
@@ -12,6 +11,7 @@ from slm_lab.experiment.build import EVAL_ENV, FINAL_ENV, build_env
 from slm_lab.experiment.compilation import MIN_COMPILED_STEP
 from slm_lab.experiment.play import play_episodes
 from slm_lab.experiment.tracker import Tracker
+from slm_lab.lib.data import ReadOnlyDocument, State
 from slm_lab.lib.due import Due
 from slm_lab.spec.schema import Spec
 
@@ -114,7 +114,7 @@ class Evaluation:
 
         return list(play_episodes(env, self.agent, num_episode, is_over)), num_step
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """What the next evaluations depend on, as parts of the session's checkpoint."""
         return {
             "eval_tracker": self.tracker.state_dict(),
@@ -122,7 +122,7 @@ class Evaluation:
             "is_eval_due": self.is_owed,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], frame: int) -> None:
+    def load_state_dict(self, state: ReadOnlyDocument, frame: int) -> None:
         """Continue from a checkpoint."""
         self.tracker.load_state_dict(state["eval_tracker"])
         self.num_step, self.longest = (int(count) for count in state["eval_steps"])

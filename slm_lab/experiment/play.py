@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from slm_lab.experiment.checkpoint.state import content_errors, load_state
 from slm_lab.experiment.checkpoint.torch_file import load_old_model
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.video import check_video_path, write_video
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.runtime import import_modules
 from slm_lab.results.folder import DATA_DIR, RunFolder, find_best_trial, import_hint, open_run_folder
@@ -25,8 +25,6 @@ from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
-
-Array = np.ndarray[Any, Any]
 
 
 def play_episodes(

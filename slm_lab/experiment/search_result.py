@@ -14,6 +14,7 @@ from loguru import logger
 from scipy.stats import rankdata
 
 from slm_lab.experiment.study import TrialRow
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import write_json, write_text, write_yaml
 from slm_lab.results.folder import RunFolder
@@ -22,7 +23,6 @@ from slm_lab.results.report_search import write_search_report
 from slm_lab.results.run import NoResultsError, Run, name_algorithm, read_run
 from slm_lab.results.search_axis import SearchedKey
 from slm_lab.results.search_plot import DrawnTrial, plot_search
-from slm_lab.results.table import Array
 from slm_lab.spec.candidate import apply_values
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec

@@ -1,7 +1,7 @@
 """What a person sees while a search runs: a live table on a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol, Self
 
 from loguru import logger
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from slm_lab.experiment.progress import LiveView, format_score
 from slm_lab.experiment.study import TrialRow
+from slm_lab.lib.data import ReadOnlyDocument
 from slm_lab.lib.terminal import escape
 from slm_lab.lib.unit import format_seconds
 
@@ -104,7 +105,7 @@ class SearchView(LiveView):
         return table
 
 
-def show_values(values: Mapping[str, Any]) -> str:
+def show_values(values: ReadOnlyDocument) -> str:
     """Searched values by the last parts of their paths, as many as tell them apart."""
     return ", ".join(
         f"{_short_name(path, values)} {f'{value:.4g}' if isinstance(value, float) else value}"

@@ -5,10 +5,10 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from slm_lab.lib.data import State
 from slm_lab.lib.io import AppendFile, write_text
 from slm_lab.results.metrics import MA_WINDOW, calc_total_reward_ma
 
@@ -93,7 +93,7 @@ class Tracker:
             self._file.close()
             self._file = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Rows and everything the next row depends on."""
         return {
             "rows": np.array(self.rows, float).reshape(len(self.rows), len(self.columns)),
@@ -103,7 +103,7 @@ class Tracker:
             "counts": dict(self._counts),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue a saved table."""
         rows = state["rows"]
         # a table of an older version may lack the last columns

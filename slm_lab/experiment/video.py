@@ -5,16 +5,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import imageio_ffmpeg
 import numpy as np
 
 from slm_lab.env.render import GL_HINT
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import VideoError
 from slm_lab.lib.io import move_into_place, temporary_name
 
-Array = np.ndarray[Any, Any]
 # browsers play H.264 in yuv420p; with faststart they begin before the file has come whole
 MP4 = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", "-f", "mp4")
 # a palette for each picture: one for all of them would need them all in memory

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
+from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.runtime import COMMIT_VARIABLE, git_sha, import_modules
 from slm_lab.share.settings import is_repo
@@ -70,7 +71,7 @@ class RenderedTask:
     run_name: str
     # as the run's folder begins
     spec_name: str
-    document: Mapping[str, Any]
+    document: ReadOnlyDocument
 
     @property
     def text(self) -> str:
@@ -98,7 +99,7 @@ def build_task(
 ) -> dict[str, Any]:
     """The template of a request, filled in. Of variables only the names come into a task, never a value."""
     template = read_template(root, request)
-    document: dict[str, Any] = {"type": template["type"], "name": run_name, **template}
+    document: Document = {"type": template["type"], "name": run_name, **template}
     # the template's paths start at its own folder, dstack's at the folder it is called in
     document["files"] = [{"local_path": ".", "path": CODE_DIR}]
     if not spec_file.startswith(SHIPPED_PREFIX):
@@ -183,7 +184,7 @@ def template_name(mode: Mode, gpu: bool) -> str:
     return f"run-{'gpu' if gpu else 'cpu'}-{mode}.yml"
 
 
-def read_template(root: Path, request: TaskRequest) -> dict[str, Any]:
+def read_template(root: Path, request: TaskRequest) -> Document:
     """The template of a mode and a kind of machine, which users may have changed."""
     path = root / TEMPLATES / template_name(request.mode, request.gpu)
     template = read_document(path)

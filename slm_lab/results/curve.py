@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from slm_lab.lib.array import Array
 from slm_lab.results.metrics import calc_interval, mask_partial_ma
-from slm_lab.results.table import Array, Table
+from slm_lab.results.table import Table
 
 # Everything else in a table belongs to the algorithm.
 BOOKKEEPING = {"total_reward", "total_reward_ma", "fps", "frame", "wall_t", "t", "epi", "opt_step"}

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from slm_lab.lib.array import Array
 from slm_lab.results.run import Run, look_up
-from slm_lab.results.table import Array, Table
+from slm_lab.results.table import Table
 
 # a session with fewer rows that have a score is not judged
 MIN_ROWS = 20

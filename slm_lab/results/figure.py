@@ -16,9 +16,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
+from slm_lab.lib.array import Array
 from slm_lab.results.curve import Curve, find_limits
 from slm_lab.results.palette import Look
-from slm_lab.results.table import Array
 
 _DPI = 150
 _SIZE = (8.0, 5.0)

@@ -21,8 +21,9 @@ from pydantic import (
 )
 from scipy.special import ndtr, stdtrit
 
+from slm_lab.lib.array import Array
 from slm_lab.lib.io import read_text, write_json
-from slm_lab.results.table import Array, Table
+from slm_lab.results.table import Table
 
 # checkpoints in the moving average, and episodes in each checkpoint's mean
 MA_WINDOW = 100

@@ -5,11 +5,11 @@ import hashlib
 import html
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from slm_lab.lib.data import ReadOnlyDocument
 from slm_lab.results.palette import COLORS
 
 PAGE = Path(__file__).with_name("report_page")
@@ -17,7 +17,7 @@ SCRIPTS = ("chart.js", "page.js")
 NOTHING = "–"
 
 
-def render_page(data: Mapping[str, Any]) -> str:
+def render_page(data: ReadOnlyDocument) -> str:
     """The page with the data in it; it holds no text of a spec, a name or a log outside its JSON and its title."""
     script = "".join((PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     style = (PAGE / "page.css").read_text(encoding="utf-8") + _write_colors()

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.io import dump_yaml, write_text
 from slm_lab.lib.unit import format_seconds
 from slm_lab.results.curve import list_metrics, read_curves
@@ -40,7 +41,7 @@ MEANINGS = {
 def write_report(
     runs: Sequence[Run],
     path: Path,
-    comparison: Mapping[str, Any] | None = None,
+    comparison: ReadOnlyDocument | None = None,
     problems: Sequence[str] = (),
     symptoms: Sequence[Sequence[Symptom]] | None = None,
 ) -> None:
@@ -51,7 +52,7 @@ def write_report(
 def build_report(
     runs: Sequence[Run],
     folder: Path,
-    comparison: Mapping[str, Any] | None = None,
+    comparison: ReadOnlyDocument | None = None,
     problems: Sequence[str] = (),
     symptoms: Sequence[Sequence[Symptom]] | None = None,
 ) -> dict[str, Any]:
@@ -145,7 +146,7 @@ def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
     return facts
 
 
-def _build_doctor(run: Run, symptoms: Sequence[Symptom]) -> dict[str, Any]:
+def _build_doctor(run: Run, symptoms: Sequence[Symptom]) -> Document:
     """What stands out in the tables, and a line for where nothing does."""
     return {
         "findings": [asdict(symptom) | {"keys": symptom.keys} for symptom in symptoms],
@@ -224,13 +225,13 @@ def build_commands(run: Run) -> list[list[str]]:
     return commands
 
 
-def list_imports(provenance: Mapping[str, Any]) -> list[str]:
+def list_imports(provenance: ReadOnlyDocument) -> list[str]:
     """The options that load the modules a run was made with."""
     imports = provenance.get("imports")
     return [word for name in imports for word in ("--import", str(name))] if isinstance(imports, list) else []
 
 
-def _build_machine(provenance: Mapping[str, Any]) -> list[list[str]]:
+def _build_machine(provenance: ReadOnlyDocument) -> list[list[str]]:
     """Where a run happened, name and value."""
     rows = []
     command = provenance.get("command")
@@ -245,7 +246,7 @@ def _build_machine(provenance: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def build_spec_diff(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
+def build_spec_diff(runs: Sequence[Run], names: Sequence[str]) -> Document:
     """The keys in which the specs differ, with what each has."""
     flat = [flatten_spec(run.spec) for run in runs]
     keys = dict.fromkeys(key for spec in flat for key in spec)

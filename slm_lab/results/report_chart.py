@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from slm_lab.lib.array import Array
 from slm_lab.lib.io import write_text
 from slm_lab.results.curve import (
     average_curves,
@@ -21,7 +22,7 @@ from slm_lab.results.metrics import MA_WINDOW
 from slm_lab.results.page import color_variable, render_page
 from slm_lab.results.palette import COLORS, DASHES, find_looks
 from slm_lab.results.run import Run
-from slm_lab.results.table import Array, Table
+from slm_lab.results.table import Table
 
 # points of a curve: in a chart as wide as the page, and in one of many beside each other
 NUM_POINT = 1000

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from slm_lab.lib.data import ReadOnlyDocument
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import read_text, write_text
 from slm_lab.results.folder import RunFolder
@@ -98,7 +99,7 @@ def _read_trials(path: Path) -> list[dict[str, str]]:
     return [row for row in rows if row.get("trial", "").isdecimal()]
 
 
-def _find_keys(rows: Sequence[Mapping[str, str]], spec: Mapping[str, Any], importance: Any) -> list[SearchedKey]:
+def _find_keys(rows: Sequence[Mapping[str, str]], spec: ReadOnlyDocument, importance: Any) -> list[SearchedKey]:
     """The searched keys: the columns between what every trial has and what it scored."""
     searched = spec.get("search")
     spaces = dict(key.rpartition("__")[::2] for key, _ in dimensions(dict(searched))) if searched else {}
@@ -196,7 +197,7 @@ def _build_parallel(rows: Sequence[Mapping[str, str]], keys: Sequence[SearchedKe
     return {"axes": shown, "lines": lines}
 
 
-def _build_commands(files: RunFolder, spec: Mapping[str, Any], runs: Sequence[Run]) -> list[list[str]]:
+def _build_commands(files: RunFolder, spec: ReadOnlyDocument, runs: Sequence[Run]) -> list[list[str]]:
     """What to type next."""
     imports = list_imports(runs[0].provenance) if runs else []
     commands: list[tuple[str, list[str]]] = []

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic_core import from_json
 
+from slm_lab.lib.array import Array
+from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import read_text
 from slm_lab.results.baseline import find_shipped_random_return
@@ -22,7 +24,7 @@ from slm_lab.results.metrics import (
     calc_spread,
     calc_total_reward_ma,
 )
-from slm_lab.results.table import NEEDED, Array, read_session_table
+from slm_lab.results.table import NEEDED, read_session_table
 from slm_lab.spec.compat import META_DROPPED
 from slm_lab.spec.loading import read_specs
 from slm_lab.spec.reader import printable
@@ -57,14 +59,14 @@ class Run:
     name: str
     trial: int
     # plain data, as saved: it may be of another version
-    spec: Mapping[str, Any]
+    spec: ReadOnlyDocument
     # tables by session
     tables: Mapping[int, Mapping[str, Array]]
     eval_tables: Mapping[int, Mapping[str, Array]]
     # what was written at the end; None where it never came to that
     metrics: TrialMetrics | None
     session_metrics: Mapping[int, SessionFile]
-    provenance: Mapping[str, Any]
+    provenance: ReadOnlyDocument
     # what could not be read, a line each
     problems: tuple[str, ...]
 
@@ -340,7 +342,7 @@ def read_run(path: Path, trial: int | None = None) -> Run:
     )
 
 
-def _read_spec(folder: RunFolder, trial: int, problems: list[str]) -> Mapping[str, Any]:
+def _read_spec(folder: RunFolder, trial: int, problems: list[str]) -> ReadOnlyDocument:
     """The spec of the trial, or that of all trials; under its name, or bare as the published lab wrote it."""
     for file in folder.find_spec_files(trial):
         try:
@@ -355,7 +357,7 @@ def _read_spec(folder: RunFolder, trial: int, problems: list[str]) -> Mapping[st
     return {}
 
 
-def _without_bookkeeping(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _without_bookkeeping(spec: ReadOnlyDocument) -> Document:
     """A saved spec without what a lab wrote into it, such as paths and the commit: no settings."""
     kept = {key: value for key, value in spec.items() if key != "name"}
     if isinstance(meta := spec.get("meta"), Mapping):
@@ -363,7 +365,7 @@ def _without_bookkeeping(spec: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _read_provenance(path: Path) -> dict[str, Any]:
+def _read_provenance(path: Path) -> Document:
     try:
         content = from_json(read_text(path, MAX_JSON_BYTES))
     except (OSError, ValueError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.results.table import Array
+from slm_lab.lib.array import Array
 
 
 @dataclass(frozen=True)

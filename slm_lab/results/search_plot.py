@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from slm_lab.lib.array import Array
 from slm_lab.lib.io import write_bytes
 from slm_lab.results.curve import average_curves, read_curves
 from slm_lab.results.figure import INK, MUTED, TITLE, Chart, Line, draw_chart, style_axes, to_png, wrap
@@ -18,7 +19,7 @@ from slm_lab.results.folder import RunFolder
 from slm_lab.results.palette import Look, find_look
 from slm_lab.results.plot import AVERAGE, RETURN, RETURN_LABELS
 from slm_lab.results.search_axis import SearchedKey, read_axis
-from slm_lab.results.table import Array, Table
+from slm_lab.results.table import Table
 
 _SCORE = "score"
 

@@ -4,15 +4,14 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic_core import from_json
 
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import open_file
 
-Array = np.ndarray[Any, Any]
 # columns by name
 Table = Mapping[str, Array]
 

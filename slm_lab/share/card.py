@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from slm_lab.lib.data import Document
 from slm_lab.lib.io import dump_yaml
 from slm_lab.lib.secret import redact
 from slm_lab.results.run import Run, look_up
@@ -113,7 +114,7 @@ def find_spec(run: Run, paths: Sequence[str]) -> str | None:
 
 
 def _origin(run: Run) -> str:
-    facts: dict[str, Any] = {"seed": look_up(run.spec, "meta", "seed")}
+    facts: Document = {"seed": look_up(run.spec, "meta", "seed")}
     if isinstance(command := run.provenance.get("command"), list):
         facts["command"] = shlex.join(["slm-lab", *map(str, command[1:])])
     facts["commit"] = run.provenance.get("git_sha")

@@ -1,9 +1,8 @@
 """A spec with searched values in it."""
 
-from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
 
+from slm_lab.lib.data import ReadOnlyDocument
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.problem import MAX_PROBLEMS
@@ -16,7 +15,7 @@ from slm_lab.spec.search_space import read_dimensions
 SEARCHED = ("agent.", "env.")
 
 
-def apply_values(spec: Spec, values: Mapping[str, Any]) -> Spec:
+def apply_values(spec: Spec, values: ReadOnlyDocument) -> Spec:
     """A copy with values at dotted paths and nothing left to search; SpecError where they make no valid spec."""
     raw = dump_spec(spec)[spec.name] | {"name": spec.name, "search": {}}
     for path, value in values.items():

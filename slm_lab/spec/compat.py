@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from slm_lab.lib.data import Document
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.published import is_published, translate
 from slm_lab.spec.reader import printable
@@ -53,10 +54,10 @@ META_DROPPED = (
 
 
 # Keys that no spec used, with the value at which they did nothing; saved specs hold it.
-REMOVED: dict[str, Any] = {"entropy_penalty_coef": 0, "spectral_norm": False}
+REMOVED: Document = {"entropy_penalty_coef": 0, "spectral_norm": False}
 
 
-def modernize(spec: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def modernize(spec: Document) -> tuple[Document, list[str]]:
     """A copy of a raw spec in today's spelling, and what was changed."""
     notes: list[str] = []
     spec = dict(spec)
@@ -81,7 +82,7 @@ def modernize(spec: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return spec, notes
 
 
-def _gather_workers(spec: dict[str, Any], notes: list[str]) -> None:
+def _gather_workers(spec: Document, notes: list[str]) -> None:
     """Workers that shared a net without locks (Hogwild) become one learner that all of their envs feed.
 
     Each had its own envs and an equal part of the frames, and applied its gradient to weights that others changed
@@ -190,7 +191,7 @@ def _env(env: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     return env
 
 
-def _meta(meta: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _meta(meta: Document, notes: list[str]) -> Document:
     for key in META_DROPPED:
         if key in meta:
             del meta[key]

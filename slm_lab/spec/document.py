@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from slm_lab.lib.data import Document
 from slm_lab.spec import net as nets
 from slm_lab.spec.algorithm import AlgorithmSpec, EntropyAnneal
 from slm_lab.spec.memory import MemorySpec
@@ -88,7 +89,7 @@ def spec_reference() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def spec_file_schema() -> dict[str, Any]:
+def spec_file_schema() -> Document:
     """JSON Schema of a file of specs as they may be written, for completion in editors."""
     spec = _standard_words(build_spec_model().model_json_schema())
     definitions = spec.pop("$defs")

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.errors import SpecError, nearest
 from slm_lab.lib.secret import find_secret
 from slm_lab.spec.check import check_combination
@@ -35,7 +36,7 @@ class Loaded:
 
 
 def load_spec(
-    source: str | Path, name: str | None = None, overrides: Mapping[str, Any] | None = None, *, extend_name: bool = True
+    source: str | Path, name: str | None = None, overrides: ReadOnlyDocument | None = None, *, extend_name: bool = True
 ) -> Loaded:
     """Load one spec of a file, or a shipped spec by its bare name."""
     overrides = overrides or {}
@@ -63,7 +64,7 @@ def load_spec(
     return Loaded(spec, path, (*notes, *more))
 
 
-def parse_spec(raw: dict[str, Any], where: str = "spec", given: Given | None = None) -> tuple[Spec, tuple[str, ...]]:
+def parse_spec(raw: Document, where: str = "spec", given: Given | None = None) -> tuple[Spec, tuple[str, ...]]:
     """Validate plain data as a spec; all mistakes are reported at once.
 
     `given` has the keys and values of the command line, by the dotted paths that they set.
@@ -98,7 +99,7 @@ def _role_problems(net: NetSpec) -> list[str]:
     return problems
 
 
-def refuse_secrets(raw: Mapping[str, Any], where: str) -> None:
+def refuse_secrets(raw: ReadOnlyDocument, where: str) -> None:
     """A spec is saved with its run and shared with it, so it may hold no secret."""
     if (found := find_secret(raw)) is not None:
         path, kind = found
@@ -108,13 +109,13 @@ def refuse_secrets(raw: Mapping[str, Any], where: str) -> None:
         )
 
 
-def dump_spec(spec: Spec) -> dict[str, Any]:
+def dump_spec(spec: Spec) -> Document:
     """The resolved spec as a document that loads back to the same spec."""
     data = spec.model_dump(mode="json", serialize_as_any=True)
     return {data.pop("name"): data}
 
 
-def flatten_spec(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_spec(spec: ReadOnlyDocument, prefix: str = "") -> Document:
     """A spec by dotted paths; lists are values."""
     flat: dict[str, Any] = {}
     for key, value in spec.items():
@@ -203,7 +204,7 @@ def is_shipped(name: str) -> bool:
     return any(name == file.stem or name in spec_names(file) for file in spec_files())
 
 
-def read_specs(path: Path) -> dict[str, Any]:
+def read_specs(path: Path) -> Document:
     """The specs of a file by name; the published lab saved one alone, with its name inside."""
     document = read_document(path)
     if isinstance(document.get("name"), str) and {"agent", "env"} <= document.keys():
@@ -224,7 +225,7 @@ def _only_name(path: Path) -> str:
     return names[0]
 
 
-def _select(document: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
+def _select(document: Document, name: str, path: Path) -> Document:
     names = [known for known in document if not known.startswith("_")]
     if name not in names:
         held = ", ".join(printable(known) for known in names[:MAX_PROBLEMS]) or "none"
@@ -248,7 +249,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise SpecError(f"-s {key.strip()}: {error}") from None
 
 
-def _fill(raw: dict[str, Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+def _fill(raw: Document, values: ReadOnlyDocument) -> tuple[Document, set[str]]:
     used: set[str] = set()
 
     def fill(node: Any) -> Any:
@@ -271,7 +272,7 @@ def _fill(raw: dict[str, Any], values: Mapping[str, Any]) -> tuple[dict[str, Any
     return fill(raw), used
 
 
-def _override(raw: dict[str, Any], values: Mapping[str, Any], where: str, used: Iterable[str]) -> dict[str, Any]:
+def _override(raw: Document, values: ReadOnlyDocument, where: str, used: Iterable[str]) -> Document:
     for key, value in values.items():
         path = nested_path(key).split(".")
         if len(path) < 2 or path[0] not in SECTIONS or "" in path:
@@ -311,16 +312,16 @@ def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, node
 
 
-def _placeholder_places(raw: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _placeholder_places(raw: Document) -> Iterator[tuple[str, str]]:
     """Where each placeholder stands."""
     return ((path, key) for path, leaf in _walk(raw) if isinstance(leaf, str) for key in _PLACEHOLDER.findall(leaf))
 
 
-def _placeholders(raw: dict[str, Any]) -> dict[str, str]:
+def _placeholders(raw: Document) -> dict[str, str]:
     return {key: path for path, key in _placeholder_places(raw)}
 
 
-def _refuse_unfilled(raw: dict[str, Any], where: str) -> None:
+def _refuse_unfilled(raw: Document, where: str) -> None:
     missing = _placeholders(raw)
     if missing:
         lines = "\n".join(f"  {path}: ${{{key}}} is not set; add -s {key}=VALUE" for key, path in missing.items())
@@ -333,7 +334,7 @@ def name_for_env(name: str, env: str) -> str:
     return f"{name}_{re.sub(r'[^A-Za-z0-9]+', '_', bare).strip('_').lower() or 'env'}"
 
 
-def _inline_arc_files(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+def _inline_arc_files(raw: Document, path: Path) -> Document:
     """Read `arc_file` beside the spec into `arc`, so that the saved spec is complete by itself."""
     agent = raw.get("agent")
     if not isinstance(agent, dict):
@@ -359,7 +360,7 @@ def _inline_arcs(net: Any, path: Path, where: str) -> Any:
     return inlined
 
 
-def _read_arc(given: Any, path: Path, where: str) -> dict[str, Any]:
+def _read_arc(given: Any, path: Path, where: str) -> Document:
     if not isinstance(given, str):
         raise SpecError(f"{where}: the name of a file expected, got {show(given)}")
     try:

@@ -8,6 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from slm_lab.lib.data import Document
 from slm_lab.lib.errors import SpecError, nearest
 from slm_lab.spec.net import PAIR_KEYS
 from slm_lab.spec.reader import printable
@@ -179,7 +180,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from _models_in(part)
 
 
-def _is_tagged(kind: type[BaseModel], data: dict[str, Any]) -> bool:
+def _is_tagged(kind: type[BaseModel], data: Document) -> bool:
     """Whether the `name` or `type` of a mapping chooses this model."""
     fields = [(key, kind.model_fields[key]) for key in ("name", "type") if key in kind.model_fields]
     return any(data.get(key) in get_args(field.annotation) for key, field in fields)

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from slm_lab.lib.data import Document
 from slm_lab.lib.errors import SpecError, UnreadableError
 from slm_lab.lib.io import EXPONENT_FLOAT, read_text
 
@@ -77,7 +78,7 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def read_document(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> Document:
     """Read a JSON or YAML file of specs as plain data."""
     try:
         text = read_text(path, MAX_BYTES)
@@ -147,7 +148,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
+    data: Document = {}
     for key, value in pairs:
         if key in data:
             raise ValueError(f"duplicate key '{printable(key)}'")

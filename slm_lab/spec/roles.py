@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from slm_lab.lib.data import Document
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.reader import printable
 
@@ -24,7 +25,7 @@ def written_path(path: str) -> str:
     return _NESTED.sub(r"\1.\2_", path)
 
 
-def gather_roles(spec: dict[str, Any], where: str) -> dict[str, Any]:
+def gather_roles(spec: Document, where: str) -> Document:
     """A copy of a raw spec with the keys of each role in one mapping; `where` is the spec, for messages."""
     agent = spec.get("agent")
     if not isinstance(agent, dict):

@@ -18,7 +18,7 @@ from slm_lab.env import render
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, make_env
-from slm_lab.env.vec_env import Array
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError
 
 

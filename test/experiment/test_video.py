@@ -18,12 +18,12 @@ from slm_lab.cli.main import main
 from slm_lab.env import render
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import EnvSettings
-from slm_lab.env.vec_env import Array
 from slm_lab.experiment import filming, video
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.play import enjoy
 from slm_lab.experiment.video import write_video
+from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError, LabError, VideoError
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import load_spec

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from slm_lab.lib.array import Array
 from slm_lab.lib.io import write_json, write_yaml
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import SessionFile, calc_trial_metrics
 from slm_lab.results.run import Run, read_run
-from slm_lab.results.table import Array, Table
+from slm_lab.results.table import Table
 
 Tables = Mapping[int, Table]
 SPEC: dict[str, Any] = {

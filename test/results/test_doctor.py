@@ -18,12 +18,12 @@ from slm_lab.cli import run as run_command
 from slm_lab.cli.doctor import app
 from slm_lab.experiment.launch import Options
 from slm_lab.experiment.trial import TrialResult
+from slm_lab.lib.array import Array
 from slm_lab.results.conclude import Conclusion
 from slm_lab.results.doctor import RULES, Symptom, diagnose
 from slm_lab.results.evidence import MIN_ROWS
 from slm_lab.results.metrics import SessionFile, TrialMetrics
 from slm_lab.results.run import Run, read_run
-from slm_lab.results.table import Array
 from test.results.sample import write_run
 
 ROOT = Path(__file__).parents[2]

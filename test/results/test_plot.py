@@ -8,13 +8,14 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from slm_lab.lib.array import Array
 from slm_lab.results import figure
 from slm_lab.results.curve import NUM_RESAMPLE, average_curves, find_limits, read_curve
 from slm_lab.results.figure import Chart, Line
 from slm_lab.results.metrics import calc_interval, calc_spread
 from slm_lab.results.plot import DrawnRun, build_runs_chart, build_session_charts, build_trial_chart, plot_run
 from slm_lab.results.run import Run
-from slm_lab.results.table import Array, Table
+from slm_lab.results.table import Table
 from test.results.sample import make_run, make_table
 
 EVALUATION = "evaluation, deterministic policy"

@@ -6,14 +6,13 @@ because this runs at every step.
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
-import gymnasium as gym
 import torch
 from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from slm_lab.env.gym_types import GymSpace
 from slm_lab.env.layout import in_one_line
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import Actions
@@ -361,7 +360,7 @@ def log_det_tanh(raw: Tensor) -> Tensor:
     return 2 * (math.log(2) - raw - softplus(-2 * raw))
 
 
-def build_family(space: gym.Space[Any], pdtype: str, actions: Actions = "any") -> ActionFamily:
+def build_family(space: GymSpace, pdtype: str, actions: Actions = "any") -> ActionFamily:
     """The family a spec asks for, checked against the action space; `actions` is what its algorithm can take."""
     choices: list[ActionFamily]
     is_joint = actions != "any"

@@ -13,6 +13,7 @@ from slm_lab.agent.algorithm.returns import calc_explained_var, calc_gae, calc_n
 from slm_lab.agent.algorithm.sequence import Sequences, join, view_rollout
 from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Rollout
+from slm_lab.lib.data import State
 from slm_lab.spec.algorithm import ActorCriticSpec
 from slm_lab.spec.schema import AgentSpec
 
@@ -97,9 +98,9 @@ class ActorCritic(OnPolicy[ActorCriticSpec]):
         report = {"value": value, "log_prob": log_prob, "entropy": entropy}
         return Loss(loss, {**report, "policy_loss": policy_loss, "val_loss": val_loss})
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {**super().state_dict(), "target_scale": self.target_scale.stats.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.target_scale.stats.load_state_dict(state["target_scale"])

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,13 +20,13 @@ from slm_lab.agent.memory.build import build_on_policy, build_replay
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.agent.memory.rollout import RolloutSetting
 from slm_lab.env.layout import ObsPart
+from slm_lab.lib.data import State
 from slm_lab.lib.due import Due
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.algorithm import AlgorithmSpec, OffPolicySpec, OnPolicySpec
 from slm_lab.spec.net import NetSpec
 from slm_lab.spec.schema import AgentSpec
 
-Array = np.ndarray[Any, Any]
 Carry = Tensor | None
 Metrics = dict[str, float]
 Config = TypeVar("Config", bound=AlgorithmSpec)
@@ -203,7 +202,7 @@ class Algorithm(ABC, Generic[Config]):
 
     # --- state
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Everything resuming needs."""
         return {
             "modules": {name: module.state_dict() for name, module in self.modules.items()},
@@ -212,7 +211,7 @@ class Algorithm(ABC, Generic[Config]):
             "frame": self.frame,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Resume from a saved state."""
         self.load_weights(state["modules"])
         for name, optimizer in self.optimizers.items():
@@ -244,10 +243,10 @@ class Auxiliary(Protocol):
     def update(self, frame: int) -> Metrics:
         """Train after the algorithm did."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Everything resuming needs."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Resume from a saved state."""
 
 
@@ -279,7 +278,7 @@ class OnPolicy(Algorithm[RolloutConfig]):
     def train(self, rollout: Rollout) -> Metrics:
         """Update the net on a batch."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         auxiliary = None if self.auxiliary is None else self.auxiliary.state_dict()
         return {**super().state_dict(), "memory": self.memory.state_dict(), "auxiliary": auxiliary}
 
@@ -290,7 +289,7 @@ class OnPolicy(Algorithm[RolloutConfig]):
         row = obs + 8 * math.prod(context.family.action_shape) + 14
         return super().estimate_growth(num_frame) + self.memory.typical_size * context.num_envs * row
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.memory.load_state_dict(state["memory"])
         if self.auxiliary is not None:
@@ -345,10 +344,10 @@ class OffPolicy(Algorithm[ReplayConfig]):
     def train(self, batch: Any) -> Sequence[Report]:
         """Update the nets on a batch; a report for each gradient step."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {**super().state_dict(), "memory": self.memory.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.memory.load_state_dict(state["memory"])
         self.train_due.skip_to(self.frame)

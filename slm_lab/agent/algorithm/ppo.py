@@ -17,6 +17,7 @@ from slm_lab.agent.algorithm.sequence import calc_reset, rows_of_sequences
 from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.norm import differs_in_training
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import PPOSpec
 from slm_lab.spec.schema import AgentSpec
@@ -202,11 +203,11 @@ class PPO(OnPolicy[PPOSpec]):
         loss = policy_loss + config.val_loss_coef * val_loss - entropy_coef * entropy.mean()
         return Loss(loss, {**report, "log_ratio": log_ratio, "policy_loss": policy_loss, "val_loss": val_loss})
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         own = {"target_scale": self.target_scale.stats.state_dict(), "percentile": self.percentile}
         return {**super().state_dict(), **own}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.target_scale.stats.load_state_dict(state["target_scale"])
         self.percentile = state["percentile"]

@@ -1,12 +1,11 @@
 """Uniformly random actions: a baseline, and a check of everything around the algorithm."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics
 from slm_lab.agent.memory.batch import Transition
+from slm_lab.lib.data import State
 from slm_lab.spec.algorithm import RandomSpec
 from slm_lab.spec.schema import AgentSpec
 
@@ -32,9 +31,9 @@ class Random(Algorithm[RandomSpec]):
     def update(self, frame: int) -> Metrics | None:
         return None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {**super().state_dict(), "eval_generator": self.eval_generator.get_state()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.eval_generator.set_state(state["eval_generator"])

@@ -13,13 +13,11 @@ Two signals, never one: `terminated` masks the bootstrap, `done` (terminated or 
 | done       | (T, N) | the episode ended here: the next row belongs to another one    |
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-Array = np.ndarray[Any, Any]
+from slm_lab.lib.array import Array
 
 
 def _to_host(*tensors: Tensor) -> list[Array]:

@@ -15,6 +15,7 @@ from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlog
 from slm_lab.agent.learn.gradient import CalcLoss, Loss, Report
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.agent.net.model import PolicyNet, TwinQNet
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import SoftActorCriticSpec
 from slm_lab.spec.net import NetSpec
@@ -132,10 +133,10 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         # half of each critic's loss, as in the paper
         return Loss(0.5 * (weight * self.loss(q, ret.expand_as(q))).mean(-1).sum(), report)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {**super().state_dict(), "actor_report": self.actor_report}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.actor_report = {name: value.to(self.context.device) for name, value in state["actor_report"].items()}
 

@@ -1,7 +1,7 @@
 """Self-imitation learning (Oh et al. 2018): actor-critic or PPO that also imitates its own better past."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Batch, Rollout, Transition
 from slm_lab.agent.memory.build import build_replay
 from slm_lab.agent.memory.rollout import OnPolicyReplay, RolloutSetting
+from slm_lab.lib.data import State
 from slm_lab.spec.algorithm import SelfImitationSpec
 from slm_lab.spec.memory import OnPolicyReplaySpec
 from slm_lab.spec.schema import AgentSpec
@@ -95,11 +96,11 @@ class SelfImitation:
             self.memory.update_priority(batch.slot, report["sil_gain"])
         return agent.gather(reports)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Episodes under way and the small state of the memory; its rows are saved apart."""
         return {"episodes": self.episodes.state_dict(), "memory": self.memory.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Resume from a saved state."""
         self.episodes.load_state_dict(state["episodes"])
         self.memory.load_state_dict(state["memory"])

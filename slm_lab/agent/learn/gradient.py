@@ -13,6 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from slm_lab.agent.compile.engine import CompiledFunction
 from slm_lab.agent.learn.functional import Root
 from slm_lab.agent.learn.learner import Learner, Weights
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import DivergenceError
 
 ADVICE = "try a lower learning rate or agent.net.clip_grad_val"
@@ -170,7 +171,7 @@ class GradientStep:
             torch.set_rng_state(random_state)
         return GradientFaultError(self, args, loss, norm)
 
-    def _step(self, state: dict[str, Any], args: Any) -> tuple[Report, Tensor]:
+    def _step(self, state: State, args: Any) -> tuple[Report, Tensor]:
         """The same as a function of all it reads."""
 
         def calc(data: list[Tensor], buffers: dict[str, Tensor], args: Any) -> Loss:

@@ -9,6 +9,7 @@ from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
 from slm_lab.agent.learn.flat import FlatParams
+from slm_lab.lib.data import State
 from slm_lab.spec.net import (
     AdamSpec,
     AdamWSpec,
@@ -196,7 +197,7 @@ class FlatOptimizer:
             raise TypeError(f"{spec.name} has no formula here; it cannot be compiled")
         return norm
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Everything the next step depends on beside the parameters."""
         return {
             "count": self.count,
@@ -205,7 +206,7 @@ class FlatOptimizer:
             "other": self.other.state_dict() if self.other is not None else None,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from a saved state."""
         self.count.copy_(state["count"])
         for name, moment in self.moments.items():

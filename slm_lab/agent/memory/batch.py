@@ -1,12 +1,9 @@
 """What algorithms hand to memories, and memories to algorithms."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
-
-Array = np.ndarray[Any, Any]
 
 
 class Transition(NamedTuple):

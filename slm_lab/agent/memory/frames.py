@@ -1,13 +1,13 @@
 """Stacks of frames in a replay, each frame kept once."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.memory.batch import Array, Transition
+from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.memory.ring import Layout, Ring
+from slm_lab.lib.array import Array
+from slm_lab.lib.data import State
 
 
 class FrameStore:
@@ -118,7 +118,7 @@ class FrameStore:
             # a copy: a part would keep the whole chunk alive
             self._aside.setdefault((start + row) % self.ring.capacity, {})[env] = part.clone().to(self.ring.device)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """What belongs to no row."""
         return {
             "latest": self._latest.cpu().clone(),
@@ -126,7 +126,7 @@ class FrameStore:
             "age": torch.from_numpy(self._age.copy()),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Take it back."""
         self._latest.copy_(state["latest"])
         self._is_shift = state["is_shift"].numpy().copy()

@@ -1,14 +1,14 @@
 """Prioritized experience replay (Schaul et al. 2016), proportional variant."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from slm_lab.agent.action.schedule import calc_schedule
-from slm_lab.agent.memory.batch import Array, Batch, Transition
+from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.memory.replay import Replay, Setting
+from slm_lab.lib.array import Array
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.memory import PrioritizedReplaySpec
 
@@ -131,13 +131,13 @@ class PrioritizedReplay(Replay):
         # the priorities
         return 8 * min(num_frame, self.spec.max_size)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         self._sync()
         spans = self.ring.spans(self.first, self.head)
         leaf = np.concatenate([self.tree.leaf(np.arange(i * self.num_envs, j * self.num_envs)) for i, j in spans])
         return {**super().state_dict(), "max_priority": self.max_priority, "leaf": torch.from_numpy(leaf)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.max_priority = state["max_priority"]
         leaf, done = state["leaf"].numpy(), 0

@@ -3,15 +3,16 @@
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.memory.batch import Array, Batch, SequenceBatch, Transition
+from slm_lab.agent.memory.batch import Batch, SequenceBatch, Transition
 from slm_lab.agent.memory.frames import FrameStore
 from slm_lab.agent.memory.ring import Layout, Ring, calc_row_bytes
+from slm_lab.lib.array import Array
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.memory import ReplaySpec
 
@@ -263,7 +264,7 @@ class Replay:
         """Bytes by which `state_dict` has grown then."""
         return 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """All but the rows [`held_first`, `head`)."""
         return {
             "head": self.head,
@@ -272,7 +273,7 @@ class Replay:
             "store": {} if self.frames is None else self.frames.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue where `state_dict` was taken, together with the rows."""
         self.ring.head = int(state["head"])
         self._num_fresh = int(state["num_fresh"])

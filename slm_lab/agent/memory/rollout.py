@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from slm_lab.agent.memory.batch import Rollout, Transition
+from slm_lab.lib.data import State
 from slm_lab.spec.memory import MemorySpec
 
 Row = dict[str, Tensor]
@@ -93,7 +94,7 @@ class RolloutMemory(ABC):
         del self.rows[:count]
         self.cuts = {(row - count, env): cut for (row, env), cut in self.cuts.items() if row >= count}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Rows and cuts; the last successor is never needed before another step has come."""
         cuts = list(self.cuts.values())
         return {
@@ -103,7 +104,7 @@ class RolloutMemory(ABC):
             "cut_carry": _stack_carry(cuts),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Resume a half-filled rollout."""
         fields = {name: field if name in HOST else field.to(self.device) for name, field in state["rows"].items()}
         num_row = len(fields["obs"]) if fields else 0
@@ -187,10 +188,10 @@ class OnPolicyReplay(RolloutMemory):
         self.began = [begin - oldest for begin in self.began]
         return self._build(fields, index, cuts)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {**super().state_dict(), "began": list(self.began), "episodes": [list(e) for e in self.episodes]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.began = list(state["began"])
         self.episodes = [(env, begin, end) for env, begin, end in state["episodes"]]

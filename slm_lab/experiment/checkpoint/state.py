@@ -15,6 +15,7 @@ from safetensors import SafetensorError, TensorSpec, safe_open, serialize
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import CheckpointError, LabError, StorageError, UnreadableError
 from slm_lab.lib.io import open_file, write_bytes
 from slm_lab.lib.unit import format_size
@@ -50,7 +51,7 @@ DTYPES = frozenset(
 # --- writing
 
 
-def save_state(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
+def save_state(path: Path, state: State, keep_previous: bool = False) -> None:
     """Write a state; the one before stays under another name until the next call, if asked."""
     data = encode_state(state)
     if not path.parent.is_dir():
@@ -59,7 +60,7 @@ def save_state(path: Path, state: dict[str, Any], keep_previous: bool = False) -
     write_bytes(path, data, previous_file(path) if keep_previous else None)
 
 
-def encode_state(state: dict[str, Any]) -> bytes:
+def encode_state(state: State) -> bytes:
     """A state as a file holds it: tensors, arrays and plain data; tuples become lists."""
     tensors: dict[str, Tensor] = {}
     try:
@@ -152,7 +153,7 @@ def hash_content(text: str, tensors: Mapping[str, Tensor]) -> str:
 # --- reading
 
 
-def load_state(path: Path) -> dict[str, Any]:
+def load_state(path: Path) -> State:
     """Read a state; a single changed bit is an error."""
     try:
         with open_file(path) as file:
