@@ -134,7 +134,8 @@ RAW_WRITES = {
     "slm_lab/experiment/video.py",  # a temporary name, taken before ffmpeg writes
     "slm_lab/experiment/search_run.py",  # the journal of a search, empty at first
     "slm_lab/experiment/study.py",  # cuts half an entry off the journal
-    "slm_lab/experiment/ray_executor.py",  # temporary names, moved into place when whole
+    "slm_lab/experiment/ray_host.py",  # into a temporary folder, before the session begins
+    "slm_lab/experiment/session_files.py",  # temporary names, moved into place when whole
     # parts of downloads, moved into place when whole and verified; what is made to be sent, in temporary folders
     "slm_lab/share/folder_store.py",
     "slm_lab/share/push.py",
