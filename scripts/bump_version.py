@@ -12,6 +12,7 @@ from check_commit_message import HEADER, subject_line
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = re.compile(r"^(\d+)\.(\d+)\.(\d+)$")
+CITED_VERSION = re.compile(r"^version: .*$", re.M)
 PROJECT_VERSION = re.compile(r'(?P<before>^\[project\]\n(?:(?!\[).*\n)*?version = ")(?P<version>[^"]+)(?=")', re.M)
 UNRELEASED = re.compile(r"^## (?:Unreleased|\[Unreleased\])[ \t]*$", re.M | re.I)
 BREAKING_FOOTER = re.compile(r"^BREAKING[ -]CHANGE: ", re.M)
@@ -124,6 +125,9 @@ def main(argv: list[str], root: Path = ROOT) -> int:
     changelog = release_changelog(changelog_path.read_text(encoding="utf-8"), version, datetime.date.today())
     pyproject_path.write_text(write_version(pyproject, version), encoding="utf-8")
     changelog_path.write_text(changelog, encoding="utf-8")
+    citation = root / "CITATION.cff"
+    cited = CITED_VERSION.sub(f"version: {version}", citation.read_text(encoding="utf-8"))
+    citation.write_text(cited, encoding="utf-8")
     print(f"{released} -> {version}; commit as 'chore: release {version}' and tag v{version}")
     return 0
 

@@ -10,7 +10,7 @@ HEADER = re.compile(
 )
 # Git writes these lines itself, so a person cannot be asked to reword them.
 GENERATED_PREFIXES = ("Merge ", 'Revert "', "fixup! ", "squash! ", "amend! ")
-MAX_WORDS = 19
+MAX_LENGTH = 71
 
 
 def subject_line(message: str) -> str:
@@ -30,9 +30,8 @@ def find_problem(message: str) -> str | None:
         return None
     if HEADER.match(line) is None:
         return f"commit message must read 'type(scope)!: subject' with type one of {', '.join(TYPES)}; got {line!r}"
-    n_words = len(line.split())
-    if n_words > MAX_WORDS:
-        return f"commit subject line must stay under {MAX_WORDS + 1} words, this one has {n_words}"
+    if len(line) > MAX_LENGTH:
+        return f"commit subject line must stay under {MAX_LENGTH + 1} characters, this one has {len(line)}"
     return None
 
 

@@ -124,6 +124,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "docs").mkdir()
     (tmp_path / "pyproject.toml").write_text(PYPROJECT, encoding="utf-8")
     (tmp_path / "docs" / "CHANGELOG.md").write_text(CHANGELOG, encoding="utf-8")
+    (tmp_path / "CITATION.cff").write_text("cff-version: 1.2.0\nversion: 0.1.0\n", encoding="utf-8")
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "feat: start")
     return tmp_path
@@ -160,6 +161,7 @@ def test_a_second_run_before_tagging_bumps_once(repository: Path, capsys: pytest
     assert read_version((repository / "pyproject.toml").read_text(encoding="utf-8")) == "0.2.0"
     assert (repository / "docs" / "CHANGELOG.md").read_text(encoding="utf-8") == changelog
     assert changelog.count("## 0.2.0 - ") == 1
+    assert (repository / "CITATION.cff").read_text(encoding="utf-8") == "cff-version: 1.2.0\nversion: 0.2.0\n"
 
 
 def test_a_changelog_that_cannot_be_released_leaves_the_version_alone(repository: Path) -> None:

@@ -56,11 +56,11 @@ def test_refuses_empty_messages(message: str) -> None:
     assert find_problem(message) == "commit message is empty"
 
 
-def test_word_limit_counts_the_whole_first_line_only() -> None:
-    nineteen = "feat: " + " ".join(["word"] * 18)
-    assert find_problem(nineteen) is None
-    assert find_problem(f"{nineteen}\n\n{'body ' * 50}") is None
-    assert find_problem(f"{nineteen} word") == "commit subject line must stay under 20 words, this one has 20"
+def test_length_limit_counts_the_whole_first_line_only() -> None:
+    longest = "feat: " + "x" * 65
+    assert find_problem(longest) is None
+    assert find_problem(f"{longest}\n\n{'body ' * 50}") is None
+    assert find_problem(f"{longest}x") == "commit subject line must stay under 72 characters, this one has 72"
 
 
 def test_main_reports_one_line_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
