@@ -45,4 +45,4 @@ def tiny_spec() -> Callable[..., Spec]:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs end without graphs and pages, which take seconds."""
     monkeypatch.setattr("slm_lab.results.conclude.plot_run", lambda _: None)
-    monkeypatch.setattr("slm_lab.results.conclude.write_report", lambda _, path: path.touch())
+    monkeypatch.setattr("slm_lab.results.conclude.write_report", lambda _, path, **rest: path.touch())
