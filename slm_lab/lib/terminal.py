@@ -18,12 +18,11 @@ def escape(text: str) -> str:
 class _Stream(io.TextIOBase):
     """A stream whose reader may have gone: what is written then is dropped."""
 
+    encoding = "utf-8"
+
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self.stream.encoding
+        self.encoding = stream.encoding
 
     def fileno(self) -> int:
         return self.stream.fileno()
