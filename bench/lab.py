@@ -1,5 +1,6 @@
 """The lab's own session with its log, table and checkpoints, as `slm-lab run` has it."""
 
+import gc
 import tempfile
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def measure(job: Job) -> Measured:
         folder = RunFolder(create_run_folder(Path(data), spec.name), spec.name)
         with log_to(folder.log_file(0), "INFO"), ProgressView(1, spec.env.max_frame) as view:
             session = Session(spec, folder, 0, 0, view.update, should_stop)
+            gc.freeze()
             session.run()
     num_param = sum(optimizer.flat.data.numel() for optimizer in session.agent.algorithm.optimizers.values())
     return meter.measured(num_param)

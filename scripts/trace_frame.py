@@ -71,7 +71,7 @@ def trace(name: str, changes: dict[str, Any], num_before: int) -> Trace:
         if step_index == num_before:
             sys.setprofile(found)
         act = agent.act(obs, carry, explore=True)
-        step = env.step(act.action.cpu().numpy())
+        step = env.step(act.action.numpy(force=True))
         agent.observe(obs, act, step)
         obs, carry = step.obs, act.carry
         metrics = agent.update((step_index + 1) * spec.env.num_envs)

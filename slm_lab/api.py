@@ -122,7 +122,7 @@ class TrainedAgent:
             raise LabError(f"the hidden state is that of {len(carry)} env(s), not of {num}; call reset() in between")
         act = self.agent.act(rows.reshape(num, *space.shape).astype(space.dtype), carry, explore=not deterministic)
         self._carry = act.carry
-        action = self._action_map(act.action.cpu().numpy())
+        action = self._action_map(act.action.numpy(force=True))
         if is_batch:
             return action
         return action[0].item() if action[0].ndim == 0 else action[0]

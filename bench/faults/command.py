@@ -1,5 +1,6 @@
 """The command itself in processes of its own, and what they are and leave."""
 
+import json
 import os
 import subprocess
 import sys
@@ -118,5 +119,5 @@ def find_sessions(pid: int) -> dict[int, int]:
             continue
         if "slm_lab.experiment.worker" in words:
             text = words[words.index("slm_lab.experiment.worker") + 1]
-            found[int(text.partition('"session": ')[2].partition(",")[0])] = child
+            found[int(json.loads(text)["session"])] = child
     return found

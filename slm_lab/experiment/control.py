@@ -142,7 +142,7 @@ class Session:
             act = agent.act(obs, carry, explore=True)
             watch.lap("act")
             try:
-                step = env.step(act.action.cpu().numpy())
+                step = env.step(act.action.numpy(force=True))
             except WorkerError:
                 # a step that was not done leaves nothing behind, so the run continues from here as if nothing happened
                 if drawn is not None:

@@ -37,7 +37,7 @@ def play_episodes(
     count = 0
     while not should_stop():
         act = agent.act(obs, carry)
-        step = env.step(act.action.cpu().numpy())
+        step = env.step(act.action.numpy(force=True))
         ended = env.pop_finished()
         # counting each env once first keeps short episodes from crowding out long ones
         for index, value in zip(np.flatnonzero(step.ended), ended, strict=True):
@@ -67,7 +67,7 @@ def film_episodes(
             if is_over():
                 return
             act = agent.act(obs, carry)
-            step = env.step(act.action.cpu().numpy())
+            step = env.step(act.action.numpy(force=True))
             ended = bool(step.ended[0])
             # an env that ended shows its next episode already
             add(env.render_ended() if ended else env.render())

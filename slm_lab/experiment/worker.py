@@ -1,5 +1,6 @@
 """One session in a process of its own: `python -m slm_lab.experiment.worker`, started by the executor."""
 
+import gc
 import json
 import os
 import sys
@@ -46,7 +47,10 @@ def main(task: SessionTask, descriptor: int, parent: int) -> int:
             log = folder.log_file(task.trial, task.session)
             with log_to(log, task.options.log_level), end_hangs(stop, should_stop, on_hang):
                 place = (folder, task.trial, task.session)
-                return Session(spec, *place, on_progress, should_stop, task.options).run()
+                session = Session(spec, *place, on_progress, should_stop, task.options)
+                # all of this lives to the end: without it, every collection would look through torch's own objects
+                gc.freeze()
+                return session.run()
 
         setup_console(task.console_level, task.options.log_format)
         share_niceness()

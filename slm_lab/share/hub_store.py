@@ -155,12 +155,16 @@ class HubStore:
 
         def send() -> None:
             with ExitStack() as stack:
-                # Other servers do not speak the hub's own protocol for large files: open files go by plain HTTP.
+                # Other servers do not speak the hub's own protocol for large files: open files go by plain HTTP, one at a
+                # time, since two files of the same content are sent through one handle.
                 additions = [
                     CommitOperationAdd(path, source if self.endpoint == HUB else stack.enter_context(source.open("rb")))
                     for path, source in files.items()
                 ]
-                self.api.create_commit(self.name, additions, commit_message=message, repo_type=_TYPE)
+                num_threads = 5 if self.endpoint == HUB else 1
+                self.api.create_commit(
+                    self.name, additions, commit_message=message, repo_type=_TYPE, num_threads=num_threads
+                )
 
         self._call("send files", send)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,8 +60,10 @@ class RolloutMemory(ABC):
 
     def add(self, step: Transition) -> None:
         """Store one step of all envs."""
-        if step.truncated.any():
-            for env in (step.truncated & ~step.terminated).nonzero().flatten().tolist():
+        # numpy's views of small arrays take a third of the time of tensors
+        truncated = step.truncated.numpy()
+        if truncated.any():
+            for env in np.flatnonzero(truncated & ~step.terminated.numpy()).tolist():
                 carry = None if step.next_carry is None else step.next_carry[env]
                 self.cuts[len(self.rows), env] = Successor(self.encode(step.next_obs[env : env + 1])[0], carry)
         row = {"obs": step.obs, "action": step.action, "reward": step.reward}
@@ -162,7 +165,7 @@ class OnPolicyReplay(RolloutMemory):
 
     def add(self, step: Transition) -> None:
         super().add(step)
-        for env in (step.terminated | step.truncated).nonzero().flatten().tolist():
+        for env in np.flatnonzero(step.terminated.numpy() | step.truncated.numpy()).tolist():
             self.episodes.append((env, self.began[env], len(self.rows)))
             self.began[env] = len(self.rows)
 

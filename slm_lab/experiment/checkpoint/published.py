@@ -231,5 +231,5 @@ def _gather_statistics(agent: Agent, env: VecEnv) -> None:
     for _ in range(0, NUM_WARMUP, env.num_envs):
         agent.encode.stats.update(obs)
         act = agent.act(obs, carry)
-        obs = env.step(act.action.cpu().numpy()).obs
+        obs = env.step(act.action.numpy(force=True)).obs
     env.pop_finished()
