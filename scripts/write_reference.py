@@ -43,15 +43,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def find_commands() -> Iterator[tuple[str, str, Any]]:
     """Panel, words and parser of every visible command, those of groups one by one."""
     for name, entry in COMMANDS.items():
-        found: Any = typer.main.get_command(import_module(entry[0]).app)
+        found: Any = typer.main.get_command(import_module(entry.module).app)
         command = getattr(found, "commands", {}).get(name, found)
-        panel = entry[1] if len(entry) == 3 else ""
         if not hasattr(command, "commands"):
-            yield panel, name, command
+            yield entry.panel, name, command
             continue
         for child, parser in command.commands.items():
             if not parser.hidden:
-                yield panel, f"{name} {child}", parser
+                yield entry.panel, f"{name} {child}", parser
 
 
 def describe_command(words: str, command: Any) -> str:
@@ -77,7 +76,7 @@ def cli_page() -> str:
     parts = ["# Command line", NOTE, "`slm-lab COMMAND --help` prints the same. [Running](RUNNING.md) shows their use."]
     panels: dict[str, list[str]] = defaultdict(list)
     for panel, words, command in find_commands():
-        panels[panel or "Commands"].append(describe_command(words, command))
+        panels[panel].append(describe_command(words, command))
     for panel, commands in panels.items():
         parts += [f"## {panel}", *commands]
     return "\n\n".join(parts) + "\n"
