@@ -30,7 +30,9 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that stand beside docs/, as if they stood in it."""
     for source, uri in PAGES.items():
         text = re.sub(r"\]\(docs/", "](", (ROOT / source).read_text(encoding="utf-8"))
-        files.append(File.generated(config, uri, content=text))
+        # the home page has no siblings to list beside it
+        head = "---\nhide: [navigation]\n---\n" if uri == "index.md" else ""
+        files.append(File.generated(config, uri, content=head + text))
     return files
 
 
