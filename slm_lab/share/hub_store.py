@@ -155,8 +155,8 @@ class HubStore:
 
         def send() -> None:
             with ExitStack() as stack:
-                # Other servers do not speak the hub's own protocol for large files: open files go by plain HTTP, one at a
-                # time, since two files of the same content are sent through one handle.
+                # Other servers do not speak the hub's own protocol for large files: open files go by plain HTTP, one
+                # after the other, since two files of the same content are sent through one handle.
                 additions = [
                     CommitOperationAdd(path, source if self.endpoint == HUB else stack.enter_context(source.open("rb")))
                     for path, source in files.items()
