@@ -26,7 +26,7 @@ POLL_SECONDS = 0.02
 NUM_CHECKPOINT = 50
 # a session without its parent saves and ends; one that does not is killed
 ORPHAN_SECONDS = 30.0
-# beyond this a process hangs: so many times what the undisturbed run took, and at least so many seconds
+# beyond this a process hangs: this many times what the undisturbed run took, and at least this many seconds
 PATIENCE, MIN_SECONDS = 10.0, 120.0
 WORKER = "slm_lab.experiment.worker"
 

@@ -30,7 +30,7 @@ def verify(
     from_start: Annotated[bool, typer.Option("--from-start", help="Replay the whole run.")] = False,
     session: Annotated[int | None, typer.Option(help="This session alone.", min=0)] = None,
     trial: Annotated[int | None, typer.Option(help="This trial of a search; default its best.", min=0)] = None,
-    threads: Annotated[int | None, typer.Option(help="Replay with so many torch threads.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of torch threads to replay with.", min=1)] = None,
     compiled: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Replay with compiled or plain updates.")
     ] = None,

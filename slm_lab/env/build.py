@@ -21,7 +21,7 @@ from slm_lab.lib.errors import EnvError, WorkerError
 # A round trip to worker processes costs about this much, so what takes less is not worth measuring.
 _MESSAGE_SECONDS = 0.0002
 _MEASURE_SECONDS = 0.1
-# Arrays are tried with at most so many envs, since making more takes time; what is faster here is so with more.
+# Arrays are tried with at most this many envs, since making more takes time; what is faster here is so with more.
 _MAX_ARRAY_TRIAL = 64
 
 

@@ -93,7 +93,7 @@ class Executor(Protocol):
         """Start a session as soon as there is room for it."""
 
     def poll(self, timeout: float) -> list[Event]:
-        """What has happened since, after waiting for it at most so many seconds; the end of a session comes last."""
+        """What has happened since, after waiting for it at most `seconds`; the end of a session comes last."""
 
     def stop(self, key: Key) -> None:
         """Let a session save and end, or never start; either way its end is told."""
@@ -126,7 +126,7 @@ def check_executor(options: Options) -> None:
 
 
 def build_executor(options: Options, resources: Resources, max_parallel: int | None = None) -> Executor:
-    """Where sessions run, as the options say: on a cluster, or here, at most so many at once."""
+    """Where sessions run, as the options say: on a cluster, or here, at most `max_parallel` at once."""
     if options.ray_address is None:
         return LocalExecutor(max_parallel)
     executor: Executor = load_ray(options.ray_address).RayExecutor(options.ray_address, resources)

@@ -14,7 +14,7 @@ from slm_lab.experiment.video import write_video
 from slm_lab.lib.due import Due
 from slm_lab.spec.schema import Spec
 
-# a video shows the first episode, at most so many steps of it
+# a video shows the first episode, at most this many steps of it
 MAX_STEP = 1000
 
 

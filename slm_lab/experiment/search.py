@@ -202,7 +202,7 @@ class Search:
         return spec.replace(meta=meta, env=env)
 
     def _count_sessions(self, num_rung: int) -> int:
-        """How many sessions a trial has after so many rungs."""
+        """How many sessions a trial has at a rung."""
         scheduler = self.spec.meta.search_scheduler
         if scheduler is None:
             return self.spec.meta.max_session

@@ -45,7 +45,7 @@ from slm_lab.spec.search_space import read_dimensions
 
 # trials per searched key that a search should have
 TRIALS_PER_KEY = 3
-# a session is tried for so long to learn how fast it is, within so many seconds of loading
+# how long a session is tried to learn how fast it is, and how many seconds loading may take
 PROBE_SECONDS = 4.0
 PROBE_LIMIT = 60.0
 # what loading the libraries takes each session

@@ -99,7 +99,7 @@ class SearchScheduler(Model):
 
     grace_period: PositiveInt = Field(description="Frames before a trial may be stopped.")
     reduction_factor: Annotated[PositiveInt, Field(ge=2)] = Field(
-        3, description="Of so many trials one goes on at each rung; rungs are at grace_period times its powers."
+        3, description="One trial in this many goes on at each rung; rungs are at grace_period times its powers."
     )
     sessions: tuple[PositiveInt, ...] = Field(
         (1,), min_length=1, description="Sessions of a trial up to the first rung, the second, ...; the last one stays."

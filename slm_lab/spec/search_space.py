@@ -31,7 +31,7 @@ SPACES: dict[str, tuple[str, ...]] = {
 }
 # The part of a normal distribution that is searched: within 3.7 standard deviations.
 NORMAL_BOUNDS = (1e-4, 1 - 1e-4)
-# A near key is looked up for so many mistakes; thousands of them would take minutes.
+# At most this many mistakes are given a near key; thousands of them would take minutes.
 MAX_HINTS = 5
 
 

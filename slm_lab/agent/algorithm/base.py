@@ -220,7 +220,7 @@ class Algorithm(ABC, Generic[Config]):
         self.frame = int(state["frame"])
 
     def estimate_growth(self, num_frame: int) -> int:
-        """About how many bytes larger `state_dict` is once so many frames were seen."""
+        """About how many bytes `state_dict` grows by within `num_frame` frames."""
         return sum(replay.estimate_growth(num_frame) for replay in self.replays.values())
 
     def load_weights(self, modules: dict[str, Any]) -> None:

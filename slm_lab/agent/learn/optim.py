@@ -235,7 +235,7 @@ def _moments(spec: Any) -> list[str]:
 
 
 def calc_lr(spec: LrSchedulerSpec | None, start: float, frame: int, num_call: int) -> float:
-    """The learning rate at a frame and after so many training calls.
+    """The learning rate at a frame and after `num_call` training calls.
 
     torch's own schedules are written out: its classes drive an optimiser object, which takes seconds to import.
     """

@@ -18,7 +18,7 @@ from slm_lab.spec.memory import ReplaySpec
 
 
 def check_fits(num_bytes: int, max_size: int, num_parallel: int = 1) -> None:
-    """Refuse a replay that is larger than the machine's memory, or that of so many sessions at once."""
+    """Refuse a replay that is larger than the machine's memory, or that of `num_parallel` sessions at once."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     total = num_bytes * num_parallel
     if total > physical:
@@ -257,7 +257,7 @@ class Replay:
             self.frames.load_rows(start, rows)
 
     def estimate_rows(self, num_frame: int) -> int:
-        """Bytes of the rows that it holds once so many frames were seen."""
+        """Bytes of the rows that it holds after `num_frame` frames."""
         return self.num_bytes * min(num_frame, self.spec.max_size) // self.spec.max_size
 
     def estimate_growth(self, num_frame: int) -> int:
