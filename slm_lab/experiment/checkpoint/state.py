@@ -133,6 +133,9 @@ def _to_plain(tensor: Tensor, path: str) -> Tensor:
     if not is_plain or tensor.dtype not in DTYPES:
         raise TypeError(f"a state cannot hold a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout} ({path})")
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if plain.numel() == 1:
+        # a view of one number counts as contiguous, whatever its stride
+        plain = plain.clone(memory_format=torch.contiguous_format)
     if type(plain) is not Tensor:
         raise TypeError(f"a state cannot hold a {type(tensor).__name__} ({path})")
     if plain.nbytes > plain.untyped_storage().nbytes():

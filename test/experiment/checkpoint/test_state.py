@@ -68,6 +68,7 @@ GOOD: dict[str, Any] = {
     "generator": torch.get_rng_state(),
     "bits of NaN": NAN_BITS,
     "views": {"all": FLAT, "part": FLAT[4:8], "matrix": FLAT.view(3, 4).T, "steps": FLAT[::3]},
+    "a view of one number": FLAT.bfloat16()[:2][::2],
     "expanded": torch.arange(1.0).expand(1000),
     "conjugated": [COMPLEX.conj(), COMPLEX.conj().imag],
     "parameters": [nn.Parameter(torch.ones(2)), OwnParameter(torch.ones(2))],
