@@ -43,7 +43,7 @@ def main() -> int:
         for row in rows:
             result = read_result(row, folder)
             if result and result.get("is_whole") and not args.again and not args.row:
-                print(f"{row.name}: whole already (--again runs it anew)", flush=True)
+                print(f"{row.name}: whole already (--again runs it again)", flush=True)
                 continue
             began = time.monotonic()
             passed, planted = count_passed(run_row(row, folder, args.quick, lambda line: print(line, flush=True)))

@@ -144,7 +144,7 @@ def check_damage(run: RunFolder, kind: str, path: Path) -> str | None:
     path.write_bytes(content)
     if state is None or state["frame"] != 600:
         return "the checkpoint before is not used"
-    return None if problems else "nothing is told"
+    return None if problems else "no error message"
 
 
 def continue_damaged(spec: Any, folder: Path, path: Path) -> str | None:

@@ -161,7 +161,7 @@ def measure_save(spec: Spec, path: Path) -> tuple[int, float]:
 
 
 def kill_at_time(spec: Spec, path: Path, number: int, moment: float) -> int | None:
-    """Kill a child so many seconds into a save; its frame, or None if the run ended before."""
+    """Kill a child some seconds into a save; its frame, or None if the run ended before."""
     read_end, write_end = os.pipe()
 
     def tell(session: Session) -> None:

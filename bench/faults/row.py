@@ -32,7 +32,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Batch:
-    """Faults that are planted one after the other; a row that was interrupted goes on with the next batch."""
+    """Faults that are planted one after the other; a row that was interrupted continues with the next batch."""
 
     name: str
     # how many faults it must plant at least
@@ -99,7 +99,7 @@ def run_row(row: Row, folder: Path, quick: bool, tell: Callable[[str], None]) ->
 
 
 def is_stale(result: dict[str, Any], row: Row, quick: bool, facts: dict[str, Any]) -> bool:
-    """Whether a row begins anew: it is whole, or what it has was found with other code or planned otherwise."""
+    """Whether a row starts from scratch: it is whole, or what it has was found with other code or planned otherwise."""
     known = {batch.name for batch in row.plan(quick)}
     return result.get("is_whole", False) or result["commit"] != facts["commit"] or not set(result["batches"]) <= known
 

@@ -76,7 +76,7 @@ def stop_once(phase: str, number: signal.Signals, to_all: bool, place: Path) -> 
         "FAULT_PHASE": phase,
         "FAULT_MARK": str(mark),
         "HF_REPO": str(place / "team"),
-        # compiled anew, not found on disk
+        # compiled again, not found on disk
         "SLM_LAB_CACHE": str(place / "cache"),
     }
     process = start_command(make_command(phase, place), place, variables)

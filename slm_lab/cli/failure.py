@@ -1,4 +1,4 @@
-"""What an error means to whoever called a command: one clear message, or a traceback, and the exit code."""
+"""What a command prints for an error, one clear message or a traceback, and its exit code."""
 
 import errno
 import sys

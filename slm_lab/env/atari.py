@@ -67,7 +67,7 @@ class AtariOptions(Model):
 class AtariEnv(gym.Env[Array, Any]):
     """One game; `info["life_lost"]` tells where a life was lost and the game goes on.
 
-    A seeded reset loads the cartridge anew (a fifth of a second). A reset without a seed starts the next game, with
+    A seeded reset loads the cartridge again (a fifth of a second). A reset without a seed starts the next game, with
     the generators as they are.
     """
 

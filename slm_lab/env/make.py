@@ -96,7 +96,7 @@ def share_cores(spec: Spec) -> int:
 
 
 def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> GymEnv:
-    """Make one env; a mistake in its name or options is told in one line."""
+    """Make one env; a mistake in its name or options gives one line."""
     name = resolve_name(settings.name)
     if is_atari(name):
         if render_mode is not None:

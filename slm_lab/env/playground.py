@@ -68,7 +68,7 @@ class Simulator:
         self.select = jax.jit(_select)
 
     def compile(self) -> None:
-        """Have everything compiled, so that whoever measures time later measures simulation."""
+        """Have everything compiled, so that a later measurement times the simulation alone."""
         if self.is_compiled:
             return
         logger.info(

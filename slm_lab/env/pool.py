@@ -123,7 +123,7 @@ class EnvPoolVecEnv(VecEnv):
         )
 
     def state_dict(self) -> State:
-        """Episodes under way are given up: whichever backend continues starts them anew, with nothing scored yet."""
+        """Episodes under way are given up: the backend that resumes starts them again, with nothing scored yet."""
         return super().state_dict() | {
             "origin": self.episode.copy(),
             "score": np.zeros(self.num_envs),

@@ -63,7 +63,7 @@ def _find_spec_obstacle(spec: Spec, agent: Agent) -> str | None:
             return f"the optimiser {optimizer.spec.name} cannot be compiled"
     memory = spec.agent.memory
     if not isinstance(spec.agent.algorithm, OffPolicySpec) and not isinstance(memory, OnPolicyBatchReplaySpec):
-        return f"batches of {memory.name} differ in size, and every size would be compiled anew"
+        return f"batches of {memory.name} differ in size, and every size would be compiled again"
     return None
 
 

@@ -22,7 +22,7 @@ from slm_lab.experiment.options import DEFAULTS, Options
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.runtime import num_cores
 
-# a session that has not saved by then is killed: whoever stops the command, such as Docker, gives it ten seconds in all
+# a session that has not saved by then is killed: Docker, for one, gives a command ten seconds in all
 STOP_SECONDS = 8.0
 # one that has told its result may still have to end what an env or a service has begun
 END_SECONDS = 60.0
@@ -83,7 +83,7 @@ class Event:
 
 
 class Executor(Protocol):
-    """Where sessions run; whoever uses it does not know which it is."""
+    """Where sessions run; its users do not know which it is."""
 
     @property
     def num_slot(self) -> int:
@@ -96,7 +96,7 @@ class Executor(Protocol):
         """What has happened since, after waiting for it at most `seconds`; the end of a session comes last."""
 
     def stop(self, key: Key) -> None:
-        """Let a session save and end, or never start; either way its end is told."""
+        """Let a session save and end, or never start; either way its end is reported."""
 
     def close(self) -> None:
         """Kill what still runs."""

@@ -49,7 +49,7 @@ def report_fault(
     path = folder.fault_file(trial, session, frame)
     try:
         bundle = describe_fault(error, spec, trial, session, frame, agent)
-        # the run's own folder must still be there: a removed run is not made anew
+        # the run's own folder must still be there: a removed run is not made again
         path.parent.mkdir(exist_ok=True)
         save_state(path, bundle)
     except Exception as problem:  # whatever is wrong with the bundle, the fault itself is to be told

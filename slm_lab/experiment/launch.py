@@ -43,10 +43,10 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_
 
 
 def prepare(spec: Spec, render: bool = False, place: Path | None = None) -> tuple[Spec, list[str]]:
-    """Build env and agent once, so that a mistake is told before anything is written.
+    """Build env and agent once, so that a mistake shows before anything is written.
 
-    Returns the spec with what is decided now and not anew by a continued run, and what to know beforehand. What the
-    run takes of the disk is told and checked if it is known where its files will be: in a run folder or a new one.
+    Returns the spec with what is decided now and not again when a run resumes, and what to know beforehand. What the
+    run takes of the disk is shown and checked if it is known where its files will be: in a run folder or a new one.
     """
     # a spec from Python has not been read from a file
     refuse_secrets(dump_spec(spec), f"spec '{spec.name}'")
@@ -181,7 +181,7 @@ def resume(where: str, options: Options, name: str | None = None) -> TrialResult
         saved, notes = prepare(saved, options.render, folder.path)
     if saved.meta.max_session > 1 or options.ray_address is not None:
         check_known_to_processes(saved, options)
-    # what is decided anew, such as updates that cannot be compiled here, holds for every session
+    # what is decided again, such as updates that cannot be compiled here, holds for every session
     save_spec(folder.trial_spec_file(0), saved)
     remove_orphans(folder.path)
     return _train(saved, folder, options, [f"Continuing {folder.path}", *notes])

@@ -1,4 +1,4 @@
-"""What a session tells whoever started it, in this process or through a pipe: its progress and its end."""
+"""What a session reports to the process that started it: its progress and its end."""
 
 import math
 import traceback

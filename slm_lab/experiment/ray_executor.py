@@ -71,7 +71,7 @@ class RayExecutor:
         self.events: list[Event] = []
         self.has_warned = False
         self.is_own = address == LOCAL
-        # Ray may be in use by whoever called us
+        # our caller may use Ray too
         self.must_leave = not ray.is_initialized()
         if self.must_leave:
             _connect(address)
@@ -138,7 +138,7 @@ class RayExecutor:
     # --- one session
 
     def _attend(self, one: _Remote) -> Steps:
-        """All that is done for a session, as calls of a node; whoever drives it hands over the answers."""
+        """All that is done for a session, as calls of a node; its caller hands over the answers."""
         task = one.task
         try:
             for restart in range(MAX_RESTART + 1):
@@ -274,7 +274,7 @@ def check_address(address: str) -> None:
 
 def _connect(address: str) -> None:
     check_address(address)
-    # Ray counts its uses and tells its makers, unless it is told not to
+    # Ray counts its uses and tells its makers, unless it is asked not to
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if address == LOCAL:

@@ -42,13 +42,13 @@ def check_sinks(spec: Spec) -> None:
 
 
 def write_row(sinks: list[Sink], row: Mapping[str, float], frame: int) -> None:
-    """Hand a row to every sink; one that fails is told of once and dropped."""
+    """Hand a row to every sink; one that fails is reported once and dropped."""
     for sink in list(sinks):
         try:
             sink.write(row, frame)
         except Exception as error:  # whatever is wrong with a sink, training goes on
             sinks.remove(sink)
-            _warn(sink, f"no rows from frame {frame} on, training goes on without", error)
+            _warn(sink, f"no rows from frame {frame} on, training continues without", error)
             _close(sink)
 
 

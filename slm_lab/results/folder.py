@@ -332,7 +332,7 @@ def find_same_run(spec: Spec, data_dir: Path, is_search: bool) -> Path | None:
         other = other or (path, difference)
     if other is not None:
         raise RunFolderError(
-            f"{other[0]} is a run of '{spec.name}' with another {other[1]}; --continue goes on with the same spec "
+            f"{other[0]} is a run of '{spec.name}' with another {other[1]}; --continue resumes the same spec "
             "only: give the same settings, or another --data-dir"
         )
     return None

@@ -282,7 +282,7 @@ def find_runs(data_dir: Path) -> tuple[list[Run], list[str]]:
 
 
 def load_run(where: str, data_dir: Path, trial: int | None = None) -> Run:
-    """The run meant by a folder, a file in it, a glob or `latest`; what cannot be read is told in `problems`."""
+    """The run meant by a folder, a file in it, a glob or `latest`; what cannot be read is listed in `problems`."""
     return read_run(find_run_path(where, data_dir), trial)
 
 

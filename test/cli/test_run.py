@@ -226,7 +226,7 @@ def test_a_killed_run_is_resumed_exactly_then_shown_and_never_mixed_with_another
     assert code == 2
     assert error.splitlines()[-1] == (
         f"Error: data/{folder.name} is a run of 'tiny' with another meta.seed: 0 there, 5 here; "
-        "--continue goes on with the same spec only: give the same settings, or another --data-dir"
+        "--continue resumes the same spec only: give the same settings, or another --data-dir"
     )
     assert len(list(Path("data").iterdir())) == 2
 

@@ -116,7 +116,7 @@ def test_a_failing_sink_is_dropped_with_one_line(
     assert [frame for frame, _ in bad.rows] == FRAMES[:2]
     assert [frame for frame, _ in good.rows] == FRAMES
     assert read_table(folder.table_file(0, 0, "train"))["frame"].tolist() == FRAMES
-    assert warnings == ["Recorder: no rows from frame 300 on, training goes on without: the line is cut"]
+    assert warnings == ["Recorder: no rows from frame 300 on, training continues without: the line is cut"]
     assert bad.num_close == good.num_close == 1
 
 
@@ -328,7 +328,7 @@ def test_a_start_that_fails_is_one_line_without_the_key(
         write_row(sinks, {"loss": 1.0}, frame)
     close_sinks(sinks)
     assert warnings == [
-        "W&B: no rows from frame 200 on, training goes on without: ConnectionError: refused *** by the server"
+        "W&B: no rows from frame 200 on, training continues without: ConnectionError: refused *** by the server"
     ]
 
 

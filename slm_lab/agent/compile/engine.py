@@ -83,7 +83,7 @@ class CompiledFunction:
             return results
 
         with CLOCK, _open_lock() as lock:
-            # it would warn of a missing GPU whoever has not asked for one
+            # it would warn of a missing GPU that nobody asked for
             logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
             # the compiler takes seconds to import, and most runs do without
             compiler = importlib.import_module("slm_lab.agent.compile.graph")
