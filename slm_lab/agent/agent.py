@@ -64,6 +64,7 @@ class Agent:
         )
         self.context = context
         self.algorithm = ALGORITHMS[config.name].for_actions(context.family)(spec.agent, context)
+        context.guard.count = lambda: self.algorithm.opt_step
         if config.action_policy == "boltzmann" and not context.family.is_discrete:
             raise SpecError("agent.algorithm.action_policy: boltzmann needs discrete actions; use default")
         env = spec.env
@@ -124,6 +125,9 @@ class Agent:
                     self.context.guard.check()
         except GradientFaultError as fault:
             fault.frame = frame
+            if fault.opt_step is not None:
+                # steps behind the bad one were refused too
+                self.algorithm.opt_step = fault.opt_step
             raise
 
     def check_weights(self) -> None:

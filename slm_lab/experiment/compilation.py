@@ -74,7 +74,11 @@ def _find_machine_obstacle(agent: Agent) -> str | None:
     if agent.device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "triton, which compiles for GPUs, is not installed"
-        return "this GPU is too old for triton" if torch.cuda.get_device_capability(agent.device) < (7, 0) else None
+        if torch.cuda.get_device_capability(agent.device) < (7, 0):
+            return "this GPU is too old for triton"
+        # triton compiles what launches its kernels
+        names = [name for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name]
+        return None if any(map(shutil.which, names)) else f"there is no C compiler ({', '.join(names)}) on this machine"
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(name) is None:
         return f"there is no C++ compiler ({name}) on this machine"

@@ -75,7 +75,7 @@ def prepare(spec: Spec, render: bool = False, place: Path | None = None) -> tupl
         )
     for replay in agent.algorithm.replays.values():
         num_parallel = min(spec.meta.max_session, max(1, num_cores() // spec.meta.num_threads))
-        check_fits(replay.num_bytes, replay.spec.max_size, num_parallel)
+        check_fits(replay.num_bytes, replay.spec.max_size, agent.device, num_parallel)
         notes.append(
             f"{replay.spec.name} of {replay.spec.max_size:,} transitions: up to {replay.num_bytes / 1e6:,.1f} MB of "
             "memory per session, and as much on disk"

@@ -17,6 +17,7 @@ from slm_lab.experiment.checkpoint.torch_file import load_old_model
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.video import check_video_path, write_video
 from slm_lab.lib.array import Array
+from slm_lab.lib.device import count_gpus
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.runtime import import_modules
 from slm_lab.results.folder import DATA_DIR, RunFolder, find_best_trial, import_hint, open_run_folder
@@ -125,6 +126,9 @@ def load_trained(
     published = PublishedAgent(folder, trial, session) if folder.is_published else None
     if published is not None:
         spec = published.fit_spec(spec)
+    if not count_gpus():
+        # playing needs no GPU, whatever the run was trained on
+        spec = spec.replace(meta={"device": "cpu"})
     torch.set_num_threads(spec.meta.num_threads)
     with import_hint(folder):
         env = build_env(spec, ENJOY_ENV, session, num_envs, render_mode=render_mode)

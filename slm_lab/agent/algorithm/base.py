@@ -133,7 +133,8 @@ class Algorithm(ABC, Generic[Config]):
 
     def add_learner(self, name: str, net: Net, spec: NetSpec, has_target: bool = False) -> Learner[Net]:
         """A net that is trained, saved and resumed under a name; its target, if it has one, as `target_<name>`."""
-        learner = Learner(net, spec, self.context.device, has_target)
+        guard = self.context.guard
+        learner = Learner(net, spec, self.context.device, has_target, guard.is_ok if guard.is_deferred else None)
         self.learners[name] = learner
         self.modules[name] = net
         for target in learner.targets:

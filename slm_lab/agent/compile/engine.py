@@ -9,12 +9,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from tempfile import gettempdir
 from typing import IO, Any
 
 import numpy as np
 import torch
+from loguru import logger
 from torch import Tensor
 
 from slm_lab.lib.io import cache_folder
@@ -25,6 +27,16 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 MAX_GRAPHS = 8
 EMPTY = torch.empty(0)
 GRAPH = Path(__file__).parent / "graph.py"
+
+
+class CompileError(RuntimeError):
+    """A function cannot be compiled here, or its machine code cannot run; nothing has changed, plain calls work."""
+
+
+@lru_cache(maxsize=8)
+def warn_once(reason: str) -> None:
+    """One line, however many functions fail for the same reason."""
+    logger.warning(f"Compiling failed, so plain calls are used from here on: {reason}")
 
 
 class CompileClock:
@@ -66,11 +78,25 @@ class CompiledFunction:
         inputs = list(tensors_of(args))
         key = tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs])
         graph = self.graphs.get(key)
-        if graph is None:
-            if len(self.graphs) == MAX_GRAPHS:
-                raise RuntimeError(f"{self.function} must not be compiled: it met more than {MAX_GRAPHS} shapes")
-            graph = self.graphs[key] = self._compile(args, inputs)
-        return graph(inputs)
+        return self._call_first(key, args, inputs) if graph is None else graph(inputs)
+
+    def _call_first(self, key: tuple[Any, ...], args: tuple[Any, ...], inputs: list[Tensor]) -> Any:
+        """Compile for arguments of this form, and call what was compiled: only that shows whether a GPU takes it."""
+        if len(self.graphs) == MAX_GRAPHS:
+            raise CompileError(f"{self.function} met arguments of more than {MAX_GRAPHS} shapes")
+        before = [tensor.clone() for tensor in self.tensors]
+        try:
+            graph = self._compile(args, inputs)
+            out = graph(inputs)
+        # tracing, Inductor, Triton and the C++ compiler all have their own; a bug in the function itself shows again
+        # in the plain call
+        except Exception as error:
+            for tensor, old in zip(self.tensors, before, strict=True):
+                tensor.copy_(old)
+            reason = (str(error).strip().splitlines() or [""])[0]
+            raise CompileError(f"{type(error).__name__}: {reason}") from error
+        self.graphs[key] = graph
+        return out
 
     def _compile(self, args: tuple[Any, ...], inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         form: list[Any] = []

@@ -67,7 +67,14 @@ def assemble(graph: GraphModule, fakes: list[Any], num_state: int, is_cuda: bool
     )
     assert isinstance(code, CompiledFxGraph)
     assert code.current_callable is not None
-    return code.current_callable
+    if not is_cuda:
+        return code.current_callable
+
+    def call_owned(tensors: list[Tensor]) -> Sequence[Any]:
+        # `code` must live as long as this: its destructor takes away the partitions that a captured graph calls
+        return code(tensors)
+
+    return call_owned
 
 
 def _copy_results(compiled: Call) -> Call:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value
 from torch.nn.modules.dropout import _DropoutNd
 
-from slm_lab.agent.compile.engine import CompiledFunction
+from slm_lab.agent.compile.engine import CompiledFunction, CompileError, warn_once
 from slm_lab.agent.learn.functional import Root
 from slm_lab.agent.learn.learner import Learner, Weights
 from slm_lab.lib.data import State
@@ -19,6 +19,8 @@ from slm_lab.lib.errors import DivergenceError
 ADVICE = "try a lower learning rate or agent.net.clip_grad_val"
 # of an optimiser's tensors, those that a step does not change
 READ_ONLY = ("lr", "decay")
+# steps on a GPU whose numbers have not been looked at: each keeps its minibatch in memory
+MAX_CALLS = 64
 
 
 class Loss(NamedTuple):
@@ -43,6 +45,8 @@ class GradientFaultError(DivergenceError):
         self.loss = loss
         self.norm = norm
         self.frame: int | None = None
+        # gradient steps that the agent had taken before this one
+        self.opt_step: int | None = None
 
     def __str__(self) -> str:
         what = f"grad_norm became {self.norm}" if math.isfinite(self.loss) else f"loss became {self.loss}"
@@ -58,6 +62,8 @@ class Call(NamedTuple):
     loss: Tensor
     # the sum of the loss and of all norms: one number tells whether all are finite
     total: Tensor
+    opt_step: int
+    random_state: list[Tensor]
 
 
 class Guard:
@@ -73,6 +79,13 @@ class Guard:
         self.is_ok = torch.ones((), dtype=torch.bool, device=device)
         self.steps: list[GradientStep] = []
         self.calls: list[Call] = []
+        # gradient steps that the agent has taken
+        self.count: Callable[[], int] = lambda: 0
+
+    def make_room(self) -> None:
+        """Look at the numbers of the steps so far if many are waiting: their minibatches fill the memory."""
+        if len(self.calls) == MAX_CALLS:
+            self.check()
 
     def check(self) -> None:
         """Raise for the first step since the last check that was not finite."""
@@ -82,7 +95,10 @@ class Guard:
         for call, is_finite in zip(calls, torch.stack([call.total for call in calls]).isfinite().tolist(), strict=True):
             if not is_finite:
                 self.is_ok.fill_(True)
-                raise GradientFaultError(call.step, call.args, float(call.loss), float(call.total - call.loss))
+                call.step.set_random_state(call.random_state)
+                fault = GradientFaultError(call.step, call.args, float(call.loss), float(call.total - call.loss))
+                fault.opt_step = call.opt_step
+                raise fault
 
 
 class GradientStep:
@@ -115,7 +131,7 @@ class GradientStep:
         self._buffers = _by_dtype(buffer.view(-1) for buffer in nets.buffers())
         self._kept = [torch.cat(group) for group in self._buffers]
         self._has_dropout = any(isinstance(layer, _DropoutNd) for layer in nets.modules())
-        self._graph: CompiledFunction | None = None
+        self.graph: CompiledFunction | None = None
         if is_compiled:
             self._root = Root(calc_loss, list(nets))
             self._frozen = [weights.flat for weights in frozen]
@@ -125,21 +141,35 @@ class GradientStep:
                 "buffers": self._root.own_buffers(),
                 "is_ok": self.guard.is_ok,
             }
-            self._graph = CompiledFunction(self._step, state)
+            self.graph = CompiledFunction(self._step, state)
 
     def __call__(self, *args: Any) -> Report:
-        random_state = torch.get_rng_state() if self._has_dropout else None
-        if self._graph is not None:
-            # the graph takes its gradient within; autograd need not follow what goes in and out
-            with torch.no_grad():
-                report, total = self._graph(*numbers_to_tensors(args, self._device))
-            loss = report["loss"]
-            if self.guard.is_deferred:
-                self.guard.calls.append(Call(self, args, loss, total))
-            elif not math.isfinite(number := float(total)):
-                self.guard.is_ok.fill_(True)
-                raise self._fault(args, float(loss), number - float(loss), random_state)
-            return report
+        if self.graph is not None:
+            try:
+                return self._call_graph(self.graph, args)
+            except CompileError as error:
+                warn_once(str(error))
+                self.graph = None
+        return self._call_plain(args)
+
+    def _call_graph(self, graph: CompiledFunction, args: tuple[Any, ...]) -> Report:
+        guard = self.guard
+        guard.make_room()
+        random_state = self.random_state()
+        # the graph takes its gradient within; autograd need not follow what goes in and out
+        with torch.no_grad():
+            report, total = graph(*numbers_to_tensors(args, self._device))
+        loss = report["loss"]
+        if guard.is_deferred:
+            guard.calls.append(Call(self, args, loss, total, guard.count(), random_state))
+        elif not math.isfinite(number := float(total)):
+            guard.is_ok.fill_(True)
+            self.set_random_state(random_state)
+            raise GradientFaultError(self, args, float(loss), number - float(loss))
+        return report
+
+    def _call_plain(self, args: tuple[Any, ...]) -> Report:
+        random_state = self.random_state()
         for group, kept in zip(self._buffers, self._kept, strict=True):
             # one operation for all of them
             torch.cat(group, out=kept)
@@ -148,13 +178,28 @@ class GradientStep:
         loss.backward(inputs=self.parameters)
         with torch.no_grad():
             norms = [optimizer.clip() for optimizer in self.optimizers]
-            if not (math.isfinite(number := loss.item()) and all(map(math.isfinite, map(float, norms)))):
+            # the host waits for the device once
+            number, *lengths = torch.stack([loss, *norms]).tolist()
+            if not all(map(math.isfinite, (number, *lengths))):
                 self._undo()
-                bad = [norm for norm in map(float, norms) if not math.isfinite(norm)]
-                raise self._fault(args, number, bad[0] if bad else float(norms[0]), random_state)
+                self.set_random_state(random_state)
+                bad = [length for length in lengths if not math.isfinite(length)]
+                raise GradientFaultError(self, args, number, bad[0] if bad else lengths[0])
             for optimizer in self.optimizers:
                 optimizer.descend()
         return {"loss": loss.detach(), **{name: part.detach() for name, part in report.items()}, "grad_norm": norms[0]}
+
+    def random_state(self) -> list[Tensor]:
+        """Where torch's generators stand, host first, if the nets draw from them; nothing where there is no dropout."""
+        if not self._has_dropout:
+            return []
+        is_cuda = self._device.type == "cuda"
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(self._device)] if is_cuda else [])]
+
+    def set_random_state(self, state: list[Tensor]) -> None:
+        """Take torch's generators back to where they stood."""
+        for index, part in enumerate(state):
+            torch.cuda.set_rng_state(part, self._device) if index else torch.set_rng_state(part)
 
     def _undo(self) -> None:
         """Forget a plain pass; the weights have not been touched yet."""
@@ -163,13 +208,6 @@ class GradientStep:
         for group, kept in zip(self._buffers, self._kept, strict=True):
             for buffer, old in zip(group, kept.split([buffer.numel() for buffer in group]), strict=True):
                 buffer.copy_(old)
-
-    def _fault(
-        self, args: tuple[Any, ...], loss: float, norm: float, random_state: Tensor | None
-    ) -> GradientFaultError:
-        if random_state is not None:
-            torch.set_rng_state(random_state)
-        return GradientFaultError(self, args, loss, norm)
 
     def _step(self, state: State, args: Any) -> tuple[Report, Tensor]:
         """The same as a function of all it reads."""
@@ -194,7 +232,9 @@ class GradientStep:
         pairs = zip(self.optimizers, grads, state["optimizers"], strict=True)
         norms = [optimizer.apply(grad, **tensors) for optimizer, grad, tensors in pairs]
         for tensor, old in zip(changed, before, strict=True):
-            tensor.copy_(torch.where(is_ok, tensor, old))
+            # Triton 3.7 cannot compile a choice between integers, such as the counters of norm layers
+            kept = torch.where(is_ok, tensor, old) if tensor.is_floating_point() else old + (tensor - old) * is_ok
+            tensor.copy_(kept)
         return {"loss": loss, **report, "grad_norm": norms[0]}, total
 
 

@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from slm_lab.agent.learn.flat import FlatParams
 from slm_lab.agent.learn.optim import FlatOptimizer
@@ -29,7 +29,9 @@ class Weights(Protocol):
 class Target(Generic[Net]):
     """Follows a net by small steps or by whole copies, the buffers of its norm layers included."""
 
-    def __init__(self, source: Net, source_flat: FlatParams, spec: NetSpec) -> None:
+    def __init__(self, source: Net, source_flat: FlatParams, spec: NetSpec, is_ok: Tensor | None = None) -> None:
+        # false on a GPU from a refused step on, which the host does not know of yet
+        self.is_ok = is_ok
         self.net = deepcopy(source).requires_grad_(False).eval()
         self.flat = FlatParams(self.net.parameters())
         self.source_flat = source_flat
@@ -43,10 +45,11 @@ class Target(Generic[Net]):
         """After a gradient step: move the share `polyak_coef` of the way, unless whole copies are asked for."""
         if not self.is_polyak:
             return
-        self.flat.data.lerp_(self.source_flat.data, self.coef)
+        coef = self.coef if self.is_ok is None else self.coef * self.is_ok
+        self.flat.data.lerp_(self.source_flat.data, coef)
         for target, source in self.buffers:
             # counters and the like have no half-way
-            target.lerp_(source, self.coef) if target.is_floating_point() else target.copy_(source)
+            target.lerp_(source, coef) if target.is_floating_point() else target.copy_(source)
 
     @torch.no_grad()
     def replace_if_due(self, frame: int) -> None:
@@ -65,12 +68,19 @@ class Target(Generic[Net]):
 class Learner(Generic[Net]):
     """A net with its flat parameters and optimiser and, where asked for, a target net that follows it."""
 
-    def __init__(self, net: Net, spec: NetSpec, device: torch.device, has_target: bool = False) -> None:
+    def __init__(
+        self,
+        net: Net,
+        spec: NetSpec,
+        device: torch.device,
+        has_target: bool = False,
+        is_ok: Tensor | None = None,
+    ) -> None:
         # evaluation mode, except in the pass that a gradient is taken of
         self.net = net.to(device).eval()
         self.flat = FlatParams(net.parameters())
         self.optimizer = FlatOptimizer(self.flat, spec)
-        self.target = Target(net, self.flat, spec) if has_target else None
+        self.target = Target(net, self.flat, spec, is_ok) if has_target else None
         # what gives the targets: the slow copy, or the net itself where there is none
         self.target_net = net if self.target is None else self.target.net
         self.targets = [] if self.target is None else [self.target]

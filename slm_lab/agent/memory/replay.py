@@ -13,18 +13,23 @@ from slm_lab.agent.memory.frames import FrameStore
 from slm_lab.agent.memory.ring import Layout, Ring, calc_row_bytes
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
+from slm_lab.lib.device import count_gpus
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.memory import ReplaySpec
 
 
-def check_fits(num_bytes: int, max_size: int, num_parallel: int = 1) -> None:
-    """Refuse a replay that is larger than the machine's memory, or that of `num_parallel` sessions at once."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def check_fits(num_bytes: int, max_size: int, device: torch.device, num_parallel: int = 1) -> None:
+    """Refuse a replay that is larger than the memory it lives in, or those of `num_parallel` sessions at once."""
+    if device.type == "cuda":
+        owner, physical = "GPU", torch.cuda.mem_get_info(device)[1]
+        num_parallel = math.ceil(num_parallel / count_gpus())
+    else:
+        owner, physical = "machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     total = num_bytes * num_parallel
     if total > physical:
         many = f" in each of {num_parallel} sessions at once" if num_parallel > 1 else ""
         raise SpecError(
-            f"max_size of the replay: {max_size:,} transitions{many} need {_format_bytes(total)}, the machine has "
+            f"max_size of the replay: {max_size:,} transitions{many} need {_format_bytes(total)}, the {owner} has "
             f"{_format_bytes(physical)}; at most about {max_size * physical // total:,} fit"
         )
 
@@ -87,7 +92,7 @@ class Replay:
             **(FrameStore.build_layout(obs_shape) if is_stacked else {"obs": pair, "next_obs": pair}),
         }
         self.row_bytes = calc_row_bytes(layout, num_envs)
-        check_fits(self.row_bytes * capacity, spec.max_size)
+        check_fits(self.row_bytes * capacity, spec.max_size, device)
         self.ring = Ring(layout, capacity, num_envs, device)
         self.frames = FrameStore(self.ring, obs_shape) if is_stacked else None
         self._carry_names = ["carry"] if carry_size else []

@@ -1,16 +1,18 @@
 """Compiled updates do what plain ones do."""
 
 import importlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from loguru import logger
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from slm_lab.agent.action.distribution import bound_log_std
 from slm_lab.agent.agent import reset_rows
-from slm_lab.agent.compile.engine import MAX_GRAPHS, CompiledFunction
+from slm_lab.agent.compile.engine import MAX_GRAPHS, CompiledFunction, CompileError, warn_once
 from slm_lab.agent.learn.gradient import GradientStep, Loss
 from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.registry import ALGORITHMS
@@ -130,6 +132,10 @@ def run_pair(lab, case: dict[str, Any], num_update: int) -> tuple[list[dict[str,
                 metrics.append(row)
         obs, carry = step.obs, reset_rows(act.carry, step.done)
     env.close()
+    # not plain calls in disguise
+    for step in compiled.context.guard.steps:
+        assert step.graph is not None
+        assert step.graph.graphs
     # the nets are whole again after the compiler has put its own tensors in their place
     assert_close(compiled.act(obs, carry), plain.act(obs, carry), rtol=1e-3, atol=1e-3)
     for module in compiled.algorithm.modules.values():
@@ -195,13 +201,13 @@ def test_every_algorithm_is_compared_with_both_kinds_of_nets() -> None:
 def test_a_function_of_many_shapes_is_refused() -> None:
     function = CompiledFunction(lambda state, args: args[0] + 1, [])
     function.graphs = {(size,): torch.stack for size in range(MAX_GRAPHS)}
-    with pytest.raises(RuntimeError, match="more than 8 shapes"):
+    with pytest.raises(CompileError, match="more than 8 shapes"):
         function(torch.zeros(100))
 
 
 def test_a_number_that_is_no_tensor_is_refused() -> None:
     function = CompiledFunction(lambda state, args: args[0][0] * args[0][1], [])
-    with pytest.raises(TypeError, match=r"2\.0 would be taken as it is now, and never again"):
+    with pytest.raises(CompileError, match=r"2\.0 would be taken as it is now, and never again"):
         function((torch.zeros(3), 2.0))
 
 
@@ -209,7 +215,7 @@ def test_a_tensor_from_elsewhere_is_refused() -> None:
     """It would be taken as it is now, and never again."""
     elsewhere = torch.ones(3)
     function = CompiledFunction(lambda state, args: args[0] + elsewhere, [])
-    with pytest.raises(Exception, match="convert all Tensors to FakeTensors"):
+    with pytest.raises(CompileError, match="convert all Tensors to FakeTensors"):
         function(torch.zeros(3))
 
 
@@ -240,3 +246,32 @@ def test_state_is_written_and_arguments_keep_their_form(monkeypatch: pytest.Monk
     function(Pair(torch.tensor([[1.0, 3.0], [2.0, 4.0]])[:, 0], None), torch.tensor(1.0))
     assert state["sum"].tolist() == [6.0, 11.0]
     assert len(function.graphs) == 4
+
+
+def fail_midway(graph: Any, fakes: list[Tensor], num_state: int, is_cuda: bool) -> Callable[[list[Tensor]], None]:
+    """Machine code that writes to all it can reach, then fails."""
+
+    def call(tensors: list[Tensor]) -> None:
+        for tensor in tensors[:num_state]:
+            tensor.zero_()
+        raise RuntimeError("PTX was compiled for another GPU\nand more")
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["ppo-mlp", "sac-mlp"])
+def test_what_cannot_be_compiled_runs_plain(lab, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code that fails at its first call leaves nothing behind."""
+    spec = lab.spec(**CASES[name])
+    plain = lab.train(spec.replace(meta={"compile": False}), num_frame=400)
+    monkeypatch.setattr(importlib.import_module("slm_lab.agent.compile.graph"), "assemble", fail_midway)
+    warn_once.cache_clear()
+    lines: list[str] = []
+    handler = logger.add(lambda line: lines.append(line.record["message"]), level="WARNING")
+    broken = lab.train(spec.replace(meta={"compile": True}), num_frame=400)
+    logger.remove(handler)
+    assert plain.metrics
+    assert broken.metrics == plain.metrics
+    assert lines == [
+        "Compiling failed, so plain calls are used from here on: RuntimeError: PTX was compiled for another GPU"
+    ]
