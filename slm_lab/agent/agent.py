@@ -14,6 +14,7 @@ from slm_lab.env.normalize import ObsEncoder, RewardScaler
 from slm_lab.env.vec_env import Obs, Step
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
+from slm_lab.lib.device import upload
 from slm_lab.lib.errors import DivergenceError, SpecError
 from slm_lab.lib.runtime import derive_seed
 from slm_lab.spec.schema import Spec
@@ -178,4 +179,4 @@ def reset_rows(carry: Carry, done: Array) -> Carry:
     if carry is None or not done.any():
         return carry
     # filled rather than multiplied by 0, which would keep a NaN
-    return carry.masked_fill(torch.as_tensor(done, device=carry.device).unsqueeze(-1), 0.0)
+    return carry.masked_fill(upload(torch.as_tensor(done), carry.device).unsqueeze(-1), 0.0)

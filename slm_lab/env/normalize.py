@@ -9,6 +9,7 @@ from torch import Tensor
 
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
+from slm_lab.lib.device import upload
 
 
 class RunningStats:
@@ -85,8 +86,12 @@ class ObsEncoder:
         self.dtype = dtype
         self.device = device
         self.eps = eps
+        self.is_host = device is None or device.type == "cpu"
         # mean and log std when the shift was last measured
         self._mark: tuple[Array, Array] | None = None
+        # mean and variance where batches on a GPU are, and the count that they belong to
+        self._there: tuple[Tensor, Tensor] | None = None
+        self._there_count = -1.0
 
     def __call__(self, obs: Array | Tensor) -> Tensor:
         """Encode a batch; tensors give the same bits as arrays, computed where they are."""
@@ -96,13 +101,25 @@ class ObsEncoder:
                 obs = torch.as_tensor(obs).clamp(-self.clip, self.clip)
         elif isinstance(obs, Tensor) or isinstance(stats.mean, Tensor):
             obs = torch.as_tensor(obs)
-            mean, var = (torch.as_tensor(part, device=obs.device) for part in (stats.mean, stats.var))
+            mean, var = self._stats_at(obs.device)
             obs = (obs - mean) / torch.sqrt(var + self.eps)
             obs = obs if self.clip is None else obs.clamp(-self.clip, self.clip)
         else:
             obs = (obs - stats.mean) / np.sqrt(stats.var + self.eps)
             obs = obs if self.clip is None else np.clip(obs, -self.clip, self.clip)
-        return torch.as_tensor(obs, dtype=self.dtype, device=self.device)
+        if self.device is None or self.is_host:
+            return torch.as_tensor(obs, dtype=self.dtype)
+        return upload(torch.as_tensor(obs, dtype=self.dtype), self.device)
+
+    def _stats_at(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and variance where a batch is; a GPU gets them once for all batches that are drawn between two steps."""
+        stats: Any = self.stats
+        mean, var = torch.as_tensor(stats.mean), torch.as_tensor(stats.var)
+        if device.type == "cpu":
+            return mean, var
+        if self._there is None or self._there_count != stats.count:
+            self._there, self._there_count = (upload(mean, device), upload(var, device)), stats.count
+        return self._there
 
     def measure_shift(self) -> float:
         """How far the statistics moved since this was last asked: the root mean square over all numbers of an
@@ -131,6 +148,7 @@ class ObsEncoder:
         if self.stats is None or state is None:
             return
         self.stats.load_state_dict(state)
+        self._there = None
         # states of before shifts were measured have none
         mark = state.get("mark")
         shape = tuple(self.stats.mean.shape)

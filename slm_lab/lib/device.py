@@ -1,6 +1,7 @@
-"""Which device a session computes on."""
+"""Which device a session computes on, and the ways to it and back."""
 
 import torch
+from torch import Tensor
 
 from slm_lab.lib.errors import SpecError
 
@@ -14,6 +15,20 @@ def pick_device(name: str, index: int) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise SpecError(f"meta.device: '{name}' asked for, but torch finds no GPU; use cpu or auto")
     return torch.device(name)
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; to a GPU from pinned memory, so that the host need not wait for the copy."""
+    if device.type != "cuda" or tensor.device.type == "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def download(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of one shape on the host; those of a GPU in one transfer, for which the host waits once."""
+    if tensors[0].device.type == "cpu":
+        return tensors
+    return torch.stack(tensors).cpu().unbind()
 
 
 def count_gpus() -> int:

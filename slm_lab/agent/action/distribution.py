@@ -145,7 +145,10 @@ class JointCategorical(Categorical):
         self.strides = [math.prod(num_choices[place + 1 :]) for place in range(len(num_choices))]
 
     def to_index(self, action: Tensor) -> Tensor:
-        return (action * torch.tensor(self.strides, device=action.device)).sum(-1)
+        index = torch.zeros_like(action[..., 0])
+        for part, stride in zip(action.unbind(-1), self.strides, strict=True):
+            index = index + part * stride
+        return index
 
     def from_index(self, index: Tensor) -> Tensor:
         parts = [index // stride % count for stride, count in zip(self.strides, self.num_choices, strict=True)]

@@ -68,7 +68,7 @@ class Boltzmann:
     def noise(self, num: int, generator: torch.Generator, frame: int) -> tuple[Tensor, Tensor]:
         """The family's random numbers, and the temperature."""
         tau = max(calc_schedule(self.temperature, frame), 1e-8)
-        return self.family.noise(num, generator), torch.tensor(tau, device=generator.device)
+        return self.family.noise(num, generator), torch.full((), tau, device=generator.device)
 
     def choose(self, param: Tensor, noise: tuple[Tensor, Tensor]) -> Tensor:
         """Actions of the tempered distribution."""

@@ -14,6 +14,7 @@ from slm_lab.agent.algorithm.sequence import Sequences, join, view_rollout
 from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.lib.data import State
+from slm_lab.lib.device import download, upload
 from slm_lab.spec.algorithm import ActorCriticSpec
 from slm_lab.spec.schema import AgentSpec
 
@@ -46,13 +47,14 @@ class ActorCritic(OnPolicy[ActorCriticSpec]):
         return self.policy.choose(param, noise), next_carry, {"value": value}
 
     def train(self, rollout: Rollout) -> Metrics:
-        value = rollout.extra["value"]
-        adv, ret = self._calc_adv_ret(rollout)
+        value, next_value = download(rollout.extra["value"], calc_next_value(rollout, self.net))
+        adv, ret = self._calc_adv_ret(rollout, value, next_value)
         ret_scale = self.target_scale.update(ret)
         entropy_coef = calc_schedule(self.config.entropy_coef_spec, self.frame)
         obs, action = view_rollout(rollout, self.net.seq_len), rollout.action.flatten(0, 1)
         self.net.train()
-        report = self.step(obs, action, adv.flatten(), ret.flatten(), entropy_coef, ret_scale)
+        targets = (upload(target.flatten(), self.context.device) for target in (adv, ret))
+        report = self.step(obs, action, *targets, entropy_coef, ret_scale)
         self.net.eval()
         self.opt_step += 1
         return {
@@ -61,10 +63,10 @@ class ActorCritic(OnPolicy[ActorCriticSpec]):
             "explained_var": calc_explained_var(value, ret),
         }
 
-    def _calc_adv_ret(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def _calc_adv_ret(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and value targets (T, N)."""
-        config, reward, value = self.config, rollout.reward, rollout.extra["value"]
-        following = (calc_next_value(rollout, self.net), rollout.terminated, rollout.done)
+        config, reward = self.config, rollout.reward
+        following = (next_value, rollout.terminated, rollout.done)
         if config.lam is not None:
             adv = calc_gae(reward, value, *following, config.gamma, config.lam)
             return adv, adv + value

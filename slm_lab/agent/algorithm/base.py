@@ -190,14 +190,18 @@ class Algorithm(ABC, Generic[Config]):
         return sum(rates) / len(rates) if rates else math.nan
 
     @torch.no_grad()
-    def gather(self, reports: Sequence[Report]) -> Metrics:
-        """Means of the metrics over the gradient steps of one update; floats leave the device here, once."""
+    def gather(self, reports: Sequence[Report], **whole: Tensor) -> Metrics:
+        """Means of the metrics over the gradient steps of one update, and what was computed over all of them.
+
+        Numbers leave the device here, once.
+        """
         known = [name for name in self.metric_names if name in reports[0]]
         parts = [report[name] for report in reports for name in known]
         table = torch.stack([part.mean() if part.dim() else part for part in parts]).view(len(reports), len(known))
-        metrics = dict(zip(known, table.mean(0).tolist(), strict=True))
-        for name, value in metrics.items():
-            if not math.isfinite(value):
+        numbers = torch.cat([table.mean(0), *(part.view(1) for part in whole.values())])
+        metrics = dict(zip([*known, *whole], numbers.tolist(), strict=True))
+        for name in known:
+            if not math.isfinite(value := metrics[name]):
                 raise DivergenceError(f"{name} became {value} in the training at frame {self.frame}; {ADVICE}")
         return metrics
 

@@ -25,7 +25,7 @@ class TargetScale:
         """Take a batch of targets into the statistics; returns the scale."""
         if not self.is_on:
             return 1.0
-        self.stats.update(target.cpu().numpy().reshape(-1).astype(np.float64))
+        self.stats.update(target.numpy().reshape(-1).astype(np.float64))
         return 1 / max(float(np.sqrt(self.stats.var)), 1.0)
 
 

@@ -18,6 +18,7 @@ from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.norm import differs_in_training
 from slm_lab.lib.data import State
+from slm_lab.lib.device import download, upload
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import PPOSpec
 from slm_lab.spec.schema import AgentSpec
@@ -114,9 +115,8 @@ class PPO(OnPolicy[PPOSpec]):
         return action, next_carry, {"value": value, "log_prob": self.context.family.log_prob(param, action)}
 
     def train(self, rollout: Rollout) -> Metrics:
-        config = self.config
-        value = rollout.extra["value"]
-        next_value = calc_next_value(rollout, self.net)
+        config, device = self.config, self.context.device
+        value, next_value = download(rollout.extra["value"], calc_next_value(rollout, self.net))
         adv = calc_gae(rollout.reward, value, next_value, rollout.terminated, rollout.done, config.gamma, config.lam)
         ret = adv + value
         ret_scale = self.target_scale.update(ret)
@@ -126,12 +126,13 @@ class PPO(OnPolicy[PPOSpec]):
             rollout.obs.flatten(0, 1),
             rollout.action.flatten(0, 1),
             rollout.extra["log_prob"].flatten(),
-            value.flatten(),
-            adv.flatten(),
-            ret.flatten(),
+            rollout.extra["value"].flatten(),
+            upload(adv.flatten(), device),
+            upload(ret.flatten(), device),
         )
         if self.net.state_size:
-            batch = batch._replace(carry=rollout.extra["carry"].flatten(0, 1), reset=calc_reset(rollout.done).flatten())
+            reset = upload(calc_reset(rollout.done).flatten(), device)
+            batch = batch._replace(carry=rollout.extra["carry"].flatten(0, 1), reset=reset)
         clip_eps = calc_schedule(config.clip_eps_spec, self.frame)
         entropy_coef = calc_schedule(config.entropy_coef_spec, self.frame)
 
@@ -148,9 +149,7 @@ class PPO(OnPolicy[PPOSpec]):
         # over all samples of all epochs, computed once
         log_ratio = torch.cat([report["log_ratio"] for report in reports])
         return {
-            **self.gather(reports),
-            "kl": float(calc_kl(log_ratio)),
-            "clip_frac": float(calc_clip_frac(log_ratio, clip_eps)),
+            **self.gather(reports, kl=calc_kl(log_ratio), clip_frac=calc_clip_frac(log_ratio, clip_eps)),
             "clip_eps": clip_eps,
             "entropy_coef": entropy_coef,
             "explained_var": calc_explained_var(value, ret),
@@ -158,7 +157,7 @@ class PPO(OnPolicy[PPOSpec]):
 
     def _scale_by_percentile(self, adv: Tensor) -> Tensor:
         """Advantages over the running range of their 5th to 95th percentile, never enlarged."""
-        now = np.percentile(adv.cpu().numpy(), (5, 95)).tolist()
+        now = np.percentile(adv.numpy(), (5, 95)).tolist()
         if self.percentile is None:
             self.percentile = now
         decay = PERCENTILE_DECAY

@@ -12,6 +12,7 @@ from slm_lab.agent.algorithm.sequence import Sequences, join, view_rollout
 from slm_lab.agent.learn.gradient import Loss
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.model import PolicyNet
+from slm_lab.lib.device import upload
 from slm_lab.spec.algorithm import ReinforceSpec
 from slm_lab.spec.schema import AgentSpec
 
@@ -44,7 +45,7 @@ class Reinforce(OnPolicy[ReinforceSpec]):
         # without a critic nothing stands for what follows a cut
         nothing = torch.zeros_like(rollout.reward)
         ret = calc_return(rollout.reward, nothing, rollout.terminated, rollout.done, self.config.gamma)
-        adv = scale_return(ret.flatten(), self.config.center_return)
+        adv = upload(scale_return(ret.flatten(), self.config.center_return), self.context.device)
         entropy_coef = calc_schedule(self.config.entropy_coef_spec, self.frame)
         obs, action = view_rollout(rollout, self.net.seq_len), rollout.action.flatten(0, 1)
         self.net.train()

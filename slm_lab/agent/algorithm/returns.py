@@ -1,6 +1,6 @@
-"""Returns and advantages as pure functions of tensors (T, N).
+"""Returns and advantages as pure functions of tensors (T, N) on the host.
 
-The recursions run in numpy on the host, where these small steps cost a fraction of what they do as tensors.
+The recursions run in numpy, where these small steps cost a fraction of what they do as tensors, or on a GPU.
 
 Two signals, never one: `terminated` masks the bootstrap, `done` (terminated or truncated) cuts the recursion.
 
@@ -20,20 +20,20 @@ from torch import Tensor
 from slm_lab.lib.array import Array
 
 
-def _to_host(*tensors: Tensor) -> list[Array]:
-    return [tensor.cpu().numpy() for tensor in tensors]
+def _to_arrays(*tensors: Tensor) -> list[Array]:
+    return [tensor.numpy() for tensor in tensors]
 
 
 def calc_return(reward: Tensor, next_value: Tensor, terminated: Tensor, done: Tensor, gamma: float) -> Tensor:
     """Discounted returns to the end of the episode, or of the batch, where V of the successor stands for the rest."""
-    rewards, values, ends, cuts = _to_host(reward, next_value, terminated, done)
+    rewards, values, ends, cuts = _to_arrays(reward, next_value, terminated, done)
     rest = values * ~ends
     ret = np.empty_like(rewards)
     future = rest[-1]
     for t in range(len(rewards) - 1, -1, -1):
         future = rewards[t] + gamma * np.where(cuts[t], rest[t], future)
         ret[t] = future
-    return torch.from_numpy(ret).to(reward.device)
+    return torch.from_numpy(ret)
 
 
 def calc_nstep_return(
@@ -54,18 +54,18 @@ def calc_gae(
     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, done: Tensor, gamma: float, lam: float
 ) -> Tensor:
     """Generalised advantage estimates (Schulman et al. 2016, eq. 16)."""
-    error, cuts = _to_host(reward + gamma * next_value * ~terminated - value, done)
+    error, cuts = _to_arrays(reward + gamma * next_value * ~terminated - value, done)
     decay = gamma * lam * ~cuts
     adv = np.empty_like(error)
     future = np.zeros_like(error[0])
     for t in range(len(error) - 1, -1, -1):
         future = error[t] + decay[t] * future
         adv[t] = future
-    return torch.from_numpy(adv).to(reward.device)
+    return torch.from_numpy(adv)
 
 
 def calc_explained_var(value: Tensor, ret: Tensor) -> float:
     """Share of the variance of the returns that the values predict: 1 is perfect, 0 is no better than their mean."""
-    predicted, target = _to_host(value, ret)
+    predicted, target = _to_arrays(value, ret)
     var = target.var()
     return float(1 - (target - predicted).var() / var) if var > 0 else 0.0

@@ -45,7 +45,7 @@ class Alpha(nn.Module):
         if config.fixed_alpha is None:
             return self.log_alpha.detach().exp().squeeze()
         rest = max(0.0, 1 - frame / config.alpha_anneal_frames) if config.alpha_anneal_frames else 1.0
-        return torch.tensor(config.fixed_alpha * rest, device=self.log_alpha.device)
+        return torch.full((), config.fixed_alpha * rest, device=self.log_alpha.device)
 
     def calc_loss(self, entropy: Tensor, target_entropy: float | Tensor) -> Tensor | float:
         """Raises alpha where the entropy is below its target, lowers it where it is above."""

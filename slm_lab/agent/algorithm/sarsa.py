@@ -12,6 +12,7 @@ from slm_lab.agent.learn.gradient import Loss
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.model import QNet
 from slm_lab.agent.net.parts import for_acting
+from slm_lab.lib.device import upload
 from slm_lab.spec.algorithm import SarsaSpec
 from slm_lab.spec.schema import AgentSpec
 
@@ -34,8 +35,8 @@ class SARSA(OnPolicy[SarsaSpec]):
         self.explore = context.build_function(self._explore, self.net)
 
     def train(self, rollout: Rollout) -> Metrics:
-        discount = self.config.gamma * ~rollout.terminated
-        ret = calc_q_target(rollout.reward, discount, self._calc_next_value(rollout))
+        reward, terminated = (upload(field, self.context.device) for field in (rollout.reward, rollout.terminated))
+        ret = calc_q_target(reward, self.config.gamma * ~terminated, self._calc_next_value(rollout))
         self.net.train()
         report = self.step(rollout.obs.flatten(0, 1), rollout.action.flatten(0, 1), ret.flatten())
         self.net.eval()
@@ -52,8 +53,8 @@ class SARSA(OnPolicy[SarsaSpec]):
         last = rollout.action[-1] if rollout.next_action is None else rollout.next_action
         next_action = torch.cat([rollout.action[1:], last.unsqueeze(0)]).flatten(0, 1)
         # where a time limit cut an episode no action followed: one is sampled as the policy would have
-        cut = rollout.truncated.flatten()
-        noise = self.policy.noise(len(q[cut]), self.context.train_generator, self.frame)
+        cut = upload(rollout.truncated.flatten().nonzero().squeeze(-1), self.context.device)
+        noise = self.policy.noise(len(cut), self.context.train_generator, self.frame)
         next_action[cut] = self.policy.choose(q[cut], noise)
         return pick_value(q, self.family.to_index(next_action)).view(rollout.reward.shape)
 

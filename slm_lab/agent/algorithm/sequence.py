@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from slm_lab.agent.memory.batch import Rollout
+from slm_lab.lib.device import upload
 
 
 class Sequences(NamedTuple):
@@ -52,8 +53,9 @@ def calc_reset(done: Tensor) -> Tensor:
 def cut_rollout(rollout: Rollout, seq_len: int) -> Sequences:
     """The sequences of a rollout; gradients stop at their first row."""
     carry = rollout.extra["carry"][::seq_len].flatten(0, 1)
+    reset = upload(cut(calc_reset(rollout.done), seq_len), carry.device)
     num_step, num_envs = rollout.reward.shape
-    return Sequences(cut(rollout.obs, seq_len), carry, cut(calc_reset(rollout.done), seq_len), (num_step, num_envs))
+    return Sequences(cut(rollout.obs, seq_len), carry, reset, (num_step, num_envs))
 
 
 def view_rollout(rollout: Rollout, seq_len: int) -> Tensor | Sequences:

@@ -64,10 +64,10 @@ class SelfImitation:
         next_value = torch.zeros_like(rollout.reward)
         if len(rollout.cut_index):
             with torch.inference_mode():
-                next_value.view(-1)[rollout.cut_index] = self.agent.net.value(rollout.cut_obs)
+                next_value.view(-1)[rollout.cut_index.cpu()] = self.agent.net.value(rollout.cut_obs).cpu()
         ret = calc_return(rollout.reward, next_value, rollout.terminated, rollout.done, self.gamma)
         ended, ongoing = torch.ones(1, dtype=torch.bool), torch.zeros(1, dtype=torch.bool)
-        for obs, action, one in zip(rollout.obs, rollout.action, ret.cpu(), strict=True):
+        for obs, action, one in zip(rollout.obs, rollout.action, ret, strict=True):
             self.memory.add(Transition(obs, action, one, ended, ongoing, obs, {}))
 
     def calc_loss(self, batch: Batch) -> Loss:

@@ -252,4 +252,5 @@ def numbers_to_tensors(args: tuple[Any, ...], device: torch.device) -> list[Any]
 
 @lru_cache(maxsize=64)
 def _number(value: float, device: torch.device) -> Tensor:
-    return torch.tensor(value, device=device)
+    # filled there, not copied from the host
+    return torch.full((), value, device=device)

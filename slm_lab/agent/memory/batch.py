@@ -28,6 +28,9 @@ class Transition(NamedTuple):
 class Rollout:
     """Steps in order, as tensors (T, N, ...); whole episodes come as N = 1, one after the other.
 
+    What the env gave, `reward`, `terminated` and `truncated`, is on the host, where returns are computed; the rest is
+    on the agent's device.
+
     `cut_index` (K,) are the rows, counted as t*N+n, whose successor is not the next row: truncated episodes and the
     last row of the batch. `cut_obs` (K, ...) are their true successors, `cut_carry` (K, S) the hidden states of a
     recurrent net to see them with; `extra["carry"]` are those that the rows were acted on with. `next_action` (N, ...)

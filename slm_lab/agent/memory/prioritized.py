@@ -9,6 +9,7 @@ from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
+from slm_lab.lib.device import download
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.memory import PrioritizedReplaySpec
 
@@ -101,29 +102,31 @@ class PrioritizedReplay(Replay):
             self.tree.set_range(begin * self.num_envs, stop * self.num_envs, value)
 
     def _draw(self, length: int = 1) -> Tensor:
-        """One transition from each of B segments of equal mass."""
+        """One transition from each of B segments of equal mass, on the host, where the tree is."""
         self._sync()
         generator, num = self.generator, self.spec.batch_size
         draw = torch.rand(num, dtype=torch.float64, generator=generator, device=generator.device).cpu().numpy()
-        return self._to_device(self.tree.find((np.arange(num) + draw) * (self.tree.total / num)))
+        return torch.from_numpy(self.tree.find((np.arange(num) + draw) * (self.tree.total / num)))
 
     def sample(self, frame: int) -> Batch:
         """A batch with weights (size * P(i))^-beta, scaled so that the largest is 1."""
-        batch = super().sample(frame)
-        prob = self.tree.leaf(batch.slot.cpu().numpy()) / self.tree.total
+        position = self._draw_batch()
+        batch = self._build(position)
+        prob = self.tree.leaf(position.numpy()) / self.tree.total
         weight = (self.size * prob) ** -calc_schedule(self.beta, frame)
         return batch._replace(weight=self._to_device((weight / weight.max()).astype(np.float32)))
 
     def update_priority(self, slot: Tensor, error: Tensor) -> None:
         """New priorities for a batch just drawn, from its TD errors (B,)."""
-        priority = error.detach().cpu().numpy().astype(np.float64)
-        priority = np.abs(priority) + self.epsilon
+        # doubles hold every index exactly
+        place, size = (part.numpy() for part in download(slot.double(), error.detach().double()))
+        priority = np.abs(size) + self.epsilon
         largest = float(priority.max())
         if not np.isfinite(largest):
             raise DivergenceError("a TD error is not finite")
         self._sync()
         # a transition that was taken out of the tree since it was drawn must not come back
-        index = slot.cpu().numpy()
+        index = place.astype(np.int64)
         self.tree.set(index, np.where(self.tree.leaf(index) > 0, priority**self.alpha, 0.0))
         self.max_priority = max(self.max_priority, largest)
 

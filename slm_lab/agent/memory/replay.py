@@ -13,7 +13,7 @@ from slm_lab.agent.memory.frames import FrameStore
 from slm_lab.agent.memory.ring import Layout, Ring, calc_row_bytes
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
-from slm_lab.lib.device import count_gpus
+from slm_lab.lib.device import count_gpus, download, upload
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.memory import ReplaySpec
 
@@ -150,19 +150,27 @@ class Replay:
 
     def sample(self, frame: int) -> Batch:
         """A batch with n-step returns; the walk stops where an episode or the memory ends."""
-        ring = self.ring
-        if ring.head == 0:
+        return self._build(self._draw_batch())
+
+    def _draw_batch(self) -> Tensor:
+        """Positions of a batch, the newest among them where those are asked for."""
+        if self.ring.head == 0:
             raise ValueError("the replay is empty")
         position = self._draw()
         if self.spec.use_cer:
             self._put_newest(position)
         self._num_fresh = 0
+        return position
+
+    def _build(self, drawn: Tensor) -> Batch:
+        """The batch at positions (B,), which are wherever they were drawn."""
+        ring, position = self.ring, upload(drawn, self.device)
         if self.spec.num_step_returns == 1:
             last = position
             reward, terminated = ring.take(position, "reward", "terminated")
             discount = torch.where(terminated, 0.0, self.gamma)
         else:
-            last, reward, discount = self._walk(position.cpu().numpy())
+            last, reward, discount = self._walk(drawn.cpu().numpy())
         if self.frames is None:
             obs, action = ring.take(position, "obs", "action")
             (next_obs,) = ring.take(last, "next_obs")
@@ -186,7 +194,8 @@ class Replay:
         """Combined experience replay (Zhang & Sutton 2017): what came since the last batch replaces its tail."""
         count = min(len(position), self._num_fresh * self.num_envs, self.size)
         end = self.head * self.num_envs
-        position[len(position) - count :] = torch.arange(end - count, end) % self.ring.num_position
+        newest = torch.arange(end - count, end, device=position.device) % self.ring.num_position
+        position[len(position) - count :] = newest
 
     def _walk(self, position: Array) -> tuple[Tensor, Tensor, Tensor]:
         """Up to n steps ahead: position of the last, discounted sum of rewards, discount of what follows."""
@@ -196,7 +205,8 @@ class Replay:
         path = (position[:, None] + ahead * self.num_envs) % ring.num_position
         index = self._to_device(path.reshape(-1))
         names = ("reward", "terminated", "truncated")
-        reward, terminated, truncated = (field.cpu().numpy().reshape(shape) for field in ring.take(index, *names))
+        reward, *ends = (part.numpy().reshape(shape) for part in download(*map(Tensor.float, ring.take(index, *names))))
+        terminated, truncated = (part > 0 for part in ends)
         # a step counts if its row is written and no step before it ended the episode
         num_later = (self.head - 1 - position // self.num_envs) % ring.capacity
         counts = ahead <= num_later[:, None]
@@ -208,7 +218,7 @@ class Replay:
         return self._to_device(path[last]), self._to_device(ret), self._to_device(discount)
 
     def _to_device(self, value: Array) -> Tensor:
-        return torch.from_numpy(value).to(self.device)
+        return upload(torch.from_numpy(value), self.device)
 
     def can_hold_sequence(self, length: int) -> bool:
         """Whether a sequence of this length can be drawn when the memory is full."""

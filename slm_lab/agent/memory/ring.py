@@ -1,10 +1,10 @@
 """A ring of rows: what a replay keeps of each step, the oldest overwritten by the newest."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
+
+from slm_lab.lib.device import upload
 
 # name -> shape and dtype of one env's part of a row
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -33,9 +33,7 @@ class Ring:
         self._flat = {name: field.flatten(0, 1) for name, field in self.fields.items()}
         self.is_host = device.type == "cpu"
         # on a CPU rows are written through numpy views of the same memory, which takes a third of the time
-        self._views: dict[str, Any] = {
-            name: field.numpy() if self.is_host else field for name, field in self.fields.items()
-        }
+        self._views = {name: field.numpy() for name, field in self.fields.items()} if self.is_host else {}
 
     @property
     def held_first(self) -> int:
@@ -46,7 +44,10 @@ class Ring:
         """Put one step of all envs at the head."""
         slot = self.head % self.capacity
         for name, value in row.items():
-            self._views[name][slot] = value.numpy() if self.is_host else value
+            if self.is_host:
+                self._views[name][slot] = value.numpy()
+            else:
+                self.fields[name][slot].copy_(upload(value, self.device))
         self.head += 1
 
     def take(self, position: Tensor, *names: str) -> list[Tensor]:

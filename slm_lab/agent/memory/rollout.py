@@ -11,12 +11,13 @@ from torch import Tensor
 
 from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.lib.data import State
+from slm_lab.lib.device import upload
 from slm_lab.spec.memory import MemorySpec
 
 Row = dict[str, Tensor]
 # what every row has; the rest is what the policy adds, such as values
 CORE = ("obs", "action", "reward", "terminated", "truncated")
-# what the env gives stays on the host until it is trained on
+# what the env gives stays on the host
 HOST = ("reward", "terminated", "truncated")
 
 
@@ -80,14 +81,14 @@ class RolloutMemory(ABC):
         """What to train on; it is forgotten here."""
 
     def _stack(self, rows: list[Row]) -> Row:
-        return {name: torch.stack([row[name] for row in rows]).to(self.device) for name in (rows[0] if rows else ())}
+        return {name: torch.stack([row[name] for row in rows]) for name in (rows[0] if rows else ())}
 
     def _build(self, fields: Row, cut_index: list[int], cuts: list[Successor]) -> Rollout:
         obs = fields["obs"]
         return Rollout(
             **{name: fields[name] for name in CORE},
             extra={name: value for name, value in fields.items() if name not in CORE},
-            cut_index=torch.tensor(cut_index, dtype=torch.int64, device=self.device),
+            cut_index=upload(torch.tensor(cut_index, dtype=torch.int64), self.device),
             cut_obs=torch.stack([cut.obs for cut in cuts]) if cuts else obs.new_zeros((0, *obs.shape[2:])),
             cut_carry=_stack_carry(cuts),
         )
@@ -184,7 +185,11 @@ class OnPolicyReplay(RolloutMemory):
             if (end - 1, env) in self.cuts:
                 index.append(len(rows) - 1)
                 cuts.append(self.cuts.pop((end - 1, env)))
-        fields = {name: field[rows, envs].unsqueeze(1) for name, field in self._stack(self.rows).items()}
+        pick = torch.tensor(rows) * self.num_envs + torch.tensor(envs)
+        fields = {
+            name: field.flatten(0, 1).index_select(0, upload(pick, field.device)).unsqueeze(1)
+            for name, field in self._stack(self.rows).items()
+        }
         self.episodes.clear()
         oldest = min(self.began)
         self._forget(oldest)

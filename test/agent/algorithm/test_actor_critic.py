@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, distributions, nn
 from torch.nn.functional import huber_loss, l1_loss, mse_loss, smooth_l1_loss
 
+from slm_lab.agent.algorithm.critic import calc_next_value
 from slm_lab.agent.algorithm.loss import standardize
 from slm_lab.agent.algorithm.returns import calc_explained_var
 from test.agent.conftest import build_step
@@ -70,7 +71,9 @@ def test_golden_advantages(lab, monkeypatch: pytest.MonkeyPatch) -> None:
         for value, successor, end in rows:
             extra = {"value": torch.tensor([value])}
             agent.algorithm.observe(build_step([[value]], end, reward=[1.0], next_obs=[[successor]], extra=extra))
-        adv, ret = agent.algorithm._calc_adv_ret(agent.algorithm.memory.sample())
+        rollout = agent.algorithm.memory.sample()
+        next_value = calc_next_value(rollout, agent.algorithm.net)
+        adv, ret = agent.algorithm._calc_adv_ret(rollout, rollout.extra["value"], next_value)
         np.testing.assert_allclose(adv[:, 0], expected, atol=1e-5)
         np.testing.assert_allclose(ret[:, 0], np.add(expected, [0, 0, 10, 10]), atol=1e-5)
 
