@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from slm_lab.agent.action.distribution import ActionFamily
 from slm_lab.agent.action.policy import Policy
 from slm_lab.agent.learn.functional import NetFunction
-from slm_lab.agent.learn.gradient import ADVICE, CalcLoss, GradientStep, Guard, Report
+from slm_lab.agent.learn.gradient import ADVICE, MEAN, CalcLoss, GradientStep, Guard, Report
 from slm_lab.agent.learn.learner import Learner, Net, Target, Weights
 from slm_lab.agent.learn.optim import FlatOptimizer
 from slm_lab.agent.memory.batch import Rollout, Transition
@@ -95,6 +95,7 @@ class Context:
             self.train_generator,
             self.frame_stack,
             carry_size,
+            self.is_compiled,
         )
 
 
@@ -196,7 +197,7 @@ class Algorithm(ABC, Generic[Config]):
         Numbers leave the device here, once.
         """
         known = [name for name in self.metric_names if name in reports[0]]
-        parts = [report[name] for report in reports for name in known]
+        parts = [report.get(name + MEAN, report[name]) for report in reports for name in known]
         table = torch.stack([part.mean() if part.dim() else part for part in parts]).view(len(reports), len(known))
         numbers = torch.cat([table.mean(0), *(part.view(1) for part in whole.values())])
         metrics = dict(zip([*known, *whole], numbers.tolist(), strict=True))

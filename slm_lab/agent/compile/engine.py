@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from tempfile import gettempdir
@@ -25,7 +25,6 @@ from slm_lab.lib.runtime import processor_name
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 # each takes seconds; a function that meets more forms of arguments than this should not be compiled
 MAX_GRAPHS = 8
-EMPTY = torch.empty(0)
 GRAPH = Path(__file__).parent / "graph.py"
 
 
@@ -68,30 +67,52 @@ class CompiledFunction:
     long as a small update does.)
     """
 
-    def __init__(self, function: Callable[[Any, Any], Any], state: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[[Any, Any], Any],
+        state: Any,
+        writes: bool = True,
+        plain: Callable[..., Any] | None = None,
+    ) -> None:
         self.function = function
+        # called with the arguments from then on if compiling fails
+        self.plain = plain
+        self.is_broken = False
         self.state = state
-        self.tensors = list(tensors_of(state))
+        self.writes = writes
+        self.tensors = flatten(state)
         self.graphs: dict[tuple[Any, ...], Callable[[list[Tensor]], Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        inputs = list(tensors_of(args))
+        if self.is_broken and self.plain is not None:
+            return self.plain(*args)
+        inputs = flatten(args)
         key = tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs])
         graph = self.graphs.get(key)
-        return self._call_first(key, args, inputs) if graph is None else graph(inputs)
+        if graph is not None:
+            return graph(inputs)
+        try:
+            return self._call_first(key, args, inputs)
+        except CompileError as error:
+            if self.plain is None:
+                raise
+            warn_once(str(error))
+            self.is_broken = True
+            return self.plain(*args)
 
     def _call_first(self, key: tuple[Any, ...], args: tuple[Any, ...], inputs: list[Tensor]) -> Any:
         """Compile for arguments of this form, and call what was compiled: only that shows whether a GPU takes it."""
         if len(self.graphs) == MAX_GRAPHS:
             raise CompileError(f"{self.function} met arguments of more than {MAX_GRAPHS} shapes")
-        before = [tensor.clone() for tensor in self.tensors]
+        state = self.tensors if self.writes else []
+        before = [tensor.clone() for tensor in state]
         try:
             graph = self._compile(args, inputs)
             out = graph(inputs)
         # tracing, Inductor, Triton and the C++ compiler all have their own; a bug in the function itself shows again
         # in the plain call
         except Exception as error:
-            for tensor, old in zip(self.tensors, before, strict=True):
+            for tensor, old in zip(state, before, strict=True):
                 tensor.copy_(old)
             reason = (str(error).strip().splitlines() or [""])[0]
             raise CompileError(f"{type(error).__name__}: {reason}") from error
@@ -104,9 +125,8 @@ class CompiledFunction:
         def flat_function(*flat: Tensor) -> list[Tensor]:
             tensors = iter(flat)
             out = self.function(with_tensors(self.state, tensors), with_tensors(args, tensors))
-            results = list(tensors_of(out))
-            form[:] = [with_tensors(out, iter([EMPTY] * len(results)))]
-            return results
+            form[:] = [build_form(out)]
+            return flatten(out)
 
         with CLOCK, _open_lock() as lock:
             # it would warn of a missing GPU that nobody asked for
@@ -117,8 +137,8 @@ class CompiledFunction:
             # system frees the lock when the process ends, however it ends.
             fcntl.flock(lock, fcntl.LOCK_EX)
             compiled = compiler.compile_graph(flat_function, self.tensors, inputs)
-        (out,) = form
-        return lambda inputs: with_tensors(out, iter(compiled([*self.tensors, *inputs])))
+        (build,), state = form, self.tensors
+        return lambda inputs: build(iter(compiled([*state, *inputs])))
 
 
 def find_missing_part(source: str) -> str | None:
@@ -137,16 +157,40 @@ def find_missing_part(source: str) -> str | None:
     return None
 
 
-def tensors_of(value: Any) -> Iterator[Tensor]:
+def flatten(value: Any) -> list[Tensor]:
     """The tensors in tuples, lists and dicts, in order."""
+    tensors: list[Tensor] = []
+    _add_tensors((value,), tensors)
+    return tensors
+
+
+def _add_tensors(items: Iterable[Any], tensors: list[Tensor]) -> None:
+    for item in items:
+        if isinstance(item, Tensor):
+            tensors.append(item)
+        elif isinstance(item, (tuple, list)):
+            _add_tensors(item, tensors)
+        elif isinstance(item, dict):
+            _add_tensors(item.values(), tensors)
+
+
+def build_form(value: Any) -> Callable[[Iterator[Tensor]], Any]:
+    """What makes the same tuples, lists and dicts of other tensors: as fast as can be, for every call ends with it."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_of(item)
+        return next
+    if isinstance(value, dict):
+        names, forms = tuple(value), [build_form(item) for item in value.values()]
+        if all(form is next for form in forms):
+            # takes as many as there are names
+            return lambda tensors: dict(zip(names, tensors, strict=False))
+        return lambda tensors: {name: form(tensors) for name, form in zip(names, forms, strict=True)}
+    if isinstance(value, (tuple, list)):
+        forms = [build_form(item) for item in value]
+        kind = type(value)
+        if hasattr(value, "_fields"):
+            return lambda tensors: kind(*[form(tensors) for form in forms])
+        return lambda tensors: kind([form(tensors) for form in forms])
+    return lambda tensors: None
 
 
 def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:

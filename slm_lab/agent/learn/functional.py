@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from slm_lab.agent.compile.engine import CompiledFunction, CompileError, warn_once
+from slm_lab.agent.compile.engine import CompiledFunction
 
 
 class Root(nn.Module):
@@ -53,16 +53,11 @@ class NetFunction:
     def __init__(self, function: Callable[..., Any], nets: Sequence[nn.Module]) -> None:
         self._root = Root(function, nets)
         values = {name: parameter.detach() for name, parameter in self._root.own_parameters().items()}
-        self._graph: CompiledFunction | None = CompiledFunction(self._call, {**values, **self._root.own_buffers()})
+        state = {**values, **self._root.own_buffers()}
+        self._graph = CompiledFunction(self._call, state, writes=False, plain=function)
 
     def __call__(self, *args: Any) -> Any:
-        if self._graph is not None:
-            try:
-                return self._graph(*args)
-            except CompileError as error:
-                warn_once(str(error))
-                self._graph = None
-        return self._root(*args)
+        return self._graph(*args)
 
     def _call(self, state: dict[str, Tensor], args: Any) -> Any:
         return self._root.call_with(state, args)

@@ -30,8 +30,9 @@ class Loss(NamedTuple):
     report: dict[str, Tensor]
 
 
-# the loss, the report, and the gradient's norm
+# the loss, the report, and the gradient's norm; a compiled step adds the mean of what has one number per sample
 Report = dict[str, Tensor]
+MEAN = "/mean"
 CalcLoss = Callable[..., Loss]
 
 
@@ -235,7 +236,9 @@ class GradientStep:
             # Triton 3.7 cannot compile a choice between integers, such as the counters of norm layers
             kept = torch.where(is_ok, tensor, old) if tensor.is_floating_point() else old + (tensor - old) * is_ok
             tensor.copy_(kept)
-        return {"loss": loss, **report, "grad_norm": norms[0]}, total
+        # here they cost nothing, each mean of a plain call as much as a small layer
+        means = {name + MEAN: part.mean() for name, part in report.items() if part.dim() and part.is_floating_point()}
+        return {"loss": loss, **report, **means, "grad_norm": norms[0]}, total
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -3,11 +3,13 @@
 import math
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.compile.engine import CompiledFunction
 from slm_lab.agent.memory.batch import Batch, SequenceBatch, Transition
 from slm_lab.agent.memory.frames import FrameStore
 from slm_lab.agent.memory.ring import Layout, Ring, calc_row_bytes
@@ -16,6 +18,9 @@ from slm_lab.lib.data import State
 from slm_lab.lib.device import count_gpus, download, upload
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.memory import ReplaySpec
+
+# observations, actions, returns, what followed, and its discount
+Steps = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def check_fits(num_bytes: int, max_size: int, device: torch.device, num_parallel: int = 1) -> None:
@@ -54,6 +59,8 @@ class Setting:
     generator: torch.Generator
     frame_stack: int = 1
     carry_size: int = 0
+    # whether batches are put together by compiled code
+    is_compiled: bool = False
 
 
 class Replay:
@@ -97,6 +104,11 @@ class Replay:
         self.frames = FrameStore(self.ring, obs_shape) if is_stacked else None
         self._carry_names = ["carry"] if carry_size else []
         self._gamma_power: Array = np.array([gamma**i for i in range(spec.num_step_returns + 1)], np.float32)
+        self._weight = torch.ones(spec.batch_size, device=device)
+        # images are copied faster row by row
+        self._gather: CompiledFunction | None = None
+        if setting.is_compiled and not is_stacked and len(obs_shape) == 1:
+            self._gather = CompiledFunction(self._take_steps, self.ring.flat, writes=False, plain=self._collect)
         self._reset = torch.ones(num_envs, dtype=torch.bool)
         self._num_fresh = 0
 
@@ -164,6 +176,15 @@ class Replay:
 
     def _build(self, drawn: Tensor) -> Batch:
         """The batch at positions (B,), which are wherever they were drawn."""
+        if self._gather is None:
+            fields, position = self._collect(drawn), upload(drawn, self.device)
+        else:
+            position = upload(drawn, self.device)
+            fields = self._gather(position, torch.full((), self.ring.head, device=self.device))
+        return Batch(*fields, self._weight, position)
+
+    def _collect(self, drawn: Tensor, head: Tensor | None = None) -> Steps:
+        """The steps at positions, and what followed them."""
         ring, position = self.ring, upload(drawn, self.device)
         if self.spec.num_step_returns == 1:
             last = position
@@ -177,8 +198,25 @@ class Replay:
         else:
             (action,) = ring.take(position, "action")
             obs, next_obs = self.frames.obs(position), self.frames.next_obs(last)
-        weight = torch.ones(len(position), device=self.device)
-        return Batch(obs, action, reward, next_obs, discount, weight, position)
+        return obs, action, reward, next_obs, discount
+
+    def _take_steps(self, fields: dict[str, Tensor], args: Any) -> Steps:
+        """What `_collect` gives, in formulas that a compiler can fuse."""
+        position, head = args
+        num_later = (head - 1 - position // self.num_envs) % self.ring.capacity
+        counts = torch.ones_like(position, dtype=torch.bool)
+        last, ret = position, torch.zeros_like(position, dtype=torch.float32)
+        discount = torch.zeros_like(ret)
+        for ahead, power in enumerate(self._gamma_power[:-1].tolist()):
+            # a step counts if its row is written and no step before it ended the episode
+            counts = counts & (num_later >= ahead)
+            at = (position + ahead * self.num_envs) % self.ring.num_position
+            terminated = fields["terminated"][at]
+            ret = ret + torch.where(counts, fields["reward"][at] * power, 0.0)
+            last = torch.where(counts, at, last)
+            discount = torch.where(counts, torch.where(terminated, 0.0, power * self.gamma), discount)
+            counts = counts & ~terminated & ~fields["truncated"][at]
+        return fields["obs"][position], fields["action"][position], ret, fields["next_obs"][last], discount
 
     def _draw_uniform(self, length: int = 1) -> Tensor:
         """Positions that `length` rows which may be drawn follow, themselves included."""

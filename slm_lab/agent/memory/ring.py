@@ -30,7 +30,7 @@ class Ring:
         self.head = 0
         shapes = {name: ((capacity, num_envs, *shape), dtype) for name, (shape, dtype) in layout.items()}
         self.fields = {name: _build_zeros(shape, dtype, device) for name, (shape, dtype) in shapes.items()}
-        self._flat = {name: field.flatten(0, 1) for name, field in self.fields.items()}
+        self.flat = {name: field.flatten(0, 1) for name, field in self.fields.items()}
         self.is_host = device.type == "cpu"
         # on a CPU rows are written through numpy views of the same memory, which takes a third of the time
         self._views = {name: field.numpy() for name, field in self.fields.items()} if self.is_host else {}
@@ -53,7 +53,7 @@ class Ring:
     def take(self, position: Tensor, *names: str) -> list[Tensor]:
         """Copies of some fields at positions (B,)."""
         # not field[position], which takes 20 times as long for images
-        return [self._flat[name].index_select(0, position) for name in names]
+        return [self.flat[name].index_select(0, position) for name in names]
 
     def rows(self, start: int, end: int) -> dict[str, Tensor]:
         """Copies of the absolute rows [start, end)."""

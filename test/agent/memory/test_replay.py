@@ -162,6 +162,17 @@ def test_n_step_against_brute_force(history: tuple[int, int, Letters], num_step:
         assert discount.item() == (0.0 if rows[row][env] in "TB" else power)
 
 
+@settings(deadline=None, max_examples=60)
+@given(histories(), st.sampled_from([1, 2, 5]))
+def test_what_is_compiled_takes_the_same_steps(history: tuple[int, int, Letters], num_step: int) -> None:
+    num_envs, capacity, rows = history
+    memory = build(num_envs, max_size=capacity * num_envs, num_step_returns=num_step)
+    feed(memory, rows)
+    position = memory._draw()
+    fused = memory._take_steps(memory.ring.flat, (position, torch.tensor(memory.head)))
+    torch.testing.assert_close(fused, memory._collect(position))
+
+
 def test_cer_puts_what_is_new_at_the_tail() -> None:
     memory = build(2, max_size=200, batch_size=5, use_cer=True)
     feed(memory, [".."] * 90)
