@@ -17,7 +17,7 @@ TEMPLATE = Path(__file__).with_name("page.md")
 CONTENDERS = ("lab", "lab-plain", "lab-compiled", "sb3", "sbx", "tianshou", "torchrl", "limit")
 MISSING = "missing: not measured yet"
 NONE = ""
-QUICK_WARNING = "> Smoke measurements: smaller batches, seconds only. No figure here means anything.\n\n"
+QUICK_WARNING = "> Smoke test: smaller batches, a few seconds. These figures mean nothing.\n\n"
 
 
 def read_results(folder: Path) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def build_speed_table(results: Mapping[str, Any], shown: Sequence[str]) -> str:
         lab, limit = summary["lab"], summary["limit"]
         parts = (lab.fps / limit.fps, limit.update_seconds / lab.update_seconds)
         lines.append([row.title, *cells, *(f"{part:.0%}" for part in parts)])
-    return build_table(["frames per second", *shown, "lab of the limit", "its update of the products"], lines)
+    return build_table(["frames per second", *shown, "lab / limit", "products of its update"], lines)
 
 
 def build_ratio_table(results: Mapping[str, Any], shown: Sequence[str]) -> str:
@@ -79,9 +79,9 @@ def build_notes(results: Mapping[str, Any]) -> str:
         found = results.get(row.name, {}).get("differences", {})
         for peer, note in row.peers.items():
             parts = [part for part in (note, *found.get(peer, ())) if part]
-            lines.append(f"- {row.name}, {peer}: {'; '.join(parts) if parts else 'nothing known'}.")
+            lines.append(f"- {row.name}, {peer}: {'; '.join(parts) if parts else 'no known difference'}.")
         if row.name in results and (disturbed := find_disturbed(results[row.name])):
-            lines.append(f"- {row.name}: others were at work on the core while {', '.join(disturbed)} ran: too slow.")
+            lines.append(f"- {row.name}: other processes used the core while {', '.join(disturbed)} ran: too slow.")
         lines += [f"- {row.name}, limit: {'; '.join(found['limit'])}." for _ in range("limit" in found)]
     return "\n".join(lines)
 

@@ -13,12 +13,12 @@ from bench.faults.rows import ROW_BY_NAME, ROWS
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    parser = argparse.ArgumentParser(prog="bench.faults", description="Plant faults into real runs, and count.")
+    parser = argparse.ArgumentParser(prog="bench.faults", description="Plant faults in real runs, and count.")
     parser.add_argument("--row", action="append", choices=list(ROW_BY_NAME), help="only this row; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="a few of each, kept apart: a test of the programme")
-    parser.add_argument("--again", action="store_true", help="also rows that are whole already")
-    parser.add_argument("--list", action="store_true", help="show the rows and how far they are")
-    parser.add_argument("--page", action="store_true", help="only write docs/RELIABILITY.md from the results there are")
+    parser.add_argument("--quick", action="store_true", help="a few of each, with separate results: a smoke test")
+    parser.add_argument("--again", action="store_true", help="also rows that are complete")
+    parser.add_argument("--list", action="store_true", help="show the rows and their progress")
+    parser.add_argument("--page", action="store_true", help="only write docs/RELIABILITY.md from the existing results")
     return parser
 
 

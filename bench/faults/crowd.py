@@ -57,8 +57,8 @@ def plan(quick: bool) -> list[Batch]:
 ROWS = (
     Row(
         "concurrency",
-        "eight runs of one spec begin in the same second, five times",
-        "eight folders, each with a whole run of its own, all with the same bits",
+        "eight runs of one spec start in the same second, five times",
+        "eight folders, each with a complete run, all with the same bits",
         plan,
     ),
 )

@@ -137,16 +137,16 @@ def plan_sessions(quick: bool) -> list[Batch]:
 ROWS = (
     Row(
         "worker_death",
-        "SIGKILL of an env worker at a uniform moment, and a restart each time",
-        "the session ends with the signal of its worker, no process is left behind, no episode is lost: the run "
-        "continues and ends in the bits of the undisturbed one",
+        "SIGKILL of an env worker at a uniform time, with a restart each time",
+        "the session reports the signal of its worker, no process stays behind, no episode is lost: the run resumes "
+        "and ends with the same bits as the undisturbed one",
         plan_workers,
     ),
     Row(
         "session_death",
         "SIGKILL of one of four sessions",
-        "the trial says 3 of 4 and which is missing, and exits with 1; nothing is averaged silently; train@ makes it "
-        "whole",
+        "the trial reports 3 of 4 and which one is missing, and exits with 1; nothing is averaged silently; train@ "
+        "completes it",
         plan_sessions,
     ),
 )

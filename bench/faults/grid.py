@@ -82,8 +82,8 @@ ROWS = (
     Row(
         "resume_grid",
         "a stop at 25, 50 and 75 %, for each algorithm x {1, 4} envs x {MLP, CNN, RNN}",
-        "all end in the bits of the undisturbed run and say that they continued exactly; one that cannot says so",
+        "all end with the same bits as the undisturbed run and log an exact resume, or say that it is not",
         plan,
-        "Recurrent nets are there for REINFORCE, A2C, PPO and the DQN family.",
+        "REINFORCE, A2C, PPO and the DQN family have recurrent nets.",
     ),
 )

@@ -224,23 +224,23 @@ def plan_specs(quick: bool) -> list[Batch]:
 ROWS = (
     Row(
         "corruption",
-        "one bit flipped, and the file cut, at each of 100 positions of checkpoints, replay files and models",
-        "every one is seen and told; the checkpoint before is used, and every tenth run is continued to the same bits",
+        "a flipped bit, and a truncated file, at each of 100 positions of checkpoints, replay files and models",
+        "every one is detected; the previous checkpoint is used; every tenth run is resumed to the same bits",
         plan_damage,
     ),
     Row(
         "hostile_checkpoint",
-        "states with a hash that matches, and weights of others: pickle payloads, tensors, headers and texts that lie "
+        "states with a matching hash, and weights from others: pickle payloads, tensors, headers and strings that lie "
         "about their size, pipes and devices",
-        f"one clear line each; nothing runs, nothing is written, no process takes more than {MAX_MB} MB",
+        f"one clear line each; nothing runs, nothing is written, no process uses more than {MAX_MB} MB",
         plan_states,
     ),
     Row(
         "hostile_spec",
-        "spec files with tags of Python, code as values, paths that leave, NUL, megabyte keys, nesting, billion laughs "
-        "and texts that begin like a secret over and over",
-        "nothing runs; each is refused in under 100 ms of processor time with a printable line",
+        "spec files with Python tags, code as values, paths that leave the folder, NUL, megabyte keys, nesting, "
+        "billion laughs and long series of beginnings of secrets",
+        "nothing runs; each is refused within 100 ms of CPU time with a printable line",
         plan_specs,
-        "Time is the least of three tries, in processor time, so that work of others does not count.",
+        "The time is the minimum of three tries, in CPU time, so that other processes do not count.",
     ),
 )

@@ -262,15 +262,15 @@ def plan_anywhere(quick: bool) -> list[Batch]:
 ROWS = (
     Row(
         "kill_in_save",
-        "SIGKILL in a save: 60 % at times uniform over it and a fifth longer, 40 % before lines that write, spread "
-        "over all of them",
-        "a whole checkpoint loads; at most one interval is lost; no orphan files after the next start; the run ends in "
-        "the bits of the undisturbed one",
+        "SIGKILL during a save: 60 % at uniform times over it and a fifth longer, 40 % before lines that write, "
+        "spread over all of them",
+        "an intact checkpoint loads; at most one interval is lost; no orphan files after the next start; the run ends "
+        "with the same bits as the undisturbed one",
         plan_saves,
     ),
     Row(
         "kill_anywhere",
-        "SIGKILL at uniform moments of a run, and a restart each time, for every algorithm",
+        "SIGKILL at uniform times of a run, with a restart each time, for every algorithm",
         "weights, table, generators, replay and env states at the end equal those of the undisturbed run bit for bit",
         plan_anywhere,
     ),

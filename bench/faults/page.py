@@ -1,4 +1,4 @@
-"""Writes docs/RELIABILITY.md: figures from the files of results, words from page.md."""
+"""Writes docs/RELIABILITY.md: figures from the result files, text from page.md."""
 
 from pathlib import Path
 from string import Template
@@ -14,8 +14,8 @@ NOT_RUN = "not run in full yet"
 
 
 def build_table(results: Path, quick: Path) -> str:
-    """A line for each row: the fault, what passes, and how many did."""
-    lines = ["| row | fault | passes when | passed | when, how long |", "|---|---|---|---|---|"]
+    """A line per row: the fault, the criterion, and how many passed."""
+    lines = ["| row | fault | passes when | passed | run |", "|---|---|---|---|---|"]
     for row in ROWS:
         cells = [f"`{row.name}`", row.fault, row.passes, *describe(row, results, quick)]
         lines.append("| " + " | ".join(cells) + " |")
@@ -23,18 +23,18 @@ def build_table(results: Path, quick: Path) -> str:
 
 
 def describe(row: Row, results: Path, quick: Path) -> tuple[str, str]:
-    """How many passed, and when; what was only looked at is called so."""
+    """How many passed, and when; a quick run is called so."""
     result = read_result(row, results)
     if result is not None and result.get("is_whole"):
         passed, planted = count_passed(result)
         return f"**{passed} of {planted}**", f"{result['run_at']}, {format_seconds(result['seconds'])}"
     told = NOT_RUN
     if result is not None:
-        told += " (begun: {} of {})".format(*count_passed(result))
+        told += " (started: {} of {})".format(*count_passed(result))
     look = read_result(row, quick)
     if look is not None:
-        told += "; quick look: {} of {}".format(*count_passed(look))
-    return told, NONE if look is None else f"look: {look['run_at']}"
+        told += "; quick run: {} of {}".format(*count_passed(look))
+    return told, NONE if look is None else f"quick run: {look['run_at']}"
 
 
 NONE = ""
@@ -46,30 +46,30 @@ def format_seconds(seconds: float) -> str:
 
 
 def build_failures(results: Path) -> str:
-    """What did not end as promised, in words."""
+    """The failures, a line each."""
     lines = []
     for row in ROWS:
         result = read_result(row, results)
         lines += [f"- `{row.name}`, {failure}" for failure in (list_failures(result) if result else [])]
-    return "\n".join(lines) if lines else "Nothing, in the rows that were run in full."
+    return "\n".join(lines) if lines else "None in the completed rows."
 
 
 def build_notes(results: Path) -> str:
-    """What cannot be told from counts."""
+    """Notes that counts do not show."""
     return "\n".join(f"- `{row.name}`: {row.note}{_tell(row, results)}" for row in ROWS if row.note or row.told)
 
 
 def _tell(row: Row, results: Path) -> str:
-    """What the verdicts of a row say that are told one by one."""
+    """The verdicts of a row that the page lists one by one."""
     result = read_result(row, results)
     if row.told is None or result is None:
         return ""
     names = [verdict["name"] for found in result["batches"].values() for verdict in found]
-    return f" Seen: {'; '.join(name for name in names if row.told in name)}."
+    return f" Measured: {'; '.join(name for name in names if row.told in name)}."
 
 
 def describe_conditions(results: Path) -> str:
-    """On what and with which code the rows were run."""
+    """Machine and code of the rows."""
     seen: dict[str, list[str]] = {}
     for row in ROWS:
         result = read_result(row, results)
@@ -90,7 +90,7 @@ def describe_facts(result: dict[str, Any]) -> str:
 
 
 def write_page(results: Path = RESULTS, quick: Path = QUICK_RESULTS, page: Path = PAGE) -> Path:
-    """The page from the results there are."""
+    """Writes the page from the existing results."""
     text = Template(TEMPLATE.read_text()).substitute(
         table=build_table(results, quick),
         failures=build_failures(results),

@@ -129,8 +129,8 @@ ROWS = (
     Row(
         "secrets",
         "tokens of twelve services planted in the environment, `.env`, the command line, a spec and an exception",
-        "none in any spec, log, table, report, card, bundle or upload, nor on the console; a spec that holds one is "
-        "refused without showing it",
+        "none appears in a spec, log, table, report, card, bundle or upload, nor on the console; a spec that contains "
+        "one is refused without showing it",
         plan,
     ),
 )

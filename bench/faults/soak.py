@@ -111,10 +111,10 @@ def plan(quick: bool) -> list[Batch]:
 ROWS = (
     Row(
         "soak",
-        "an hour of training of three sessions at once: env workers, a full replay, evaluations, checkpoints",
-        f"memory grows by less than {MAX_SLOPE:g} MB/h after the first 40 %, open files stay level, no zombie",
+        "an hour of training with three parallel sessions: env workers, a full replay, evaluations, checkpoints",
+        f"memory grows by less than {MAX_SLOPE:g} MB/h after the first 40 %, open files stay constant, no zombies",
         plan,
-        "The table of a run is kept in memory and grows with its rows; here it has few.",
+        "The table of a run is in memory and grows with its rows; here it has few.",
         told="memory",
     ),
 )

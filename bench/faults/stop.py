@@ -152,13 +152,13 @@ ROWS = (
         "signals",
         "SIGTERM, SIGINT, and SIGTERM to all processes at once, during import, compile, rollout, update, eval, plot, "
         "video and upload",
-        "it ends within 10 s with 143 or 130, nothing is left running, each session has a checkpoint "
-        "at the frame it stopped at, a half upload is not taken for a run",
+        "it exits within 10 s with 143 or 130, leaves no process behind, each session has a checkpoint at the frame "
+        "where it stopped, and a partial upload does not count as a run",
         plan,
-        "A compiler cannot be interrupted: a session in it is killed after 8 s, and goes on from its last checkpoint. "
-        "Where nothing is under way that must be saved (import, plot, upload) SIGTERM ends the process itself, which a "
-        "shell shows as 143. There are two sessions, in processes of their own; one in that of the command in update; "
-        "and env workers in rollout. The time holds on a machine that is not overloaded: with nine processes at work "
+        "A compiler cannot be interrupted: a compiling session is killed after 8 s and resumes from its checkpoint. "
+        "During import, plot and upload, with nothing to save, SIGTERM ends the process itself, which a shell shows "
+        "as 143. Runs have two sessions in separate processes; update has one, in the process of the command; rollout "
+        "also has env workers. The limit of 10 s holds on a machine that is not overloaded: with nine busy processes "
         "on two cores, six of the 24 took 10 to 13 s.",
     ),
 )

@@ -43,7 +43,7 @@ def make_row(
     name: str, fault: str, passes: str, files: tuple[str, ...], chosen: str, count: int, few: str, note: str = ""
 ) -> Row:
     """A row of tests."""
-    where = f"The cases are those of {', '.join(f'`{file}`' for file in files)}."
+    where = f"The cases are in {', '.join(f'`{file}`' for file in files)}."
     return Row(name, fault, passes, partial(plan, files, chosen, count, few), f"{where} {note}".strip())
 
 
@@ -51,26 +51,26 @@ NAN = make_row(
     "nan",
     "NaN or Inf in reward, observation, target, log-probability and gradient, for each algorithm",
     "training stops within one update, names the tensor and the frame, saves no bad weight, and leaves a bundle of "
-    "less than 50 MB that fails again; a search counts the trial as failed",
+    "less than 50 MB that reproduces the failure; a search counts the trial as failed",
     ("test/experiment/test_fault.py",),
     "what_an_env_gives or what_an_update_computes or no_env_has_looked_at or diverges",
     33,
     "what_an_update_computes and PPO-target",
-    "Values of actions have no log-probabilities, so there are fewer places for the DQN family.",
+    "The DQN family has no log-probabilities, so it has fewer cases.",
 )
 DISK = make_row(
     "disk_full",
     "no space from the n-th write on, for every write of a run; a small disk that fills up; one that becomes read-only",
-    "the last checkpoint is kept and continues to the same bits, the message is one line, no empty or half file stays",
+    "the last checkpoint survives and resumes to the same bits, the message is one line, no empty or partial file",
     ("test/experiment/test_storage.py",),
     "full or fill or read_only or cut_short or checkpoint_that_fails or one_mechanism",
     8,
     "one_mechanism",
-    "One case goes through every single write of a run, a hundred or so.",
+    "One case covers every single write of a run, about a hundred.",
 )
 HUB = make_row(
     "hostile_hub",
-    "manifests and listings with `../../x`, links, reserved names, false sizes, and listings without end",
+    "manifests and listings with `../../x`, links, reserved names, false sizes, and endless listings",
     "nothing is written outside the run folder; the limits hold",
     ("test/share/test_safety.py",),
     "unsafe or none_of_a_runs_files or hostile or huge or without_end or names_of_folders or link",
@@ -80,8 +80,8 @@ HUB = make_row(
 HUB_FAULTS = make_row(
     "hub_faults",
     "401, 403, 429, 500, 503, time-out, stall and cut connections, at every step of a push and a pull",
-    "what may pass is tried again with growing pauses, what is cut goes on where it was, the exit code is not 0, local "
-    "data are untouched",
+    "temporary failures are retried with growing pauses, cut transfers resume, the exit code is not 0, local data stay "
+    "unchanged",
     ("test/share/test_hub.py", "test/share/test_commands.py"),
     "survive or fails or cut or stall or wait or token or refusal or no_server or missing_repo or whole",
     25,

@@ -123,13 +123,13 @@ def test_the_page_tells_what_was_run_and_what_was_not(tmp_path: Path, monkeypatc
     full, quick = tmp_path / "full", tmp_path / "quick"
     assert "not run in full yet" in build_table(full, quick)
     run_row(rows[0], quick, True, lambda _: None)
-    assert "not run in full yet; quick look: 2 of 4" in build_table(full, quick)
+    assert "not run in full yet; quick run: 2 of 4" in build_table(full, quick)
     run_row(rows[0], full, False, lambda _: None)
     assert read_result(rows[0], full) is not None
     text = write_page(full, quick, tmp_path / "page.md").read_text()
     assert "**2 of 4**" in text
     assert "- `demo`, a, two: it sank" in text
-    assert "Seen: one; one." in text
+    assert "Measured: one; one." in text
     assert "$" not in text
 
 
