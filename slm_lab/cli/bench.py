@@ -19,6 +19,7 @@ from slm_lab.benchmark.result import DOCS, Result, find_start, load_results
 from slm_lab.benchmark.state import RowState, Standing, find_locked, find_states
 from slm_lab.benchmark.table import PHASES, write_table
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import RunsDirOption
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import lock_file
 from slm_lab.lib.log import setup_console
@@ -52,12 +53,11 @@ MaxPriceOption = Annotated[float | None, typer.Option(metavar="DOLLARS", help="P
 MaxDurationOption = Annotated[str | None, typer.Option(metavar="TIME", help="Such as 12h, with --remote.")]
 # seconds after which the templates of remote runs stop them
 USUAL_LIMIT = 6 * 3600
-DataDir = Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")]
 Docs = Annotated[Path, typer.Option("--docs", help="Where the page, its figures and results are.")]
 
 
 @app.command(help="Show which rows lack a result, and how long they would take.")
-def plan(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DOCS) -> None:
+def plan(filters: Filter = None, data_dir: RunsDirOption = DATA_DIR, docs: Docs = DOCS) -> None:
     """Rows without a result, with their time."""
     with user_errors():
         states = _states(select_rows(filters or []), data_dir, docs)
@@ -103,7 +103,7 @@ def run(
     spot: SpotOption = None,
     max_price: MaxPriceOption = None,
     max_duration: MaxDurationOption = None,
-    data_dir: DataDir = DATA_DIR,
+    data_dir: RunsDirOption = DATA_DIR,
     docs: Docs = DOCS,
 ) -> None:
     """Train what is missing."""
@@ -154,7 +154,7 @@ def intake(
     commit: Annotated[
         bool, typer.Option("--commit", help="Make one commit of what was written; never a push.")
     ] = False,
-    data_dir: DataDir = DATA_DIR,
+    data_dir: RunsDirOption = DATA_DIR,
     docs: Docs = DOCS,
 ) -> None:
     """Take in what is finished."""
@@ -178,7 +178,7 @@ def intake(
 
 
 @app.command(help="Write docs/BENCHMARKS.md from the results.")
-def table(data_dir: DataDir = DATA_DIR, docs: Docs = DOCS) -> None:
+def table(data_dir: RunsDirOption = DATA_DIR, docs: Docs = DOCS) -> None:
     """Write the page."""
     with user_errors():
         path = write_table(docs, _active(data_dir, docs))
@@ -186,7 +186,7 @@ def table(data_dir: DataDir = DATA_DIR, docs: Docs = DOCS) -> None:
 
 
 @app.command(help="Show how far the benchmark is.")
-def status(filters: Filter = None, data_dir: DataDir = DATA_DIR, docs: Docs = DOCS) -> None:
+def status(filters: Filter = None, data_dir: RunsDirOption = DATA_DIR, docs: Docs = DOCS) -> None:
     """Counts by phase, and what runs."""
     with user_errors():
         states = _states(select_rows(filters or []), data_dir, docs)

@@ -2,12 +2,12 @@
 
 import math
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import RunsDirOption
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import DATA_DIR
 from slm_lab.results.metrics import MIN_INTERVAL, calc_spread
@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False)
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A run folder or its name.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
-    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    data_dir: RunsDirOption = DATA_DIR,
 ) -> None:
     """Entry of the command."""
     with user_errors():

@@ -1,12 +1,12 @@
 """`slm-lab doctor [DIR]`: what the tables of a run tell about it, and which key to try."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import RunsDirOption
 from slm_lab.results.doctor import Symptom, describe_health, diagnose
 from slm_lab.results.folder import DATA_DIR
 from slm_lab.results.run import load_run
@@ -23,7 +23,7 @@ MARKS = {"warn": "WARN", "info": "info"}
 )
 def doctor(
     where: Annotated[str, typer.Argument(metavar="DIR")] = "latest",
-    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    data_dir: RunsDirOption = DATA_DIR,
 ) -> None:
     """Entry of the command."""
     with user_errors():

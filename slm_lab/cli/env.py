@@ -9,6 +9,7 @@ import gymnasium as gym
 import typer
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import ImportsOption
 from slm_lab.env.build import load_playground, make_single_env
 from slm_lab.env.check import check_env
 from slm_lab.env.make import PLAYGROUND_PREFIX, EnvSettings, is_playground
@@ -39,7 +40,7 @@ def check(
     ],
     kwargs: Annotated[str, typer.Option("--kwargs", metavar="JSON", help="Options of the env as JSON.")] = "{}",
     steps: Annotated[int, typer.Option(min=1, help="Random steps to take.")] = 1000,
-    imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="Import first.")] = None,
+    imports: ImportsOption = None,
 ) -> None:
     """Step an env with random actions and say what would trouble a training."""
     with user_errors():

@@ -12,6 +12,7 @@ import typer
 
 from slm_lab.cli.columns import write_columns
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import RunsDirOption
 from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.secret import redact
@@ -53,7 +54,7 @@ def list_runs(
         bool, typer.Option("--hub", "--remote", help="Only runs at HF_REPO, on the hub or in a folder.")
     ] = False,
     sort: Annotated[str, typer.Option(metavar="BY", help=f"One of {', '.join(SORTS)}.")] = "age",
-    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    data_dir: RunsDirOption = DATA_DIR,
 ) -> None:
     """Entry of the command."""
     with user_errors():

@@ -23,6 +23,7 @@ ContinueOption = Annotated[
     bool, typer.Option("--continue", help="Resume the run of the same spec in the data folder; without one, start.")
 ]
 DataDirOption = Annotated[Path, typer.Option(help="Where run folders are made.")]
+RunsDirOption = Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")]
 RayAddressOption = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Run sessions on the Ray cluster at HOST:PORT, auto, or local."),

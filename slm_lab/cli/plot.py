@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import RunsDirOption
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import DATA_DIR
 from slm_lab.results.plot import name_figure, plot_runs, to_drawn
@@ -25,7 +26,7 @@ def plot(
     legends: Annotated[
         str | None, typer.Option("--legends", "-l", metavar="A,B,...", help="Names of the runs, in order.")
     ] = None,
-    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    data_dir: RunsDirOption = DATA_DIR,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where figures go.")] = PLOTS,
     legend: Annotated[bool, typer.Option("--legend/--no-legend", help="Name the curves.")] = True,
 ) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from slm_lab.audit.replay_fault import Row, advise, bundle_errors, read_bundle, replay_fault, show, tabulate
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import ImportsOption
 from slm_lab.lib.runtime import import_modules
 
 app = typer.Typer(add_completion=False)
@@ -24,7 +25,7 @@ def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE")],
     trust: Annotated[bool, typer.Option("--trust", help="Replay a bundle that lies in no run of yours.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Compile nothing, even if the run did.")] = False,
-    imports: Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="Import first.")] = None,
+    imports: ImportsOption = None,
 ) -> None:
     """Entry of the command."""
     out = sys.stdout

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import RunsDirOption
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.results.folder import DATA_DIR, REPORT_NAME, find_run_path, is_search
 from slm_lab.results.report import write_report
@@ -24,7 +25,7 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write; else report.html in DIR.")
     ] = None,
-    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    data_dir: RunsDirOption = DATA_DIR,
 ) -> None:
     """Write a page with scores, curves, spec and commands of a run, of a search, or of several runs side by side."""
     with user_errors():

@@ -1,12 +1,12 @@
 """`slm-lab retro DIR`: metrics, graphs and report made again from the tables of a run."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import RunsDirOption
 from slm_lab.results.conclude import recompute
 from slm_lab.results.folder import DATA_DIR, RunFolder
 from slm_lab.results.metrics import format_trial_metrics
@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False)
 @app.command(help="Make the metrics, graphs and report of a run again from its tables, wherever it was made.")
 def retro(
     where: Annotated[str, typer.Argument(metavar="DIR", help="A run folder or its name.")],
-    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    data_dir: RunsDirOption = DATA_DIR,
 ) -> None:
     """Entry of the command."""
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
+from slm_lab.cli.options import ImportsOption, SetOption
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.io import dump_yaml
 from slm_lab.lib.runtime import import_modules
@@ -28,12 +29,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Work with sp
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A spec file, or the name of a shipped spec.")]
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The spec in the file; default: every one.")]
-Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Fill ${KEY} or set a path.")]
-Import = Annotated[list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own modules first.")]
 
 
 @app.command()
-def check(file: File, name: Name = None, set_: Set = None, imports: Import = None) -> None:
+def check(file: File, name: Name = None, set_: SetOption = None, imports: ImportsOption = None) -> None:
     """Check that specs are valid; every mistake is listed."""
     with user_errors():
         import_modules(imports or [])
@@ -65,8 +64,8 @@ def check(file: File, name: Name = None, set_: Set = None, imports: Import = Non
 def show(
     file: File,
     name: Name = None,
-    set_: Set = None,
-    imports: Import = None,
+    set_: SetOption = None,
+    imports: ImportsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of YAML.")] = False,
 ) -> None:
     """Print a spec with every default filled in."""

@@ -1,14 +1,13 @@
 """`slm-lab verify DIR`: replay a part of a run and compare it bit for bit."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slm_lab.audit.verify import Settings, Verification
 from slm_lab.cli.failure import user_errors
-from slm_lab.cli.options import ImportsOption
+from slm_lab.cli.options import ImportsOption, RunsDirOption
 from slm_lab.lib.log import setup_console
 from slm_lab.results.folder import DATA_DIR
 from slm_lab.spec.reader import printable
@@ -35,7 +34,7 @@ def verify(
         bool | None, typer.Option("--compile/--no-compile", help="Replay with compiled or plain updates.")
     ] = None,
     imports: ImportsOption = None,
-    data_dir: Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")] = DATA_DIR,
+    data_dir: RunsDirOption = DATA_DIR,
 ) -> None:
     """Entry of the command."""
     setup_console("WARNING")
