@@ -1,4 +1,4 @@
-"""`slm-lab bench`: what the benchmark lacks, its runs, and its page."""
+"""`slm-lab bench`: missing rows of the benchmark, its runs, and its page."""
 
 import shlex
 import sys
@@ -45,18 +45,20 @@ Filter = Annotated[
         help="Rows of a phase, env, algorithm or spec: classic, 'atari ppo'. Repeatable.",
     ),
 ]
-VolumeOption = Annotated[str | None, typer.Option(metavar="NAME", help="A volume for checkpoints, with --remote.")]
+VolumeOption = Annotated[str | None, typer.Option(metavar="NAME", help="Volume for checkpoints, with --remote.")]
 SpotOption = Annotated[
-    SpotPolicy | None, typer.Option(help="Which machines, with --remote; auto takes whatever is cheaper.")
+    SpotPolicy | None, typer.Option(help="Kind of machine, with --remote; auto takes the cheaper one.")
 ]
-MaxPriceOption = Annotated[float | None, typer.Option(metavar="DOLLARS", help="Per hour, with --remote.")]
-MaxDurationOption = Annotated[str | None, typer.Option(metavar="TIME", help="Such as 12h, with --remote.")]
-# seconds after which the templates of remote runs stop them
+MaxPriceOption = Annotated[float | None, typer.Option(metavar="DOLLARS", help="Highest price per hour, with --remote.")]
+MaxDurationOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Time limit of a run, such as 12h, with --remote.")
+]
+# time limit in the templates of remote runs, in seconds
 USUAL_LIMIT = 6 * 3600
-Docs = Annotated[Path, typer.Option("--docs", help="Where the page, its figures and results are.")]
+Docs = Annotated[Path, typer.Option("--docs", help="Folder with the page, its figures and results.")]
 
 
-@app.command(help="Show which rows lack a result, and how long they would take.")
+@app.command(help="Show the rows without a result, and how long they would take.")
 def plan(filters: Filter = None, data_dir: RunsDirOption = DATA_DIR, docs: Docs = DOCS) -> None:
     """Rows without a result, with their time."""
     with user_errors():
@@ -77,28 +79,28 @@ def plan(filters: Filter = None, data_dir: RunsDirOption = DATA_DIR, docs: Docs 
         )
     out.write(
         f"{len(waiting)} of {len(states)} rows need a run; one after the other on {num_cores()} cores they take "
-        f"about {format_seconds(total)}{' (~: a rough guess, nothing like it was measured yet)' if is_rough else ''}\n"
+        f"about {format_seconds(total)}{' (~: a rough guess, no similar row was measured)' if is_rough else ''}\n"
     )
     if waiting:
         words = [word for text in filters or [] for word in ("--filter", text)]
         out.write(f"Next     {shlex.join(['slm-lab', 'bench', 'run', *words, '--local'])}\n")
 
 
-@app.command(help="Train the rows that lack a result; started again, it resumes.")
+@app.command(help="Train the rows without a result; the same command resumes.")
 def run(
     filters: Filter = None,
     local: Annotated[
-        bool, typer.Option("--local/--remote", help="On this machine, one row after the other, or with dstack.")
+        bool, typer.Option("--local/--remote", help="On this machine, one row at a time, or with dstack.")
     ] = True,
     idle: Annotated[
         bool,
-        typer.Option("--idle", help="Only when a core is free, the cheapest row first, at the lowest priority."),
+        typer.Option("--idle", help="Only while a core is free, cheapest row first, at the lowest priority."),
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Also rows that have a result: the newest run counts.")
+        bool, typer.Option("--again", help="Also train rows with a result: the newest run counts.")
     ] = False,
-    max_parallel: Annotated[int, typer.Option(help="Rows at once, with --remote.", min=1)] = 10,
-    retries: Annotated[int, typer.Option(help="How often a failed row is tried again, under a new name.", min=0)] = 1,
+    max_parallel: Annotated[int, typer.Option(help="Rows in parallel, with --remote.", min=1)] = 10,
+    retries: Annotated[int, typer.Option(help="How often to retry a failed row, under a new name.", min=0)] = 1,
     volume: VolumeOption = None,
     spot: SpotOption = None,
     max_price: MaxPriceOption = None,
@@ -106,16 +108,16 @@ def run(
     data_dir: RunsDirOption = DATA_DIR,
     docs: Docs = DOCS,
 ) -> None:
-    """Train what is missing."""
+    """Train the missing rows."""
     setup_console("INFO")
     with user_errors():
         rows = select_rows(filters or [])
         results = {} if again else load_results(docs)
         given = {"volume": volume, "spot": spot, "max_price": max_price, "max_duration": max_duration}
         if local and (wrong := [name for name, value in given.items() if value is not None]):
-            raise LabError(f"--{wrong[0].replace('_', '-')} goes with --remote")
+            raise LabError(f"--{wrong[0].replace('_', '-')} needs --remote")
         if idle and not local:
-            raise LabError("--idle goes with --local")
+            raise LabError("--idle needs --local")
         if not local:
             request = TaskRequest("", volume=volume, spot=spot, max_price=max_price, max_duration=max_duration)
             with lock_file(data_dir / "bench" / "remote.lock", 0):
@@ -145,19 +147,19 @@ def run(
     sys.exit(stopped or (1 if failed else 0))
 
 
-@app.command(help="Take finished runs into the page: check, upload, draw, write the row.")
+@app.command(help="Take finished runs into the page: check, upload, plot, write the row.")
 def intake(
     filters: Filter = None,
     upload: Annotated[
-        bool, typer.Option("--upload/--no-upload", help="Share runs first; --no-upload leaves their links out.")
+        bool, typer.Option("--upload/--no-upload", help="Upload runs first; without it the page has no links to them.")
     ] = True,
     commit: Annotated[
-        bool, typer.Option("--commit", help="Make one commit of what was written; never a push.")
+        bool, typer.Option("--commit", help="Commit the page, figures and results; never pushes.")
     ] = False,
     data_dir: RunsDirOption = DATA_DIR,
     docs: Docs = DOCS,
 ) -> None:
-    """Take in what is finished."""
+    """Take in finished runs."""
     setup_console("INFO")
     with user_errors():
         rows = select_rows(filters or [])
@@ -173,7 +175,7 @@ def intake(
         out.write(f"Refused  {name}: {'; '.join(reasons)}\n")
     out.write(f"Taken in {len(done.taken)} row(s){', and committed' if is_committed else ''}\n")
     if not done.taken and not done.refused:
-        out.write(f"There is no new finished run in {data_dir}; see slm-lab bench status\n")
+        out.write(f"No new finished run in {data_dir}; see slm-lab bench status\n")
     sys.exit(1 if done.refused else 0)
 
 
@@ -185,9 +187,9 @@ def table(data_dir: RunsDirOption = DATA_DIR, docs: Docs = DOCS) -> None:
     sys.stdout.write(f"{path}\n")
 
 
-@app.command(help="Show how far the benchmark is.")
+@app.command(help="Show the progress of the benchmark.")
 def status(filters: Filter = None, data_dir: RunsDirOption = DATA_DIR, docs: Docs = DOCS) -> None:
-    """Counts by phase, and what runs."""
+    """Counts by phase, and the active runs."""
     with user_errors():
         states = _states(select_rows(filters or []), data_dir, docs)
     out = sys.stdout
@@ -207,14 +209,14 @@ def status(filters: Filter = None, data_dir: RunsDirOption = DATA_DIR, docs: Doc
 
 
 def _open_share() -> Share:
-    """What uploads a run; a folder on a disk has no address that a page could link to."""
+    """A function that uploads a run and returns its link; a folder on a disk has none."""
     settings = read_settings()
     store = open_store(settings)
     store.check_write()
     if not store.is_public():
         logger.warning(
-            f"{store.root_url} is private, so that others cannot open the links of the page; once they may, "
-            "slm-lab graduate copies the runs to a public repo"
+            f"{store.root_url} is private, so others cannot open the links of the page; slm-lab graduate copies "
+            "the runs to a public repo"
         )
 
     def share(path: Path) -> str | None:
@@ -230,21 +232,21 @@ def _run_remote(
     def fetch(name: str) -> None:
         try:
             store = open_store(read_settings())
-            # of this spec and no other whose name begins alike; the newest
+            # the newest of this spec, not of one whose name starts alike
             names = find_names(store, f"{name}_[0-9][0-9][0-9][0-9]_*")
             if names:
                 pull_runs(max(names, key=find_start), store, data_dir)
         except LabError as error:
-            # it is safe where it is, and the other rows go on
-            logger.warning(f"{name} could not be fetched: {error}; later: slm-lab pull {name}")
+            # the run is safe at the hub, and the other rows continue
+            logger.warning(f"{name} could not be downloaded: {error}; later: slm-lab pull {name}")
 
     if request.max_duration is None:
         for row in rows:
             seconds = estimate(row, {}, row.max_session).seconds
             if seconds > USUAL_LIMIT:
                 logger.warning(
-                    f"{row.key} may take {format_seconds(seconds)}, and is stopped after 6h: give --max-duration, "
-                    "and --volume so that it can go on"
+                    f"{row.key} may take {format_seconds(seconds)}, but the time limit is 6h: give --max-duration, and "
+                    "--volume so that it can resume"
                 )
     environ, root = full_environment(), find_root(Path.cwd())
     cloud = Cloud(
@@ -253,7 +255,7 @@ def _run_remote(
     try:
         runs = RemoteRuns(data_dir, cloud, request).run(rows, results, max_parallel, retries)
     except KeyboardInterrupt:
-        sys.stdout.write("\nLeft; what was submitted runs on. The same command returns to it\n")
+        sys.stdout.write("\nStopped waiting; submitted runs continue. Run the same command to return to them\n")
         sys.exit(130)
     for key, remote in runs.items():
         sys.stdout.write(f"{remote.status:<10} {key} as {remote.name}\n")
@@ -262,7 +264,7 @@ def _run_remote(
 
 
 def _begin_idle(states: list[RowState], data_dir: Path, docs: Path) -> list[Row]:
-    """Lower the priority of all that follows, and say what each row would take; the rows, the cheapest first."""
+    """Lower the priority of this process and print the cost of each row; returns the rows, cheapest first."""
     become_idle()
     costs = order_by_cost(states, _measure(data_dir, docs))
     for row, seconds in costs:
@@ -271,7 +273,7 @@ def _begin_idle(states: list[RowState], data_dir: Path, docs: Path) -> list[Row]
 
 
 def _measure(data_dir: Path, docs: Path) -> dict[tuple[str, str], float]:
-    """Frames per second of a session, of all rows that were ever measured."""
+    """Frames per second of a session, for all rows with a measurement."""
     states = _states(list(load_matrix()), data_dir, docs)
     return measure_fps(states, load_results(docs), load_costs(data_dir))
 
@@ -281,7 +283,7 @@ def _states(rows: list[Row], data_dir: Path, docs: Path) -> list[RowState]:
 
 
 def _active(data_dir: Path, docs: Path) -> list[str]:
-    """What runs now, here or elsewhere, a line each."""
+    """A line for each active run, local or remote."""
     now = (Standing.RUNNING, Standing.SUBMITTED)
     return [_describe(state) for state in _states(list(load_matrix()), data_dir, docs) if state.standing in now]
 

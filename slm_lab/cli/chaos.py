@@ -1,4 +1,4 @@
-"""`slm-lab chaos SPEC_FILE SPEC_NAME --kills 20`: show that kills at random moments change no bit of a run."""
+"""`slm-lab chaos SPEC_FILE SPEC_NAME --kills 20`: check that kills at random times change no bit of a run."""
 
 import shutil
 import sys
@@ -20,19 +20,19 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    help="Train a spec twice, undisturbed and with SIGKILL at random moments, and compare both to the last bit.\n\n"
-    "Kills hit the driver, one of its sessions, or all at once; each time the run is continued with train@. Exit code "
-    "0: both end the same; 1: something differs, or a process was left behind."
+    help="Train a spec twice, undisturbed and with SIGKILL at random times, and compare both bit for bit.\n\n"
+    "Kills hit the driver, one of its sessions, or all at once; each time train@ resumes the run. Exit code 0: both "
+    "end the same; 1: something differs, or a process was left behind."
 )
 def chaos(
     source: Annotated[str, typer.Argument(metavar="SPEC_FILE")] = "ppo_cartpole",
     name: Annotated[str | None, typer.Argument(metavar="[SPEC_NAME]")] = None,
-    kills: Annotated[int, typer.Option(help="How many.", min=1)] = 20,
+    kills: Annotated[int, typer.Option(help="Number of kills.", min=1)] = 20,
     set_: SetOption = None,
-    seed: Annotated[int, typer.Option(help="Of the moments and targets of kills.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the times and targets of kills.", min=0)] = 0,
     imports: ImportsOption = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Keep both runs in a folder here; without it they are deleted if the same.")
+        Path | None, typer.Option(help="Keep both runs here; by default they are deleted if they are the same.")
     ] = None,
 ) -> None:
     """Entry of the command."""
@@ -51,7 +51,7 @@ def chaos(
         path = create_run_folder(root, f"chaos_{spec.name}")
         result = Chaos(spec, path, kills, seed, tell, modules).run()
     if len(result.kills) < kills:
-        tell(f"The run was done before the other {kills - len(result.kills)} kills")
+        tell(f"The run ended before the other {kills - len(result.kills)} kills")
     lost = sum(kill.num_lost for kill in result.kills)
     total = spec.env.max_frame * spec.meta.max_session
     tell(

@@ -7,7 +7,7 @@ from slm_lab.spec.reader import printable
 
 
 def write_columns(rows: Sequence[Sequence[str]], num_name: int) -> None:
-    """Write rows with columns of one width each: the first `num_name` are names, to the left, the rest numbers."""
+    """Print aligned columns: the first `num_name` are names, aligned left, the rest numbers."""
     rows = [[printable(text, limit=255) for text in row] for row in rows]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     for row in rows:

@@ -1,4 +1,4 @@
-"""`slm-lab compare A B`: whether one run is better than another, and in what they differ."""
+"""`slm-lab compare A B`: which of two runs is better, and how they differ."""
 
 import math
 import sys
@@ -20,10 +20,10 @@ from slm_lab.spec.reader import printable
 app = typer.Typer(add_completion=False)
 
 
-@app.command(help="Compare two runs: scores with their difference, speed, and what differs in their specs.")
+@app.command(help="Compare two runs: difference of the scores, speed, and differences of the specs.")
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A run folder or its name.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
     data_dir: RunsDirOption = DATA_DIR,
 ) -> None:
     """Entry of the command."""

@@ -1,4 +1,4 @@
-"""`slm-lab doctor [DIR]`: what the tables of a run tell about it, and which key to try."""
+"""`slm-lab doctor [DIR]`: what stands out in the tables of a run, and which key to try."""
 
 import sys
 from typing import Annotated
@@ -18,7 +18,7 @@ MARKS = {"warn": "WARN", "info": "info"}
 
 
 @app.command(
-    help="Read the tables of a run and say what stands out, what it means and which key of the spec to try.\n\n"
+    help="Read the tables of a run and report what stands out, what it means and which key of the spec to try.\n\n"
     "DIR is a run folder, its name inside the data folder, a file in it, a pattern that matches one run, or latest."
 )
 def doctor(
@@ -39,7 +39,7 @@ def doctor(
 
 
 def _describe(symptom: Symptom) -> str:
-    # they may quote the run, which may be anyone's
+    # they may quote the run, which may come from anyone
     title, seen, meaning, advice = (
         printable(text, limit=2000) for text in (symptom.title, symptom.seen, symptom.meaning, symptom.advice)
     )

@@ -1,4 +1,4 @@
-"""`slm-lab env`: check an env, list those that are registered."""
+"""`slm-lab env`: check an env, or list the registered ones."""
 
 import importlib.util
 import json
@@ -42,7 +42,7 @@ def check(
     steps: Annotated[int, typer.Option(min=1, help="Random steps to take.")] = 1000,
     imports: ImportsOption = None,
 ) -> None:
-    """Step an env with random actions and say what would trouble a training."""
+    """Step an env with random actions and report what would trouble training."""
     with user_errors():
         import_modules(imports or [])
         try:
@@ -51,7 +51,7 @@ def check(
             raise EnvError(f"--kwargs: JSON expected, such as '{{\"continuous\": true}}' ({error})") from None
         settings = EnvSettings(name, 1, kwargs=options)
         env = make_single_env(settings)
-        # another one of Playground would be compiled for a minute
+        # a second Playground env would compile for a minute
         make_fresh = None if is_playground(name) else lambda: make_single_env(settings)
         try:
             findings = check_env(env, steps, make_fresh=make_fresh)
@@ -66,8 +66,10 @@ def check(
 
 
 @app.command("list")
-def list_(words: Annotated[list[str] | None, typer.Argument(help="Show only ids with all of these.")] = None) -> None:
-    """List the known names by family; of several versions the newest."""
+def list_(
+    words: Annotated[list[str] | None, typer.Argument(help="List only names that contain all of these.")] = None,
+) -> None:
+    """List the known names by family, with the newest version of each."""
     families: dict[str, list[str]] = {family: [] for family in (*FAMILIES, PLAYGROUND, "others")}
     for name in [*newest_ids(), *playground_names()]:
         if all(word.lower() in name.lower() for word in words or []):

@@ -1,4 +1,4 @@
-"""What a command prints for an error, one clear message or a traceback, and its exit code."""
+"""How a command reports an error: one clear message or a traceback, and its exit code."""
 
 import errno
 import sys
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.secret import redact
 
-# what the torch-free install leaves out
+# packages that the install without torch leaves out
 ML_PACKAGES = ("torch", "gymnasium", "ale_py", "tensorboard", "optuna")
-# of paths that nothing can be at, whatever was to be done there
+# errors of impossible paths, for any operation
 BAD_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 
 
 def report_error(error: BaseException) -> int:
-    """Write an error to stderr; the exit code: 2 for a user's mistake, 130 for Ctrl-C, 1 for a bug."""
+    """Print an error to stderr; returns the exit code: 2 for a user's mistake, 130 for Ctrl-C, 1 for a bug."""
     if isinstance(error, KeyboardInterrupt):
-        # before training began, so there is nothing to save
+        # training has not started, so there is nothing to save
         return 130
     text = None
     if isinstance(error, LabError):
@@ -27,7 +27,7 @@ def report_error(error: BaseException) -> int:
         text = f"{str(error.filename)[:100]!r}: {error.strerror}"
     elif isinstance(error, ModuleNotFoundError) and error.name in ML_PACKAGES:
         text = f"this command needs {error.name}; run `uv sync`, or `pip install slm-lab[ml]`"
-    # the traceback of a bug, of an env perhaps, whose words may hold a secret
+    # the message, perhaps from an env, may contain a secret
     message = f"Error: {text}\n" if text is not None else "".join(traceback.format_exception(error))
     sys.stderr.write(redact(message))
     return 2 if text is not None else 1
@@ -35,7 +35,7 @@ def report_error(error: BaseException) -> int:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """End the command with what an error means."""
+    """Report an error and exit with its code."""
     try:
         yield
     except Exception as error:

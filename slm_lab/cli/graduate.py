@@ -20,14 +20,14 @@ app = typer.Typer(add_completion=False)
 
 @app.command(
     help="Copy finished runs from HF_REPO to the public repo, with README.md and docs/ of this folder.\n\n"
-    "Runs are copied byte for byte, nothing is deleted, and what is there already is left as it is. Links in the docs "
-    "that lead to a copied run lead to the public repo afterwards."
+    "Runs are copied byte for byte; nothing is deleted or replaced. Links in the docs to a copied run are rewritten to "
+    "the public repo."
 )
 def graduate(
     to: Annotated[str, typer.Option("--to", metavar="REPO", help="The public repo, USER/NAME or a folder.")],
-    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only runs named like this.")] = "",
-    source: Annotated[str | None, typer.Option("--from", metavar="REPO", help="Another source than HF_REPO.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied.")] = False,
+    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only runs with this in their name.")] = "",
+    source: Annotated[str | None, typer.Option("--from", metavar="REPO", help="A source other than HF_REPO.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be copied.")] = False,
     rewrite: Annotated[bool, typer.Option("--rewrite/--no-rewrite", help="Rewrite links in docs.")] = True,
     log_level: LogLevelOption = "INFO",
 ) -> None:

@@ -16,10 +16,10 @@ HEADER = ("run", "algorithm", "env", "score", "sessions", "frames", "size", "her
 
 
 def show_runs(runs: Sequence[SharedRun], store: Store, pattern: str, data_dir: Path) -> None:
-    """Write the runs, and what is wrong with those that cannot be used."""
+    """Print the runs, and the problems of those that cannot be used."""
     if not runs:
         what = f"no run named like '{pattern}'" if pattern else "no run"
-        raise LabError(f"there is {what} at {store.root_url}; send one with `slm-lab push DIR`")
+        raise LabError(f"there is {what} at {store.root_url}; upload one with `slm-lab push DIR`")
     rows = [_row(run.manifest, data_dir) for run in runs if run.manifest is not None]
     if rows:
         write_columns([HEADER, *rows], num_name=3)

@@ -1,4 +1,4 @@
-"""`slm-lab list`: the runs there are."""
+"""`slm-lab list`: runs with their scores."""
 
 import math
 import sys
@@ -32,7 +32,7 @@ SORTS: dict[str, Callable[[Run], Any]] = {
     "run": lambda run: run.path.name,
 }
 
-# how long the hub may take to answer where it was not asked for
+# time limit for the hub if the user did not ask for it
 QUICK_SECONDS = 10.0
 
 app = typer.Typer(add_completion=False)
@@ -44,15 +44,13 @@ def _score(run: Run) -> float:
 
 @app.command(
     name="list",
-    help="Show the runs in the data folder: algorithm, env, score, sessions, frames and age.\n\n"
-    "Where HF_REPO is set, the runs there follow, with their size and whether they are here.",
+    help="List the runs in the data folder: algorithm, env, score, sessions, frames and age.\n\n"
+    "If HF_REPO is set, its runs follow, with their size and whether they are local.",
 )
 def list_runs(
-    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only runs whose name has this in it.")] = "",
-    local: Annotated[bool, typer.Option("--local", help="Only runs on this machine.")] = False,
-    hub: Annotated[
-        bool, typer.Option("--hub", "--remote", help="Only runs at HF_REPO, on the hub or in a folder.")
-    ] = False,
+    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only runs with this in their name.")] = "",
+    local: Annotated[bool, typer.Option("--local", help="Only local runs.")] = False,
+    hub: Annotated[bool, typer.Option("--hub", "--remote", help="Only runs at HF_REPO.")] = False,
     sort: Annotated[str, typer.Option(metavar="BY", help=f"One of {', '.join(SORTS)}.")] = "age",
     data_dir: RunsDirOption = DATA_DIR,
 ) -> None:
@@ -77,22 +75,22 @@ def list_runs(
 
 
 def _try_hub(pattern: str, data_dir: Path) -> bool:
-    """Show the runs at HF_REPO below those that are here; one that cannot be reached is no reason to fail."""
+    """List the runs at HF_REPO below the local ones; an unreachable hub is only a warning."""
     try:
         sys.stdout.flush()
         _list_hub(pattern, data_dir, title=f"\nAt {get_repo()}:\n", is_quick=True)
     except LabError as error:
-        sys.stderr.write(redact(f"Warning: the runs at HF_REPO are not shown: {error}\n"))
+        sys.stderr.write(redact(f"Warning: cannot list the runs at HF_REPO: {error}\n"))
         return False
     return True
 
 
 def _list_hub(pattern: str, data_dir: Path, title: str = "", is_quick: bool = False) -> None:
-    # loaded only here: the hub's client takes a moment
+    # loaded only here: importing the hub's client takes a moment
     opening, pull, table = (
         import_module(name) for name in ("slm_lab.share.opening", "slm_lab.share.pull", "slm_lab.cli.hub_table")
     )
-    # without being asked for, it may not keep anyone waiting
+    # if the user did not ask for the hub, do not make them wait
     limits = {"attempts": 1, "timeout": QUICK_SECONDS} if is_quick else {}
     store = opening.open_store(read_settings(), **limits)
     runs = pull.list_runs(store, pattern)

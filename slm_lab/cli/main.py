@@ -18,7 +18,7 @@ TRAIN, LOOK, SHARE, MAINTAIN = "Train", "Look", "Share", "Maintain"
 
 
 class Entry(NamedTuple):
-    """Where a command is, and what help says of it."""
+    """Module, help panel and help text of a command."""
 
     module: str
     panel: str
@@ -29,23 +29,23 @@ COMMANDS = {
     "run": Entry("slm_lab.cli.run", TRAIN, "Train a spec; with a mode also search, resume or play."),
     "search": Entry("slm_lab.cli.search", TRAIN, "Search a spec for better values."),
     "resume": Entry("slm_lab.cli.run", TRAIN, "Resume a run or a search that was stopped, exactly."),
-    "run-remote": Entry("slm_lab.cli.run_remote", TRAIN, "Run a spec on a machine in the cloud, through dstack."),
+    "run-remote": Entry("slm_lab.cli.run_remote", TRAIN, "Run a spec on a cloud machine, with dstack."),
     "spec": Entry("slm_lab.cli.spec", TRAIN, "Check, show, list and describe specs."),
-    "env": Entry("slm_lab.cli.env", TRAIN, "Check an env of yours, list those that are registered."),
+    "env": Entry("slm_lab.cli.env", TRAIN, "Check an env, or list the registered ones."),
     "enjoy": Entry("slm_lab.cli.run", LOOK, "Play episodes with a trained agent."),
-    "list": Entry("slm_lab.cli.list", LOOK, "Show the runs there are, with their scores."),
-    "plot-list": Entry("slm_lab.cli.list", LOOK, "The same, by the name it had."),
-    "plot": Entry("slm_lab.cli.plot", LOOK, "Draw runs side by side."),
+    "list": Entry("slm_lab.cli.list", LOOK, "List runs with their scores."),
+    "plot-list": Entry("slm_lab.cli.list", LOOK, "The old name of list."),
+    "plot": Entry("slm_lab.cli.plot", LOOK, "Plot runs side by side."),
     "compare": Entry("slm_lab.cli.compare", LOOK, "Compare two runs: scores, speed, specs."),
-    "report": Entry("slm_lab.cli.report", LOOK, "Show a run, or several side by side, as a page that opens offline."),
-    "doctor": Entry("slm_lab.cli.doctor", LOOK, "Say what stands out in a run, and which key to try."),
-    "push": Entry("slm_lab.cli.push", SHARE, "Send a run to the Hugging Face hub or a shared folder."),
-    "pull": Entry("slm_lab.cli.pull", SHARE, "Fetch runs from there, verified."),
+    "report": Entry("slm_lab.cli.report", LOOK, "Write a run, or several side by side, as a page that opens offline."),
+    "doctor": Entry("slm_lab.cli.doctor", LOOK, "Report what stands out in a run, and which key to try."),
+    "push": Entry("slm_lab.cli.push", SHARE, "Upload a run to the Hugging Face hub or a shared folder."),
+    "pull": Entry("slm_lab.cli.pull", SHARE, "Download runs from there, and verify them."),
     "graduate": Entry("slm_lab.cli.graduate", SHARE, "Copy finished runs and the docs to the public repo."),
     "verify": Entry("slm_lab.cli.verify", MAINTAIN, "Replay a part of a run and compare it bit for bit."),
-    "chaos": Entry("slm_lab.cli.chaos", MAINTAIN, "Kill a run at random moments and show that it ends the same."),
+    "chaos": Entry("slm_lab.cli.chaos", MAINTAIN, "Kill a run at random times and check that it ends the same."),
     "replay-fault": Entry("slm_lab.cli.replay_fault", MAINTAIN, "Repeat the step that stopped a session."),
-    "retro": Entry("slm_lab.cli.retro", MAINTAIN, "Make metrics and graphs of a run again."),
+    "retro": Entry("slm_lab.cli.retro", MAINTAIN, "Recompute the metrics and graphs of a run."),
     "bench": Entry("slm_lab.cli.bench", MAINTAIN, "Run the benchmark, and write its page."),
 }
 # modes of `run` that look like commands when `run` is left out
@@ -53,13 +53,13 @@ MODES = ("dev", "train")
 EXAMPLES = (
     ("slm-lab run", "train the demo: PPO on CartPole"),
     ("slm-lab run ppo_cartpole train", "train a shipped spec, 4 sessions"),
-    ("slm-lab spec list", "see what is shipped"),
+    ("slm-lab spec list", "list the shipped specs"),
     ("slm-lab COMMAND --help", "options of a command"),
 )
 
 
 def route(arguments: list[str]) -> list[str]:
-    """Arguments that begin with a command; the older forms, without one, are those of `run`."""
+    """Arguments that start with a command; without one they belong to `run`, as in older versions."""
     first = arguments[0] if arguments else "help"
     if first in ("help", "-h", "--help"):
         return ["--help"]
@@ -71,16 +71,16 @@ def route(arguments: list[str]) -> list[str]:
 
 
 def _find_meant_command(word: str) -> str | None:
-    """The command that a first word is a slip of; None where it is a mode, a file or a spec, or near to no command."""
+    """The command that was probably meant; None if the word is a mode, a file or a spec, or no command is close."""
     near = get_close_matches(word, COMMANDS, n=1)
     if not near or word in MODES or "@" in word or word.endswith((".json", ".yaml", ".yml")):
         return None
-    # loaded only here, where the word is in doubt
+    # loaded only if needed
     return None if import_module("slm_lab.spec.loading").is_shipped(word) else near[0]
 
 
 class LazyGroup(TyperGroup):
-    """Help is written from the table of commands; a command's own module is loaded when it is called."""
+    """Writes help from the table of commands, and loads the module of a command when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -102,7 +102,7 @@ class LazyGroup(TyperGroup):
 app = typer.Typer(
     cls=LazyGroup,
     add_completion=False,
-    # errors in plain lines; help has its panels all the same
+    # plain error lines; help still has its panels
     rich_markup_mode=None,
     help="Deep reinforcement learning, defined by spec files.",
     epilog="Start with:\n\n" + "\n\n".join(f"{command:<32} {text}" for command, text in EXAMPLES),
@@ -131,5 +131,5 @@ def main() -> None:
         try:
             app(args=route(sys.argv[1:]), prog_name="slm-lab")
         except (Exception, KeyboardInterrupt) as error:
-            # printed here, since outside of it nothing is escaped
+            # inside safe_output, which escapes what the message quotes
             sys.exit(report_error(error))

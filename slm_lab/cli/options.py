@@ -16,21 +16,21 @@ ImportsOption = Annotated[
     list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own modules first.")
 ]
 LogLevelOption = Annotated[
-    Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="What the log shows.", case_sensitive=False)
+    Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="Lowest level to log.", case_sensitive=False)
 ]
-LogFormatOption = Annotated[LogFormat, typer.Option(help="Of the console: lines for people, or JSON.")]
+LogFormatOption = Annotated[LogFormat, typer.Option(help="Console output as text or JSON lines.")]
 ContinueOption = Annotated[
-    bool, typer.Option("--continue", help="Resume the run of the same spec in the data folder; without one, start.")
+    bool, typer.Option("--continue", help="Resume the run of the same spec in the data folder, or start one.")
 ]
-DataDirOption = Annotated[Path, typer.Option(help="Where run folders are made.")]
-RunsDirOption = Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Where runs are.")]
+DataDirOption = Annotated[Path, typer.Option(help="Folder for runs.")]
+RunsDirOption = Annotated[Path, typer.Option("--data-dir", "--data-folder", "-d", help="Folder with the runs.")]
 RayAddressOption = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Run sessions on the Ray cluster at HOST:PORT, auto, or local."),
 ]
 RenderOption = Annotated[bool, typer.Option("--render", help="Show the first env in a window.")]
-ProfileOption = Annotated[bool, typer.Option("--profile", help="Show the time split by phase for each session.")]
-EpisodesOption = Annotated[int, typer.Option(help="How many to play.", min=1, rich_help_panel="Play")]
+ProfileOption = Annotated[bool, typer.Option("--profile", help="Show the time by phase for each session.")]
+EpisodesOption = Annotated[int, typer.Option(help="Number of episodes.", min=1, rich_help_panel="Play")]
 VideoOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write the episodes as FILE.mp4 or FILE.gif.", rich_help_panel="Play"),
@@ -39,7 +39,7 @@ KeepOption = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Keep the weights of the N best trials, by default 3; -1: of all.",
+        help="Keep the weights of the N best trials; 3 by default, -1 for all.",
         min=-1,
         rich_help_panel="Search",
     ),
@@ -48,12 +48,12 @@ ValidateOption = Annotated[
     int, typer.Option(metavar="N", help="Then train the winner with N fresh seeds.", min=0, rich_help_panel="Search")
 ]
 UploadOption = Annotated[
-    bool, typer.Option("--upload-hf", envvar="UPLOAD_HF", help="At the end, send the run to HF_REPO.")
+    bool, typer.Option("--upload-hf", envvar="UPLOAD_HF", help="Upload the run to HF_REPO when it ends.")
 ]
 
 
 def list_changes(set_: list[str] | None, seed: int | None, device: str | None) -> list[str]:
-    """What is changed in the spec, as `-s` takes it."""
+    """Changes of the spec, in the form of `-s`."""
     changes = [*(set_ or [])]
     changes += [f"meta.seed={seed}"] if seed is not None else []
     changes += [f"meta.device={device}"] if device is not None else []

@@ -19,16 +19,16 @@ PLOTS = Path("docs/plots")
 app = typer.Typer(add_completion=False)
 
 
-@app.command(help="Draw the learning curves of runs side by side, one figure per env.")
+@app.command(help="Plot the learning curves of runs side by side, one figure per env.")
 def plot(
     folders: Annotated[str, typer.Option("--folders", "-f", metavar="A,B,...", help="Run folders or their names.")],
-    title: Annotated[str | None, typer.Option("--title", "-t", help="Title; the env if not given.")] = None,
+    title: Annotated[str | None, typer.Option("--title", "-t", help="Title; by default the env.")] = None,
     legends: Annotated[
         str | None, typer.Option("--legends", "-l", metavar="A,B,...", help="Names of the runs, in order.")
     ] = None,
     data_dir: RunsDirOption = DATA_DIR,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where figures go.")] = PLOTS,
-    legend: Annotated[bool, typer.Option("--legend/--no-legend", help="Name the curves.")] = True,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures.")] = PLOTS,
+    legend: Annotated[bool, typer.Option("--legend/--no-legend", help="Show a legend.")] = True,
 ) -> None:
     """Entry of the command."""
     with user_errors():
@@ -43,7 +43,7 @@ def plot(
         problems += [f"{place}: {problem}" for place, run in runs.items() for problem in run.problems]
         envs = list(dict.fromkeys(run.env_name for run in runs.values()))
         if title is not None and len(envs) > 1:
-            raise LabError(f"--title: names one figure, but the runs are of {len(envs)} envs: {', '.join(envs)}")
+            raise LabError(f"--title: names one figure, but the runs have {len(envs)} envs: {', '.join(envs)}")
         for problem in problems:
             sys.stderr.write(f"Note: {problem}\n")
         for env in envs:
@@ -54,7 +54,7 @@ def plot(
             prefix = output / name_figure(title or env)
             paths = plot_runs(drawn, prefix, title or env, legend)
             if not paths:
-                raise LabError(f"{env}: none of the runs has a finished episode to draw")
+                raise LabError(f"{env}: none of the runs has a finished episode to plot")
             page = paths[0].with_suffix(".html")
             write_graph(shown, labels, title or env, page, legend)
             sys.stdout.writelines(f"{path}\n" for path in (*paths, page))
@@ -65,7 +65,7 @@ def _split(text: str) -> list[str]:
 
 
 def _name_apart(runs: list[Run]) -> list[str]:
-    """The algorithm of each run; where two share it, the spec's name, and where that is the same the folder's."""
+    """Distinct labels: the algorithms, or the names of the specs, or those of the folders."""
     for names in ([run.label for run in runs], [run.name for run in runs]):
         if len(set(names)) == len(names):
             return names

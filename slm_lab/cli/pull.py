@@ -1,4 +1,4 @@
-"""`slm-lab pull PATTERN`: fetch runs from where they are shared."""
+"""`slm-lab pull PATTERN`: download shared runs."""
 
 import shlex
 import sys
@@ -22,14 +22,14 @@ NUM_SHOWN = 5
 
 
 @app.command(
-    help="Fetch runs from HF_REPO into the data folder, verified by their hashes.\n\n"
-    "Public repos need no token. Nothing that is here is overwritten; run a pull that was cut again to resume it."
+    help="Download runs from HF_REPO into the data folder, and verify their hashes.\n\n"
+    "Public repos need no token. Local files are never overwritten. Run an interrupted pull again to resume it."
 )
 def pull(
     pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A run's name, a part of it, or a glob.")],
-    list_: Annotated[bool, typer.Option("--list", "-l", help="Only show what would be fetched.")] = False,
-    source: Annotated[str | None, typer.Option("--from", metavar="REPO", help="Another place than HF_REPO.")] = None,
-    max_size: Annotated[str, typer.Option(metavar="SIZE", help="Fetch at most this much, e.g. 20GB.")] = "5GB",
+    list_: Annotated[bool, typer.Option("--list", "-l", help="Only show what would be downloaded.")] = False,
+    source: Annotated[str | None, typer.Option("--from", metavar="REPO", help="A place other than HF_REPO.")] = None,
+    max_size: Annotated[str, typer.Option(metavar="SIZE", help="Download at most this much, e.g. 20GB.")] = "5GB",
     data_dir: DataDirOption = DATA_DIR,
     log_level: LogLevelOption = "INFO",
 ) -> None:
@@ -61,14 +61,14 @@ def _read_limit(text: str) -> int:
 
 
 def _tell(run: Pulled) -> None:
-    what = f"{run.num_fetched} files, {format_size(run.num_bytes)}" if run.num_fetched else "all of it was here"
+    what = f"{run.num_fetched} files, {format_size(run.num_bytes)}" if run.num_fetched else "already complete"
     sys.stdout.write(f"Fetched  {run.path} ({what})\n")
     if not (run.path / REPORT_NAME).exists():
-        # pages are never fetched, since their scripts would run here
+        # pages are never downloaded, since their scripts would run here
         sys.stdout.write(f"Report   {shlex.join(['slm-lab', 'report', str(run.path)])}\n")
     if run.kept:
         shown = ", ".join(run.kept[:NUM_SHOWN]) + (", ..." if len(run.kept) > NUM_SHOWN else "")
         sys.stderr.write(
-            f"Kept     {len(run.kept)} files of {run.path} differ from those there and stay as they are: {shown}; "
+            f"Kept     {len(run.kept)} files of {run.path} differ from the shared ones and stay unchanged: {shown}; "
             "pull with another --data-dir to have both\n"
         )

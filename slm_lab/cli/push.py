@@ -1,4 +1,4 @@
-"""`slm-lab push DIR`: send a run to where runs are shared."""
+"""`slm-lab push DIR`: upload a run to share it."""
 
 import sys
 from typing import Annotated
@@ -17,20 +17,19 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    help="Send a run to HF_REPO: spec, tables, graphs, models, videos, report and a card.\n\n"
-    "HF_REPO is USER/NAME of a dataset repo of the Hugging Face hub, which is made if it is missing, or a folder; "
-    "HF_TOKEN is a token that may write. Both are read from the environment or from .env. Run a push that was "
-    "cut again to resume it."
+    help="Upload a run to HF_REPO: spec, tables, graphs, models, videos, report and a card.\n\n"
+    "HF_REPO is USER/NAME of a dataset repo on the Hugging Face hub, created if missing, or a folder; HF_TOKEN is a "
+    "token with write access. Set both in the environment or in .env. Run an interrupted push again to resume it."
 )
 def push(
     where: Annotated[
         list[str], typer.Argument(metavar="DIR...", help="Run folders, their names, patterns, or latest.")
     ],
-    to: Annotated[str | None, typer.Option("--to", metavar="REPO", help="Another place than HF_REPO.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="REPO", help="A place other than HF_REPO.")] = None,
     with_checkpoints: Annotated[
-        bool, typer.Option("--with-checkpoints", help="Also what a run resumes from, which may be large.")
+        bool, typer.Option("--with-checkpoints", help="Also upload checkpoints and replay files, which may be large.")
     ] = False,
-    private: Annotated[bool, typer.Option("--private", help="If the repo is made, make it private.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make the repo private if this creates it.")] = False,
     data_dir: DataDirOption = DATA_DIR,
     log_level: LogLevelOption = "INFO",
 ) -> None:

@@ -1,4 +1,4 @@
-"""`slm-lab replay-fault BUNDLE`: do again what failed, and look at the numbers."""
+"""`slm-lab replay-fault BUNDLE`: repeat a failed step, and show its numbers."""
 
 import sys
 from pathlib import Path
@@ -13,18 +13,18 @@ from slm_lab.lib.runtime import import_modules
 
 app = typer.Typer(add_completion=False)
 
-# tensors of the nets that are shown, those with the largest numbers
+# how many tensors of the nets to show, those with the largest numbers
 MAX_ROWS = 12
 
 
 @app.command(
-    help="Do again what stopped a session because a number was not finite, from the bundle that it left.\n\n"
-    "BUNDLE is a file in the folder fault/ of a run. The exit code is 0 if the same fails again, and 1 if not."
+    help="Repeat the step that stopped a session because a number was not finite, from its bundle.\n\n"
+    "BUNDLE is a file in the folder fault/ of a run. Exit code 0: it fails in the same way again; 1: it does not."
 )
 def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE")],
-    trust: Annotated[bool, typer.Option("--trust", help="Replay a bundle that lies in no run of yours.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Compile nothing, even if the run did.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Replay a bundle from someone else.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Do not compile, even if the run did.")] = False,
     imports: ImportsOption = None,
 ) -> None:
     """Entry of the command."""
@@ -44,7 +44,7 @@ def replay(
 
 
 def _describe(content: dict[str, Any]) -> list[str]:
-    """What a bundle holds, in numbers, and what to try."""
+    """The numbers in a bundle, and what to try."""
     lines = [f"It was: {show(content['message'])}\n"]
     if content.get("left_out"):
         left_out = ", ".join(map(str, content["left_out"]))
@@ -59,7 +59,7 @@ def _describe(content: dict[str, Any]) -> list[str]:
 
 
 def _size(row: Row) -> float:
-    """What a table of weights is sorted by: bad numbers first, then the largest."""
+    """Sort key of the table of weights: bad numbers first, then the largest."""
     return float("inf") if row.num_nan or row.num_inf else max(abs(row.low), abs(row.high))
 
 

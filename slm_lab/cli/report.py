@@ -1,4 +1,4 @@
-"""`slm-lab report DIR...`: a run, or several beside each other, as one page that opens offline."""
+"""`slm-lab report DIR...`: a run, or several side by side, as one page that opens offline."""
 
 import sys
 from collections.abc import Callable
@@ -23,7 +23,8 @@ app = typer.Typer(add_completion=False)
 def report(
     where: Annotated[list[str], typer.Argument(metavar="DIR...", help="Run folders, their names, or latest.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write; else report.html in DIR.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write; by default report.html in DIR."),
     ] = None,
     data_dir: RunsDirOption = DATA_DIR,
 ) -> None:
@@ -43,7 +44,7 @@ def report(
 
 
 def _write(page: Path, write: Callable[[Path], None]) -> None:
-    """Write a page to a file, or into a folder, and say where."""
+    """Write a page to a file or into a folder, and print its path."""
     if page.is_dir():
         page /= REPORT_NAME
     try:

@@ -1,4 +1,4 @@
-"""`slm-lab retro DIR`: metrics, graphs and report made again from the tables of a run."""
+"""`slm-lab retro DIR`: recompute the metrics, graphs and report of a run from its tables."""
 
 import sys
 from typing import Annotated
@@ -15,7 +15,9 @@ from slm_lab.results.run import load_run
 app = typer.Typer(add_completion=False)
 
 
-@app.command(help="Make the metrics, graphs and report of a run again from its tables, wherever it was made.")
+@app.command(
+    help="Recompute the metrics, graphs and report of a run from its tables, also for runs from other machines."
+)
 def retro(
     where: Annotated[str, typer.Argument(metavar="DIR", help="A run folder or its name.")],
     data_dir: RunsDirOption = DATA_DIR,
@@ -30,7 +32,7 @@ def retro(
         for problem in run.problems:
             tell(problem)
         if run.random_return is None:
-            tell(f"no random baseline of {run.env_name} is known, so strength counts from 0")
+            tell(f"the random baseline of {run.env_name} is unknown, so strength counts from 0")
         concluded = recompute(run, run.random_return or 0.0)
         count = len(list((run.path / "model").glob("*_model.pt")))
         if count and RunFolder(run.path, run.name).is_published:

@@ -45,13 +45,13 @@ from slm_lab.spec.schema import Spec
 
 DEMO = "ppo_cartpole"
 MODES = ("dev", "train", "train@DIR", "train@latest", "enjoy@DIR", "search", "search@DIR")
-FolderArgument = Annotated[str, typer.Argument(metavar="[DIR]", help="A run folder; without it the latest.")]
+FolderArgument = Annotated[str, typer.Argument(metavar="[DIR]", help="A run folder; by default the latest.")]
 
 app = typer.Typer(add_completion=False)
 
 
 def split_arguments(arguments: list[str]) -> tuple[str, str | None, str]:
-    """File or bare name, spec name, and mode; what is left out takes its default."""
+    """File or bare name, spec name, and mode, with defaults for missing ones."""
     words = list(arguments)
     mode = words.pop() if words and _is_mode(words[-1]) else "dev"
     if words and _is_mode(words[0]):
@@ -70,7 +70,7 @@ def _is_mode(text: str) -> bool:
 
 @app.command(
     help="Train a spec; with a mode also search, resume or play.\n\n"
-    "SPEC_FILE is a file or the bare name of a shipped spec; without it the demo is trained. MODE is dev (one "
+    "SPEC_FILE is a file or the name of a shipped spec; without it, this trains the demo. MODE is dev (one "
     "session, TensorBoard), train (all sessions), search (find better values), train@DIR or search@DIR (resume "
     "exactly; DIR may be latest), or enjoy@DIR (play)."
 )
@@ -93,7 +93,7 @@ def run(
     ray_address: RayAddressOption = None,
     upload_hf: UploadOption = False,
 ) -> None:
-    """Train, search, resume or play, as the mode says."""
+    """Train, search, resume or play, depending on the mode."""
     setup_console(log_level, log_format)
     source, name, mode = split_arguments(arguments or [])
     verb, _, where = mode.partition("@")
@@ -109,28 +109,30 @@ def run(
         DEFAULTS.keep if keep is None else keep,
     )
     if ray_address is not None and render:
-        raise LabError("--render shows sessions of this process, --ray-address runs them elsewhere; leave one out")
+        raise LabError("--render needs sessions in this process, --ray-address runs them elsewhere; use only one")
     if video is not None and verb != "enjoy":
-        raise LabError(f"--video goes with enjoy@DIR, not with {mode}; while training, set meta.video_frequency")
+        raise LabError(
+            f"--video works with enjoy@DIR, not with {mode}; to record while training, set meta.video_frequency"
+        )
     if (keep is not None or validate) and verb != "search":
-        raise LabError(f"--keep and --validate go with search, not with {mode}")
+        raise LabError(f"--keep and --validate work with search, not with {mode}")
     if (render or profile) and verb == "search":
-        raise LabError("--render and --profile go with train, not with search")
+        raise LabError("--render and --profile work with train, not with search")
     if continue_ and where:
-        raise LabError(f"--continue finds the run by its spec, {mode} names it; leave one out")
+        raise LabError(f"--continue finds the run by its spec, {mode} names it; use only one")
     if changes and where and verb != "enjoy":
-        raise LabError(f"a resumed run keeps its saved spec; -s, --seed and --device do not go with {verb}@")
+        raise LabError(f"a resumed run keeps its saved spec; -s, --seed and --device do not work with {verb}@")
     if verb == "enjoy":
-        # UPLOAD_HF may stand in the environment for all runs, and playing makes none
+        # UPLOAD_HF may be set for all runs, and playing makes none
         _enjoy(where, options, episodes)
         return
     if upload_hf:
         check_upload()
-    # of a run that is named, a spec only says which is meant
+    # with a named run, the spec only confirms which one is meant
     expected = locate(source, name)[1] if where and len(arguments or []) > 1 else None
     import_modules(options.imports)
     if verb == "search":
-        # loaded only here: the sampler takes a second
+        # loaded only here: importing the sampler takes a second
         searches = import_module("slm_lab.experiment.search_run")
         if where:
             found = searches.resume_search(where, options, expected)
@@ -148,7 +150,7 @@ def run(
     sys.exit((upload_run(result.folder) if upload_hf and result.metrics else 0) or result.exit_code)
 
 
-@app.command(help="Resume a run or a search from its last checkpoints, exactly; one that is done shows its result.")
+@app.command(help="Resume a run or a search exactly, from its last checkpoints; a finished one prints its result.")
 def resume(
     folder: FolderArgument = "latest",
     render: RenderOption = False,
@@ -162,7 +164,7 @@ def resume(
     ray_address: RayAddressOption = None,
     upload_hf: UploadOption = False,
 ) -> None:
-    """`run train@DIR`, or `run search@DIR` where that is a search."""
+    """`run train@DIR`, or `run search@DIR` for a search."""
     import_modules(imports or ())
     found = open_run_folder(folder, data_dir)[0]
     verb = "search" if found.study_file.exists() else "train"
@@ -181,7 +183,7 @@ def resume(
     )
 
 
-@app.command(help="Play episodes with the best agent of a run, without exploring; nothing of the run is changed.")
+@app.command(help="Play episodes with the best agent of a run, without exploration; the run stays unchanged.")
 def enjoy(
     folder: FolderArgument = "latest",
     episodes: EpisodesOption = 10,
@@ -225,7 +227,7 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
     out = sys.stdout
     needed = "".join(f" --import {name}" for name in options.imports)
     if result.stop_code:
-        out.write(f"\nStopped and saved. Continue with:\n  slm-lab run train@{result.folder}{needed}\n")
+        out.write(f"\nStopped and saved. Resume with:\n  slm-lab run train@{result.folder}{needed}\n")
         sys.exit(result.stop_code)
     if result.run is not None:
         out.write(f"\nScore    {summarize(result.run)}\n")
@@ -241,8 +243,7 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
     out.write(f"Replay   slm-lab run enjoy@{result.folder}{needed}\n")
     if result.failures:
         out.write(
-            f"Failed   sessions {sorted(result.failures)}; continue them with slm-lab run train@{result.folder}{needed}"
-            "\n"
+            f"Failed   sessions {sorted(result.failures)}; resume them with slm-lab run train@{result.folder}{needed}\n"
         )
 
 
@@ -258,7 +259,7 @@ def _diagnosis(conclusion: Conclusion | None) -> str:
 
 
 def _time_split(result: TrialResult, per_session: bool) -> str:
-    """How the time was spent, largest share first: over all sessions, or for each."""
+    """Time by phase, largest first: over all sessions, or for each."""
     parts = {f"session {session.session}": session.phases for session in result.results}
     if not per_session:
         names = dict.fromkeys(name for phases in parts.values() for name in phases)

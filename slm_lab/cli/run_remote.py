@@ -1,4 +1,4 @@
-"""`slm-lab run-remote SPEC_FILE SPEC_NAME [train|search]`: run a spec on a machine that dstack gets."""
+"""`slm-lab run-remote SPEC_FILE SPEC_NAME [train|search]`: run a spec on a cloud machine, with dstack."""
 
 import shlex
 import sys
@@ -19,7 +19,7 @@ app = typer.Typer(add_completion=False)
 
 
 def split_arguments(arguments: list[str]) -> tuple[str, str | None, Mode]:
-    """File or bare name, spec name, and mode; without a mode it is train."""
+    """File or bare name, spec name, and mode, by default train."""
     names, mode = list(arguments), MODES[0]
     if len(names) > 1 and names[-1] in MODES:
         mode = MODES[MODES.index(names.pop())]
@@ -32,16 +32,17 @@ def split_arguments(arguments: list[str]) -> tuple[str, str | None, Mode]:
 
 @app.command(
     name="run-remote",
-    help="Run a spec on a machine in the cloud, through dstack: docs/REMOTE.md.\n\n"
-    "The checkout you are in is sent as it is. SPEC_FILE is a file in it or the bare name of a shipped spec. The run "
-    "resumes from its checkpoint when its machine is taken away and --volume outlives it.",
+    help="Run a spec on a cloud machine, with dstack: docs/REMOTE.md.\n\n"
+    "This sends the current checkout as it is. SPEC_FILE is a file in it or the name of a shipped spec. With --volume, "
+    "a run that loses its machine resumes from its checkpoint on the next one.",
 )
 def run_remote(
     arguments: Annotated[list[str], typer.Argument(metavar="SPEC_FILE [SPEC_NAME] [train|search]")],
     name: Annotated[
-        str | None, typer.Option("--name", "-n", help="Of the run at dstack; without it the spec's, with dashes.")
+        str | None,
+        typer.Option("--name", "-n", help="Name of the run at dstack; by default that of the spec, with dashes."),
     ] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="On a machine with a GPU.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Use a machine with a GPU.")] = False,
     set_: SetOption = None,
     imports: ImportsOption = None,
     volume: Annotated[str | None, typer.Option(metavar="NAME", help="A network volume for checkpoints.")] = None,
@@ -50,11 +51,13 @@ def run_remote(
     ] = True,
     spot: Annotated[
         bool | None,
-        typer.Option("--spot/--on-demand", help="Only machines that may be taken away, or only others; else either."),
+        typer.Option("--spot/--on-demand", help="Only spot machines, or only on-demand ones; by default either."),
     ] = None,
-    max_price: Annotated[float | None, typer.Option(metavar="DOLLARS", help="Per hour, at most.")] = None,
-    max_duration: Annotated[str | None, typer.Option(metavar="TIME", help="Then it is stopped: 30m, 6h, 2d.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")] = False,
+    max_price: Annotated[float | None, typer.Option(metavar="DOLLARS", help="Highest price per hour.")] = None,
+    max_duration: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time limit of the run: 30m, 6h, 2d.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, without sending it.")] = False,
 ) -> None:
     """Entry of the command."""
     with user_errors():
@@ -82,7 +85,7 @@ def run_remote(
                 if request.upload:
                     check_upload(environ)
             except LabError as error:
-                # it would be refused when the run is submitted
+                # submitting the run would fail
                 sys.stderr.write(f"Note: {error}\n")
             return
         try:

@@ -1,4 +1,4 @@
-"""`slm-lab search [SPEC_FILE] [SPEC_NAME]`: find better values, and prove them."""
+"""`slm-lab search [SPEC_FILE] [SPEC_NAME]`: find better values, and validate them."""
 
 import sys
 from typing import Annotated
@@ -34,8 +34,8 @@ app = typer.Typer(add_completion=False)
 
 @app.command(
     help="Search a spec: train it with other values, stop weak trials early, keep the best.\n\n"
-    "What is searched is in the spec's `search` section, how many trials in meta.max_trial, early stopping in "
-    "meta.search_scheduler. The same as slm-lab run SPEC_FILE SPEC_NAME search."
+    "The `search` section of the spec defines the values, meta.max_trial the number of trials, meta.search_scheduler "
+    "early stopping. The same as slm-lab run SPEC_FILE SPEC_NAME search."
 )
 def search(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[SPEC_FILE] [SPEC_NAME]")] = None,
@@ -71,7 +71,7 @@ def search(
 
 
 def conclude(result: SearchResult, options: Options, num_validate: int, is_continued: bool, upload_hf: bool) -> int:
-    """Show what a search came to, and validate its winner if asked to; the exit code."""
+    """Print the results of a search, and validate its winner if asked to; returns the exit code."""
     _show(result)
     code = result.exit_code
     if upload_hf and not code:
@@ -82,7 +82,7 @@ def conclude(result: SearchResult, options: Options, num_validate: int, is_conti
 
 
 def _show(result: SearchResult) -> None:
-    """The ranking, the files and the next commands."""
+    """Print the ranking, the files and the next commands."""
     out = sys.stdout
     early, failed = result.count("stopped"), result.count("failed")
     done = result.count("done")
@@ -100,22 +100,22 @@ def _show(result: SearchResult) -> None:
     if result.report is not None:
         out.write(f"Report   {result.report}\n")
     if result.stop_code:
-        out.write(f"\nStopped and saved. Continue with:\n  slm-lab run search@{result.folder}\n")
+        out.write(f"\nStopped and saved. Resume with:\n  slm-lab run search@{result.folder}\n")
     elif result.best_spec is not None:
         out.write(f"Best     {result.best_spec}\n")
-        out.write(f"Prove it slm-lab run {result.best_spec} train --seed {result.seed + 1}\n")
+        out.write(f"Validate slm-lab run {result.best_spec} train --seed {result.seed + 1}\n")
     else:
-        out.write("Best     none: no trial is done\n")
+        out.write("Best     none: no trial has finished\n")
 
 
 def _validate(result: SearchResult, num_session: int, options: Options, is_continued: bool, upload_hf: bool) -> int:
-    """Train the winner with fresh seeds and set its score beside that of the search; the exit code."""
+    """Train the winner with fresh seeds and print its score beside that of the search; returns the exit code."""
     trained = prove(result, num_session, options, is_continued)
     if trained.exit_code or result.best is None or trained.run is None:
-        sys.stdout.write(f"\nNot proved yet. Continue with:\n  slm-lab run train@{trained.folder}\n")
+        sys.stdout.write(f"\nNot validated yet. Resume with:\n  slm-lab run train@{trained.folder}\n")
         return trained.exit_code
     sys.stdout.write(
-        f"\nSearch   {result.best.score:.2f} (trial {result.best.trial}, whose seeds it was chosen by)\n"
-        f"Proved   {summarize(trained.run)}\nFiles    {trained.folder}\n"
+        f"\nSearch   {result.best.score:.2f} (trial {result.best.trial}, on the seeds that selected it)\n"
+        f"Validated {summarize(trained.run)}\nFiles    {trained.folder}\n"
     )
     return upload_run(trained.folder) if upload_hf else 0

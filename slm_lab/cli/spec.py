@@ -28,12 +28,12 @@ from slm_lab.spec.reader import read_document
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Work with spec files.")
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A spec file, or the name of a shipped spec.")]
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The spec in the file; default: every one.")]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The spec in the file; by default all.")]
 
 
 @app.command()
 def check(file: File, name: Name = None, set_: SetOption = None, imports: ImportsOption = None) -> None:
-    """Check that specs are valid; every mistake is listed."""
+    """Check specs and list every mistake."""
     with user_errors():
         import_modules(imports or [])
         overrides = dict(parse_override(text) for text in set_ or [])
@@ -77,7 +77,9 @@ def show(
 
 
 @app.command("list")
-def list_(words: Annotated[list[str] | None, typer.Argument(help="Show only lines with all of these.")] = None) -> None:
+def list_(
+    words: Annotated[list[str] | None, typer.Argument(help="List only lines that contain all of these.")] = None,
+) -> None:
     """List shipped specs: name, algorithm, env, file."""
     rows = []
     for path in spec_files():

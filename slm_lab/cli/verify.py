@@ -18,8 +18,8 @@ app = typer.Typer(add_completion=False)
 @app.command(
     help="Replay a part of a run from one of its checkpoints, and compare weights and tables bit for bit.\n\n"
     "DIR is a run folder, its name inside the data folder, a file in it, a pattern that matches one run, or latest. "
-    "The run is only read. Without options the part between its last two checkpoints is replayed. Exit code 0: all "
-    "is the same; 1: something differs, and what and where is said."
+    "The run stays unchanged. By default this replays the part between the last two checkpoints. Exit code 0: all is "
+    "the same; 1: something differs, and the output says what and where."
 )
 def verify(
     where: Annotated[str, typer.Argument(metavar="DIR")] = "latest",
@@ -27,8 +27,8 @@ def verify(
         int | None, typer.Option(metavar="FRAMES", help="Replay the first frames of the run.", min=1)
     ] = None,
     from_start: Annotated[bool, typer.Option("--from-start", help="Replay the whole run.")] = False,
-    session: Annotated[int | None, typer.Option(help="This session alone.", min=0)] = None,
-    trial: Annotated[int | None, typer.Option(help="This trial of a search; default its best.", min=0)] = None,
+    session: Annotated[int | None, typer.Option(help="Only this session.", min=0)] = None,
+    trial: Annotated[int | None, typer.Option(help="This trial of a search; by default the best.", min=0)] = None,
     threads: Annotated[int | None, typer.Option(help="Number of torch threads to replay with.", min=1)] = None,
     compiled: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Replay with compiled or plain updates.")
@@ -58,10 +58,10 @@ def verify(
         out.write("No recorded fact of the machine that trained it differs here\n")
     if verification.unknown:
         names = ", ".join(verification.unknown)
-        out.write(f"Not known of the run, so not compared: {names}\n")
+        out.write(f"Not recorded with the run, so not compared: {names}\n")
     sys.exit(0 if is_same else 1)
 
 
 def _show(line: str) -> str:
-    """A line that quotes files of a run, which may be anyone's, as it may reach a terminal."""
+    """A line made safe for a terminal: it quotes files of a run, which may come from anyone."""
     return printable(line, limit=2000)

@@ -359,7 +359,7 @@ def test_idle_lowers_the_priority_and_says_what_rows_take(tmp_path, monkeypatch)
         assert call("run", "--idle", "--filter", "CartPole-v1 PPO", *more, *where)[0] == 0
         assert seen[-1] == (rows, wait_for_core)
     code, text = call("run", "--idle", "--remote", *where)
-    assert (code, "--idle goes with --local" in text) == (2, True)
+    assert (code, "--idle needs --local" in text) == (2, True)
 
 
 def test_a_failure_is_tried_again_in_a_new_folder(tmp_path) -> None:

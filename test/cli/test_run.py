@@ -121,14 +121,14 @@ def test_older_forms_without_run_work(call: Call) -> None:
         (["run", "train@latest"], "there is no run in data yet"),
         (["run", "enjoy@nothing/*"], "matches nothing"),
         (["run", "train@latest", "--seed", "3"], "keeps its saved spec"),
-        (["run", "train@latest", "--continue"], "leave one out"),
-        (["run", "search@latest", "--continue"], "leave one out"),
+        (["run", "train@latest", "--continue"], "use only one"),
+        (["run", "search@latest", "--continue"], "use only one"),
         (["resume"], "there is no run in data yet"),
         (["enjoy", "nowhere"], "no run folder 'nowhere'"),
         (["search", "ppo_cartpole", "train"], "unknown mode 'train'"),
         (["run", "search", "ppo_cartpole"], "the mode comes last: slm-lab run ppo_cartpole search"),
-        (["run", "--render", "ppo_cartpole", "search"], "--render and --profile go with train"),
-        (["run", "ppo_cartpole", "train", "--keep", "1"], "--keep and --validate go with search, not with train"),
+        (["run", "--render", "ppo_cartpole", "search"], "--render and --profile work with train"),
+        (["run", "ppo_cartpole", "train", "--keep", "1"], "--keep and --validate work with search, not with train"),
         (["run", "ppo_cartpole", "--import", ".."], "--import ..: '..' is not the name of a module"),
         (["run", "ppo_cartpole", "--import", ""], "'' is not the name of a module"),
         (["run", "ppo_cartpole", "-s", "env.name=:X"], "module '' of ':X' cannot be imported"),
@@ -184,7 +184,7 @@ def test_a_signal_saves_and_stops_and_train_latest_resumes(
             break
     out, _ = process.communicate(timeout=120)
     assert process.returncode == code
-    assert "Continue with:\n  slm-lab run train@data/tiny" in out
+    assert "Resume with:\n  slm-lab run train@data/tiny" in out
     ended, _, log = call("run", "train@latest")
     assert ended == 0, log
     assert "Trial 0 done" in log
@@ -239,8 +239,8 @@ def test_a_search_and_its_proof_are_resumed(call: Call) -> None:
     # as a mode of `run` it is the same search
     code, again, _ = call("run", "searched.yaml", "search", *command[1:])
     assert len(list(Path("data").iterdir())) == 2
-    proved = re.compile(r"^Proved .*$", re.M)
-    assert proved.findall(first) == proved.findall(again) != []
+    validated = re.compile(r"^Validated .*$", re.M)
+    assert validated.findall(first) == validated.findall(again) != []
     code, _, error = call("search", *command, "-s", "meta.max_trial=3")
     assert code == 2
     assert "with another meta.max_trial: 2 there, 3 here" in error

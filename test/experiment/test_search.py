@@ -387,7 +387,7 @@ def test_a_trial_earns_no_sessions_while_the_search_stops(tmp_path: Path, capsys
     result = search(spec, tmp_path, executor)
     assert result.stop_code == 130
     search_command._show(result)
-    assert f"Continue with:\n  slm-lab run search@{tmp_path}\n" in capsys.readouterr().out
+    assert f"Resume with:\n  slm-lab run search@{tmp_path}\n" in capsys.readouterr().out
     assert executor.started == [(0, 0), (1, 0)]
     assert result.count("running") == 2
     assert executor.num_poll < 15
@@ -729,7 +729,7 @@ def test_a_killed_driver_leaves_a_search_that_is_resumed(small: Path, tmp_path: 
         rows = list(csv.DictReader(file))
     assert sorted(int(row["trial"]) for row in rows) == [0, 1]
     assert {row["state"] for row in rows} <= {"done", "stopped"}
-    assert "Prove it slm-lab run" in out
+    assert "Validate slm-lab run" in out
     kept = {path.name.split("_t")[1][0] for path in folder.glob("model/*_ckpt-best*")}
     assert kept == {rows[0]["trial"]}
 

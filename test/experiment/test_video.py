@@ -250,7 +250,7 @@ def test_enjoy_ends_with_one_line_when_nothing_can_be_drawn(
         (["enjoy@{folder}", "--video", "film.mp4", "--render"], "--render and --video exclude each other"),
         (["enjoy@{folder}", "--render"], "no window can be opened"),
         (["ppo_cartpole", "train", "--render"], "no window can be opened"),
-        (["ppo_cartpole", "train", "--video", "film.mp4"], "--video goes with enjoy@DIR, not with train"),
+        (["ppo_cartpole", "train", "--video", "film.mp4"], "--video works with enjoy@DIR, not with train"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_played(

@@ -231,7 +231,7 @@ def test_plot_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     place = ["-d", str(tmp_path), "-o", str(tmp_path / "plots")]
     for arguments, words in (
         (["-f", "one,two", "-l", "a"], "--legends: 1 names for 2 runs"),
-        (["-f", "one,two", "-t", "x"], "--title: names one figure, but the runs are of 2 envs"),
+        (["-f", "one,two", "-t", "x"], "--title: names one figure, but the runs have 2 envs"),
         (["-f", ","], "--folders: give at least one"),
         (["-f", "empty"], "has no results"),
     ):
@@ -345,7 +345,7 @@ def test_retro_of_an_unknown_env(tmp_path: Path) -> None:
     make_run(tmp_path, "run", env="My/Env-v0")
     code, _, stderr = call(retro, "run", "-d", str(tmp_path))
     assert code == 0
-    assert "no random baseline of My/Env-v0 is known, so strength counts from 0" in stderr
+    assert "the random baseline of My/Env-v0 is unknown, so strength counts from 0" in stderr
 
 
 def test_nan_in_a_column_and_unequal_sessions_are_drawn(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_training_is_uploaded_at_its_end(lab, hub: LocalHub, monkeypatch, caps
     _, err = train(*words, code=2, HF_TOKEN=WRITER, **place)
     (folder,) = Path("data").iterdir()
     assert f"Uploading data/{folder.name}" in err
-    assert f"the run is whole, but not shared: {REPO}: the token in HF_TOKEN may not write here (403)" in err
+    assert f"the run is complete, but was not uploaded: {REPO}: the token in HF_TOKEN may not write here (403)" in err
     assert f"slm-lab push data/{folder.name}" in err
     for name, value in {**place, "HF_TOKEN": WRITER}.items():
         monkeypatch.setenv(name, value)

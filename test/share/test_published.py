@@ -173,6 +173,6 @@ def test_list_shows_what_is_here_and_then_the_hub(lab, hub: LocalHub, there: Pat
     away = {"HF_REPO": REPO, "HF_ENDPOINT": "http://127.0.0.1:9"}
     shown, warned = lab("list", **away)
     assert NAME in shown
-    assert warned.startswith("Warning: the runs at HF_REPO are not shown: ")
+    assert warned.startswith("Warning: cannot list the runs at HF_REPO: ")
     assert len(warned.splitlines()) == 1
     lab("list", "--data-dir", "empty", code=2, **away)
