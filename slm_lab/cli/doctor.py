@@ -7,7 +7,7 @@ import typer
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import RunsDirOption
-from slm_lab.results.doctor import Symptom, describe_health, diagnose
+from slm_lab.results.doctor import Symptom, describe_health, find_symptoms
 from slm_lab.results.folder import DATA_DIR
 from slm_lab.results.run import load_run
 from slm_lab.spec.reader import printable
@@ -32,7 +32,7 @@ def doctor(
     for problem in run.problems:
         sys.stderr.write(f"Note: {problem}\n")
     out.write(f"{run.path}: {run.label} on {run.env_name}, {len(run.scores)} session(s), {run.frame:,} frames\n")
-    symptoms = diagnose(run)
+    symptoms = find_symptoms(run)
     out.writelines(f"\n{_describe(symptom)}" for symptom in symptoms)
     if not symptoms:
         out.write(f"\n{describe_health(run)}\n")

@@ -54,12 +54,12 @@ def check(
         # a second Playground env would compile for a minute
         make_fresh = None if is_playground(name) else lambda: make_single_env(settings)
         try:
-            findings = check_env(env, steps, make_fresh=make_fresh)
+            items = check_env(env, steps, make_fresh=make_fresh)
         finally:
             close_envs([env], name)
-        for finding in findings:
-            sys.stdout.write(f"{MARKS[finding.level]}  {finding.text}\n")
-        wrong = sum(finding.level == "wrong" for finding in findings)
+        for item in items:
+            sys.stdout.write(f"{MARKS[item.level]}  {item.text}\n")
+        wrong = sum(item.level == "wrong" for item in items)
         if wrong:
             raise EnvError(f"{name} has {wrong} problem(s)")
         sys.stdout.write(f"\nTrain in it with: slm-lab run SPEC train -s env.name={name}\n")

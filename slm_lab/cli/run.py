@@ -239,7 +239,7 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
     if result.report is not None:
         out.write(f"Report   {result.report}\n")
     out.write(_time_split(result, profile))
-    out.write(_diagnosis(result.conclusion))
+    out.write(_doctor_line(result.conclusion))
     out.write(f"Replay   slm-lab run enjoy@{result.folder}{needed}\n")
     if result.failures:
         out.write(
@@ -247,7 +247,7 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         )
 
 
-def _diagnosis(conclusion: Conclusion | None) -> str:
+def _doctor_line(conclusion: Conclusion | None) -> str:
     """What stands out in the tables, warnings if there are any; nothing where there are no tables."""
     if conclusion is None:
         return ""

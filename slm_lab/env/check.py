@@ -27,7 +27,7 @@ Level = Literal["ok", "note", "wrong"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckItem:
     """One thing that was looked at."""
 
     level: Level
@@ -39,25 +39,25 @@ def check_env(
     num_step: int = 1000,
     seed: int = 0,
     make_fresh: Callable[[], GymEnv] | None = None,
-) -> list[Finding]:
-    """What a session would find out the hard way; at most one finding of each kind."""
-    findings = [
-        Finding("ok", f"observations: {_describe(env.observation_space)}"),
+) -> list[CheckItem]:
+    """What a session would find out the hard way; at most one item of each kind."""
+    items = [
+        CheckItem("ok", f"observations: {_describe(env.observation_space)}"),
         *_name_parts(env),
-        Finding("ok", f"actions: {_describe(env.action_space)}"),
+        CheckItem("ok", f"actions: {_describe(env.action_space)}"),
     ]
     try:
         ActionMap(env.action_space)
     except EnvError as error:
-        return [*findings, Finding("wrong", str(error))]
-    findings += _check_bounds(env.action_space)
+        return [*items, CheckItem("wrong", str(error))]
+    items += _check_bounds(env.action_space)
     wrong, lengths, speed = _walk(env, num_step, seed)
-    findings += [Finding("wrong", text) for text in wrong.values()]
+    items += [CheckItem("wrong", text) for text in wrong.values()]
     if not wrong:
-        findings += [Finding("ok", f"{num_step:,} random steps: finite, of the right shape and type")]
-        findings += [_check_end(lengths, num_step), _check_repeat(env, seed, min(num_step, 200), make_fresh)]
-        findings.append(Finding("ok", f"about {speed:,.0f} steps per second in one process"))
-    return findings
+        items += [CheckItem("ok", f"{num_step:,} random steps: finite, of the right shape and type")]
+        items += [_check_end(lengths, num_step), _check_repeat(env, seed, min(num_step, 200), make_fresh)]
+        items.append(CheckItem("ok", f"about {speed:,.0f} steps per second in one process"))
+    return items
 
 
 def _describe(space: GymSpace) -> str:
@@ -66,17 +66,17 @@ def _describe(space: GymSpace) -> str:
     return f"Box of shape {space.shape}, {space.dtype}, from {space.low.min():.4g} to {space.high.max():.4g}"
 
 
-def _name_parts(env: GymEnv) -> list[Finding]:
+def _name_parts(env: GymEnv) -> list[CheckItem]:
     """The names that a net's obs_keys and encoders may use."""
     source = env.env.observation_space if isinstance(env, FlatObservation) else None
     if not isinstance(source, (spaces.Dict, spaces.Tuple)):
         return []
-    return [Finding("ok", f"parts of an observation: {show_parts(calc_parts(source))}")]
+    return [CheckItem("ok", f"parts of an observation: {show_parts(calc_parts(source))}")]
 
 
-def _check_bounds(space: GymSpace) -> list[Finding]:
+def _check_bounds(space: GymSpace) -> list[CheckItem]:
     if isinstance(space, spaces.Box) and not space.is_bounded():
-        return [Finding("note", "some actions have no bound: there the policy's own scale is used, about 2 wide")]
+        return [CheckItem("note", "some actions have no bound: there the policy's own scale is used, about 2 wide")]
     return []
 
 
@@ -137,21 +137,21 @@ def _check_obs(env: GymEnv, obs: Any, at: str) -> dict[str, str]:
     return {}
 
 
-def _check_end(lengths: list[int], num_step: int) -> Finding:
+def _check_end(lengths: list[int], num_step: int) -> CheckItem:
     if lengths:
-        return Finding("ok", f"{len(lengths)} episodes ended, after {np.mean(lengths):.0f} steps on average")
-    return Finding(
+        return CheckItem("ok", f"{len(lengths)} episodes ended, after {np.mean(lengths):.0f} steps on average")
+    return CheckItem(
         "note", f"no episode ended in {num_step:,} random steps: scores count whole episodes, so set env.max_t"
     )
 
 
-def _check_repeat(env: GymEnv, seed: int, num_step: int, make_fresh: Callable[[], GymEnv] | None) -> Finding:
+def _check_repeat(env: GymEnv, seed: int, num_step: int, make_fresh: Callable[[], GymEnv] | None) -> CheckItem:
     """Whether a seed and its actions give the same episode again, in an env that was used before and in a fresh one."""
     actions = [env.action_space.sample() for _ in range(num_step)]
     first = _record(env, seed, actions)
     step = _find_difference(first, _record(env, seed, actions))
     if step is not None:
-        return Finding(
+        return CheckItem(
             "note",
             f"the same seed and actions differ from step {step} on: runs do not repeat to the bit, and a stopped "
             "run continues statistically, not exactly (draw every random number from self.np_random)",
@@ -163,12 +163,12 @@ def _check_repeat(env: GymEnv, seed: int, num_step: int, make_fresh: Callable[[]
         finally:
             close_envs([fresh], str(fresh))
         if step is not None:
-            return Finding(
+            return CheckItem(
                 "note",
                 f"a fresh env differs from one that has played episodes, from step {step} on: state carries over "
                 "between episodes, so a stopped run continues statistically, not exactly (set all of it in reset)",
             )
-    return Finding("ok", "the same seed and actions give the same episode: runs repeat and continue exactly")
+    return CheckItem("ok", "the same seed and actions give the same episode: runs repeat and continue exactly")
 
 
 def _find_difference(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]) -> int | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from loguru import logger
 
 from slm_lab.lib.errors import RunFolderError, StorageError
-from slm_lab.results.doctor import Symptom, diagnose
+from slm_lab.results.doctor import Symptom, find_symptoms
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import SessionFile, SessionResult, TrialMetrics, calc_final_eval, calc_trial_metrics
 from slm_lab.results.plot import plot_run, plot_run_curve
@@ -81,7 +81,7 @@ def _write(run: Run, metrics: TrialMetrics, files: dict[int, SessionFile], is_dr
     metrics.write(folder.trial_metrics_file(run.trial))
     # as it would be read back, without reading the tables again
     run = replace(run, metrics=metrics, session_metrics={**run.session_metrics, **files})
-    symptoms = tuple(diagnose(run))
+    symptoms = tuple(find_symptoms(run))
     report = _draw(run, symptoms, folder.report_file) if is_drawn else None
     return Conclusion(run, metrics, symptoms, report)
 

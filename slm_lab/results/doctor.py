@@ -1,4 +1,4 @@
-"""What the tables of a run say about it, in plain words: rules with thresholds taken from runs that went well."""
+"""What stands out in the tables of a run: rules with thresholds taken from good runs."""
 
 import math
 import re
@@ -60,7 +60,7 @@ LOST = 0.6
 
 @dataclass(frozen=True)
 class Symptom:
-    """Something seen in a run that is worth saying."""
+    """Something that stands out in a run."""
 
     # warn: worth a change; info: good to know
     level: Literal["warn", "info"]
@@ -76,20 +76,20 @@ class Symptom:
         return tuple(dict.fromkeys(re.findall(r"\b(?:agent|env|meta)\.[\w.]*\w", self.advice)))
 
 
-def diagnose(run: Run) -> list[Symptom]:
-    """All symptoms, what is worth a change first."""
+def find_symptoms(run: Run) -> list[Symptom]:
+    """All symptoms, warnings first."""
     case = Case(run)
     found = [symptom for rule in RULES if (symptom := rule(case)) is not None]
     return sorted(found, key=lambda symptom: symptom.level == "info")
 
 
 def can_judge(run: Run) -> bool:
-    """Whether a session has rows enough to say something."""
+    """Whether a session has enough rows to judge."""
     return bool(Case(run).judged)
 
 
 def describe_health(run: Run) -> str:
-    """What to say of a run without symptoms."""
+    """The text for a run without symptoms."""
     rows = Case(run).num_row
     if rows < MIN_ROWS:
         return f"Too short to judge: {rows} row(s) with a score, {MIN_ROWS} are needed (meta.log_frequency)."

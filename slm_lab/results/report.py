@@ -16,7 +16,7 @@ from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.io import dump_yaml, write_text
 from slm_lab.lib.unit import format_seconds
 from slm_lab.results.curve import list_metrics, read_curves
-from slm_lab.results.doctor import Symptom, describe_health, diagnose
+from slm_lab.results.doctor import Symptom, describe_health, find_symptoms
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import MA_WINDOW, METRICS, MIN_INTERVAL, Spread, calc_spread
 from slm_lab.results.page import NOTHING, format_interval, format_number, render_page, to_number
@@ -61,7 +61,7 @@ def build_report(
     labels, envs = (dict.fromkeys(words) for words in ([run.label for run in runs], [run.env_name for run in runs]))
     kind = find_common_kind(runs)
     graph = build_graph(runs, names, f"{', '.join(labels)} on {', '.join(envs)}")
-    found = symptoms if symptoms is not None else [diagnose(run) for run in runs]
+    found = symptoms if symptoms is not None else [find_symptoms(run) for run in runs]
     return graph | {
         "problems": list(problems),
         "runs": [
@@ -149,7 +149,7 @@ def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
 def _build_doctor(run: Run, symptoms: Sequence[Symptom]) -> Document:
     """What stands out in the tables, and a line for where nothing does."""
     return {
-        "findings": [asdict(symptom) | {"keys": symptom.keys} for symptom in symptoms],
+        "symptoms": [asdict(symptom) | {"keys": symptom.keys} for symptom in symptoms],
         "conclusion": "" if symptoms else describe_health(run),
     }
 

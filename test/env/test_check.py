@@ -59,8 +59,8 @@ class Env(gym.Env[Any, Any]):
 
 
 def texts(mistake: str, level: str) -> list[str]:
-    findings = check_env(Env(mistake), 50, make_fresh=lambda: Env(mistake))
-    return [finding.text for finding in findings if finding.level == level]
+    items = check_env(Env(mistake), 50, make_fresh=lambda: Env(mistake))
+    return [item.text for item in items if item.level == level]
 
 
 def test_a_sound_env() -> None:
@@ -106,13 +106,13 @@ def test_what_a_user_should_know(mistake: str, start: str) -> None:
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "Hopper-v5", "Blackjack-v1"])
 def test_envs_of_gymnasium_pass(name: str) -> None:
     env = make_env(EnvSettings(name, 1))
-    assert [finding for finding in check_env(env, 200) if finding.level == "wrong"] == []
+    assert [item for item in check_env(env, 200) if item.level == "wrong"] == []
     env.close()
 
 
 def test_names_of_the_parts_of_an_observation() -> None:
     env = make_env(EnvSettings("Blackjack-v1", 1))
-    texts = [finding.text for finding in check_env(env, 10)]
+    texts = [item.text for item in check_env(env, 10)]
     assert "parts of an observation: 0 (32,), 1 (11,), 2 (2,)" in texts
     plain = make_env(EnvSettings("CartPole-v1", 1))
-    assert not any(finding.text.startswith("parts") for finding in check_env(plain, 10))
+    assert not any(item.text.startswith("parts") for item in check_env(plain, 10))

@@ -42,7 +42,7 @@ def count(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> list[Any]:
 def test_everything_is_computed_once_and_read_back_as_it_is(tmp_path, monkeypatch) -> None:
     tables = {session: make_table(seed=session) for session in range(3)}
     run = write_run(tmp_path / "run", tables, has_end=False)
-    counts = {name: count(monkeypatch, module, name) for name in ("diagnose", "plot_run", "write_report")}
+    counts = {name: count(monkeypatch, module, name) for name in ("find_symptoms", "plot_run", "write_report")}
     sessions = count(monkeypatch, metrics_module, "calc_session_metrics")
     concluded = conclude(run, [end(0, [400.0, 420.0]), end(2, [480.0])], [1], 23.0, 3)
     assert [len(calls) for calls in counts.values()] == [1, 1, 1]

@@ -20,7 +20,7 @@ from slm_lab.experiment.launch import Options
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.lib.array import Array
 from slm_lab.results.conclude import Conclusion
-from slm_lab.results.doctor import RULES, Symptom, diagnose
+from slm_lab.results.doctor import RULES, Symptom, find_symptoms
 from slm_lab.results.evidence import MIN_ROWS
 from slm_lab.results.metrics import SessionFile, TrialMetrics
 from slm_lab.results.run import Run, read_run
@@ -134,7 +134,7 @@ def plant(name: str, seed: int = 0) -> Run:
 
 
 def warnings_of(run: Run) -> list[str]:
-    return [symptom.title for symptom in diagnose(run) if symptom.level == "warn"]
+    return [symptom.title for symptom in find_symptoms(run) if symptom.level == "warn"]
 
 
 # --- runs that went well, and planted faults
@@ -166,12 +166,12 @@ def test_a_session_that_failed_is_not_judged(seed: int) -> None:
 
 
 def only(run: Run) -> Symptom:
-    """The one finding that is worth a change."""
-    [finding] = [finding for finding in diagnose(run) if finding.level == "warn"]
-    return finding
+    """The one symptom that is worth a change."""
+    [symptom] = [symptom for symptom in find_symptoms(run) if symptom.level == "warn"]
+    return symptom
 
 
-def test_a_finding_has_the_number_and_the_session() -> None:
+def test_a_symptom_has_the_number_and_the_session() -> None:
     run = plant("one seed failed")
     end = run.tables[3]["total_reward"][-NUM_ROW // 10 :].mean()
     assert "1 of 4 are far behind" in only(run).seen
@@ -185,10 +185,10 @@ def test_a_finding_has_the_number_and_the_session() -> None:
 @pytest.mark.parametrize("make", PLANTED)
 def test_keys_are_in_the_advice_and_in_the_reference(make: str) -> None:
     reference = (ROOT / "docs" / "SPEC.md").read_text()
-    finding = only(plant(make))
-    assert finding.keys
-    for key in finding.keys:
-        assert key in finding.advice
+    symptom = only(plant(make))
+    assert symptom.keys
+    for key in symptom.keys:
+        assert key in symptom.advice
         room, *rest = key.split(".")
         name = (rest[1] if room == "agent" else rest[0]).removeprefix("actor_").removeprefix("critic_")
         assert f"| `{name}` |" in reference
@@ -206,7 +206,7 @@ def test_the_learning_rate_is_the_one_of_the_actor_where_it_has_its_own() -> Non
 
 
 def test_a_high_clip_fraction_is_only_mentioned_while_the_score_is_good() -> None:
-    assert [(finding.level, finding.title) for finding in diagnose(build(HEALTHY["PPO HalfCheetah"]))] == [
+    assert [(symptom.level, symptom.title) for symptom in find_symptoms(build(HEALTHY["PPO HalfCheetah"]))] == [
         ("info", "clip fraction high")
     ]
 
@@ -223,25 +223,25 @@ def test_a_high_clip_fraction_is_held_against_a_score_that_fell() -> None:
 
 def test_a_drifting_normaliser_is_only_mentioned_while_the_score_is_good() -> None:
     run = plant("drifting observations")
-    assert [finding.level for finding in diagnose(run)] == ["warn"]
+    assert [symptom.level for symptom in find_symptoms(run)] == ["warn"]
     good = {session: table | {"total_reward": 16 * table["total_reward"]} for session, table in run.tables.items()}
-    [finding] = diagnose(replace(run, tables=good))
-    assert (finding.level, finding.title) == ("info", "normaliser drifting")
-    assert finding.meaning.endswith("the score does not suffer from it")
+    [symptom] = find_symptoms(replace(run, tables=good))
+    assert (symptom.level, symptom.title) == ("info", "normaliser drifting")
+    assert symptom.meaning.endswith("the score does not suffer from it")
 
 
 def test_what_drifts_is_named_with_its_number_and_its_keys() -> None:
-    finding = only(plant("drifting observations"))
-    assert "obs_norm_shift adds up to 0.5 stds over the last fifth in all sessions" in finding.seen
-    assert finding.keys == ("env.max_frame", "env.clip_obs", "env.normalize_obs")
+    symptom = only(plant("drifting observations"))
+    assert "obs_norm_shift adds up to 0.5 stds over the last fifth in all sessions" in symptom.seen
+    assert symptom.keys == ("env.max_frame", "env.clip_obs", "env.normalize_obs")
     run = plant("drifting rewards of one session")
     std = run.tables[1]["reward_norm_std"]
-    finding = only(run)
-    assert finding.seen == (
+    symptom = only(run)
+    assert symptom.seen == (
         f"reward_norm_std went from {std[320]:.4g} to {std[-1]:.4g} over the last fifth in session 1 of 2"
     )
-    assert finding.keys == ("env.max_frame", "env.normalize_reward", "env.reward_scale")
-    assert f"env.reward_scale, about {1 / std[-1]:.2g}" in finding.advice
+    assert symptom.keys == ("env.max_frame", "env.normalize_reward", "env.reward_scale")
+    assert f"env.reward_scale, about {1 / std[-1]:.2g}" in symptom.advice
 
 
 @pytest.mark.parametrize("num_row", [100, 400, 2000])
@@ -290,18 +290,18 @@ def test_a_collapse_late_in_the_run_is_no_early_one() -> None:
 )
 def test_what_takes_the_time_is_told_as_information(phases: dict[str, float], title: str, key: str) -> None:
     table = build(HEALTHY["PPO CartPole"]).tables[0]
-    [finding] = diagnose(make_run([dict(table)], phases=phases))
-    assert (finding.level, finding.title) == ("info", title)
-    assert key in finding.keys
+    [symptom] = find_symptoms(make_run([dict(table)], phases=phases))
+    assert (symptom.level, symptom.title) == ("info", title)
+    assert key in symptom.keys
     # a smoke test of seconds says nothing about the time
-    assert diagnose(make_run([dict(table)], phases={name: value / 20 for name, value in phases.items()})) == []
+    assert find_symptoms(make_run([dict(table)], phases={name: value / 20 for name, value in phases.items()})) == []
 
 
 def test_a_compiled_run_is_not_told_to_compile() -> None:
     run = make_run([dict(build(HEALTHY["PPO CartPole"]).tables[0])], phases={"update": 90.0, "env": 10.0})
     compiled = replace(run, spec={**run.spec, "meta": {"compile": True}})
-    assert "meta.compile" in diagnose(run)[0].keys
-    assert "meta.compile" not in diagnose(compiled)[0].keys
+    assert "meta.compile" in find_symptoms(run)[0].keys
+    assert "meta.compile" not in find_symptoms(compiled)[0].keys
 
 
 # --- little data
@@ -346,7 +346,7 @@ def test_missing_and_broken_data_silence_rules_and_never_raise(make: str) -> Non
     warnings_of(replace(run, metrics=None, session_metrics={}))
     warnings_of(replace(run, metrics=TrialMetrics(), session_metrics={0: SessionFile()}))
     assert "Q far above returns" not in warnings_of(replace(run, spec={}))
-    assert diagnose(replace(run, tables={}, session_metrics={})) == []
+    assert find_symptoms(replace(run, tables={}, session_metrics={})) == []
 
 
 def test_every_rule_has_a_planted_fault() -> None:
@@ -410,7 +410,7 @@ def conclusion(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     concluded = None
     if (folder / "info").exists():
         run = read_run(folder)
-        concluded = Conclusion(run, TrialMetrics(), tuple(diagnose(run)))
+        concluded = Conclusion(run, TrialMetrics(), tuple(find_symptoms(run)))
     result = TrialResult(folder, 0, [], {}, 0, folder / "curve.png", concluded)
     run_command._conclude(result, Options(), False)
     return capsys.readouterr().out
@@ -435,7 +435,7 @@ def with_evals(run: Run, *points: tuple[float, float], final: float | None = Non
 
 
 def titles_of(run: Run) -> list[str]:
-    return [finding.title for finding in diagnose(run)]
+    return [symptom.title for symptom in find_symptoms(run)]
 
 
 def test_a_rise_of_the_lagging_mean_is_none_where_evaluations_are_level() -> None:
@@ -444,8 +444,8 @@ def test_a_rise_of_the_lagging_mean_is_none_where_evaluations_are_level() -> Non
     assert "score still rising" not in titles_of(with_evals(run, (0.1, 150.0), (0.5, 500.0), final=500.0))
     assert "score still rising" not in titles_of(with_evals(run, (0.5, 500.0), (0.9, 500.0)))
     rising = with_evals(run, (0.1, 50.0), (0.7, 200.0), final=400.0)
-    (finding,) = [finding for finding in diagnose(rising) if finding.title == "score still rising"]
-    assert finding.seen.startswith("the score rose by 200 to 400 over the last fifth")
+    (symptom,) = [symptom for symptom in find_symptoms(rising) if symptom.title == "score still rising"]
+    assert symptom.seen.startswith("the score rose by 200 to 400 over the last fifth")
     # one from the first half says nothing about the last fifth, nor does the mean beside a final evaluation
     assert "score still rising" not in titles_of(with_evals(run, (0.1, 50.0), final=500.0))
 
@@ -461,7 +461,9 @@ def test_compiling_is_no_bound_and_not_part_of_the_time() -> None:
     def seen(**phases: float) -> list[str]:
         return [
             f.title
-            for f in diagnose(replace(build(HEALTHY["PPO CartPole"]), session_metrics={0: SessionFile(phases=phases)}))
+            for f in find_symptoms(
+                replace(build(HEALTHY["PPO CartPole"]), session_metrics={0: SessionFile(phases=phases)})
+            )
         ]
 
     assert seen(compile=60.0, act=30.0, env=30.0) == []

@@ -63,15 +63,15 @@ def test_a_click_hides_a_session_in_every_chart(tmp_path, show) -> None:
 
 def test_the_doctor_is_drawn_with_keys_as_code(tmp_path, show) -> None:
     shown = show(level_run(tmp_path / "run", kl=0.4, clip_frac=0.5))
-    boxes = shown.page.locator("[data-finding]")
-    assert boxes.evaluate_all("all => all.map(box => [box.className, box.dataset.finding])") == [
-        ["finding warn", "KL large"],
-        ["finding info", "clip fraction high"],
+    boxes = shown.page.locator("[data-symptom]")
+    assert boxes.evaluate_all("all => all.map(box => [box.className, box.dataset.symptom])") == [
+        ["symptom warn", "KL large"],
+        ["symptom info", "clip fraction high"],
     ]
-    words = shown.text('[data-finding="KL large"]')
+    words = shown.text('[data-symptom="KL large"]')
     assert words.startswith("KL large Seen kl is 0.4, the median")
     assert "Try set agent.algorithm.target_kl (0.02 is common), or lower agent.net.optim_spec.lr or agent" in words
-    keys = shown.page.locator('[data-finding="KL large"] code').all_text_contents()
+    keys = shown.page.locator('[data-symptom="KL large"] code').all_text_contents()
     assert keys == ["agent.algorithm.target_kl", "agent.net.optim_spec.lr", "agent.algorithm.training_epoch"]
     assert (shown.errors, "No warnings" in shown.text()) == ([], False)
     both = show(level_run(tmp_path / "quiet"), level_run(tmp_path / "bad", kl=0.4), width=360)

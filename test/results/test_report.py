@@ -244,17 +244,17 @@ def test_what_the_doctor_says_is_in_the_report(tmp_path) -> None:
     short = write_run(tmp_path / "short", {0: make_table(7)})
     runs = build(bad, level_run(tmp_path / "quiet"), level_run(tmp_path / "info", clip_frac=0.5), short)["runs"]
     found, quiet, mentioned, few = (run["doctor"] for run in runs)
-    assert [(finding["level"], finding["title"]) for finding in found["findings"]] == [
+    assert [(symptom["level"], symptom["title"]) for symptom in found["symptoms"]] == [
         ("warn", "values explain nothing"),
         ("warn", "KL large"),
         ("info", "clip fraction high"),
     ]
-    kl = found["findings"][1]
+    kl = found["symptoms"][1]
     assert kl["seen"].startswith("kl is 0.4, the median")
     assert kl["keys"][0] == "agent.algorithm.target_kl"
-    assert quiet == {"findings": [], "conclusion": f"No warnings: {len(RULES)} rules looked at 100 rows."}
+    assert quiet == {"symptoms": [], "conclusion": f"No warnings: {len(RULES)} rules looked at 100 rows."}
     # not beside a remark
-    assert (len(mentioned["findings"]), found["conclusion"], mentioned["conclusion"]) == (1, "", "")
+    assert (len(mentioned["symptoms"]), found["conclusion"], mentioned["conclusion"]) == (1, "", "")
     assert few["conclusion"].startswith("Too short to judge: 7 row(s)")
 
 

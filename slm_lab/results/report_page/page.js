@@ -39,8 +39,8 @@ function withKeys(text, keys) {
   return parts;
 }
 
-function doctor({ findings, conclusion }) {
-  const boxes = findings.map(({ level, title, seen, meaning, advice, keys }) => make("div", { class: `finding ${level}`, "data-finding": title },
+function doctor({ symptoms, conclusion }) {
+  const boxes = symptoms.map(({ level, title, seen, meaning, advice, keys }) => make("div", { class: `symptom ${level}`, "data-symptom": title },
     make("strong", { text: title }), level === "info" ? make("span", { class: "muted", text: " (good to know)" }) : null,
     make("dl", {}, ...[["Seen", [seen]], ["Means", [meaning]], ["Try", withKeys(advice, keys)]].flatMap(([name, parts]) =>
       [make("dt", { text: name }), make("dd", {}, ...parts)]))));
