@@ -48,7 +48,14 @@ SAMPLES: dict[str, tuple[Callable[[Path], Iterator[Verdict]], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+# Many processes each, for what a fast test proves: test_chaos.py, test_secret.py and share/test_commands.py,
+# test_env_worker.py, cli/test_run.py, lib/test_io.py.
+SLOW = {"session_death", "secrets", "worker_death", "signals", "concurrency", "soak"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SAMPLES]
+)
 def test_a_sample_ends_as_promised(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # of a machine that is at work on something else
     monkeypatch.setattr("bench.faults.stop.STOP_SECONDS", 120.0)

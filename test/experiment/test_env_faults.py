@@ -23,7 +23,7 @@ from slm_lab.experiment.control import Session
 from slm_lab.experiment.launch import start
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.trial import Trial, find_random_return
-from slm_lab.lib.errors import CheckpointError, EnvExitError, EnvHangError, LabError
+from slm_lab.lib.errors import CheckpointError, EnvHangError, LabError
 from slm_lab.lib.io import write_yaml
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import dump_spec
@@ -105,6 +105,9 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "bad_env.py").write_text(ENV)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    # envs that never close, and workers that never answer, are waited for in most tests
+    for name, seconds in (("watch.CLOSE_SECONDS", 0.2), ("worker.CLOSE_SECONDS", 0.2), ("worker._ANSWER_SECONDS", 0.8)):
+        monkeypatch.setattr(f"slm_lab.env.{name}", seconds)
     yield
     sys.modules.pop("bad_env", None)
 
@@ -135,11 +138,21 @@ def make_trial(spec: Spec, path: Path) -> Trial:
     return Trial(spec, folder, Options(log_level="WARNING"))
 
 
-def run_command(spec: Spec, tmp_path: Path) -> subprocess.Popen[str]:
-    file = tmp_path / "bad_spec.yaml"
-    write_yaml(file, dump_spec(spec))
-    words = [sys.executable, "-m", "slm_lab.cli", "run", str(file), "bad", "train"]
-    return subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def run_command(spec: Spec, path: Path) -> subprocess.Popen[str]:
+    """`slm-lab run` in a folder below that of the env's module, with little patience."""
+    path.mkdir()
+    write_yaml(path / "bad_spec.yaml", dump_spec(spec))
+    program = (
+        "import sys\n"
+        "from slm_lab.cli.main import main\n"
+        "from slm_lab.experiment import signals\n"
+        "signals.PATIENCE_SECONDS = signals.GRACE_SECONDS = 0.5\n"
+        "sys.argv = ['slm-lab', 'run', 'bad_spec.yaml', 'bad', 'train']\n"
+        "main()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path.parent), *filter(None, sys.path)])}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", program], cwd=path, env=environment, text=True, **pipes)
 
 
 def kill_when_there_is(path: Path, number: int) -> None:
@@ -165,9 +178,15 @@ def test_a_step_that_does_not_return_fails_the_session(mode: str, tmp_path: Path
 
 
 def test_a_step_that_hears_nothing_ends_the_process(tmp_path: Path) -> None:
-    process = run_command(make_spec("is deaf", step_timeout=2.0), tmp_path)
-    _, err = process.communicate()
-    assert process.returncode == 1, err
+    """At its time limit, or when the command is told to stop."""
+    late = run_command(make_spec("is deaf", step_timeout=1.0), tmp_path / "late")
+    told = run_command(make_spec("is deaf", max_frame=10_000), tmp_path / "told")
+    while not (tmp_path / "told" / "hangs").exists():
+        time.sleep(0.05)
+    told.send_signal(signal.SIGTERM)
+    assert told.wait() == 128 + signal.SIGTERM, told.communicate()[1]
+    _, err = late.communicate()
+    assert late.returncode == 1, err
     assert "step 10: no answer for" in err
     assert "slm-lab run train@" in err
 
@@ -195,15 +214,6 @@ def test_a_stop_does_not_wait_for_an_env_that_hangs(
     result = trial.run()
     assert result.exit_code == 128 + signal.SIGTERM
     assert not result.failures
-
-
-def test_a_command_whose_env_hears_nothing_ends_when_it_is_told_to(tmp_path: Path) -> None:
-    process = run_command(make_spec("is deaf", max_frame=10_000), tmp_path)
-    while not (tmp_path / "hangs").exists():
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM, err
 
 
 # --- ends of the session
@@ -278,8 +288,10 @@ def test_an_exit_of_a_fork_is_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["fails to close", "never closes"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_closing_neither_fails_nor_holds_up_a_session(
-    mode: str, num_workers: int, tmp_path: Path, warnings: list[str]
+    mode: str, num_workers: int, tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # measured in a process, which waits for its env as well
+    monkeypatch.setattr("slm_lab.experiment.trial.find_random_return", lambda *_: 0.0)
     result = make_trial(make_spec(mode, num_workers=num_workers), tmp_path / "run").run()
     assert result.exit_code == 0
     assert result.results[0].is_done
@@ -301,8 +313,7 @@ def test_an_env_that_changes_the_working_folder_does_not_move_the_run(tmp_path: 
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are looked up in /proc")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_nothing_of_a_worker_outlives_its_session(number: int, tmp_path: Path) -> None:
+def test_nothing_of_a_worker_outlives_its_session(tmp_path: Path) -> None:
     program = (
         "import numpy as np\n"
         "from slm_lab.env.make import EnvSettings\n"
@@ -312,16 +323,20 @@ def test_nothing_of_a_worker_outlives_its_session(number: int, tmp_path: Path) -
         "print('begun', flush=True)\n"
         "env.step(np.zeros(1, int))\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    family = find_descendants(process.pid)
+    words = [sys.executable, "-c", program]
+    sessions = [subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    families = []
+    for session, number in zip(sessions, (signal.SIGKILL, signal.SIGHUP), strict=True):
+        assert session.stdout is not None
+        assert session.stdout.readline() == "begun\n"
+        families.append(find_descendants(session.pid))
+        session.send_signal(number)
     # keeper, worker, and two of the env
-    assert len(family) == 4
-    process.send_signal(number)
-    process.communicate()
-    while any(is_alive(one) for one in family):
+    assert [len(family) for family in families] == [4, 4]
+    while any(is_alive(one) for family in families for one in family):
         time.sleep(0.05)
+    for session in sessions:
+        session.communicate()
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are looked up in /proc")
@@ -334,18 +349,6 @@ def test_a_hanging_worker_is_closed_with_all_that_it_has_started(monkeypatch: py
         env.step(np.zeros(1, int))
     env.close()
     assert not any(is_alive(one) for one in family)
-
-
-def test_an_exit_in_a_worker_is_named() -> None:
-    env = WorkerVecEnv(build_settings(make_spec("exits", at=3).env, (0,)), 1)
-    try:
-        env.reset()
-        for _ in range(2):
-            env.step(np.zeros(1, int))
-        with pytest.raises(EnvExitError, match=r"env 0, episode 0 \(seed \d+\), step 3: the env ended the process"):
-            env.step(np.zeros(1, int))
-    finally:
-        env.close()
 
 
 # --- random play

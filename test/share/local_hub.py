@@ -100,6 +100,9 @@ class LocalHub:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # head and content in one packet: in two, each answer waits 40 ms for an acknowledgement
+    wbufsize = -1
+    disable_nagle_algorithm = True
     hub: LocalHub
     step, size = "", 0
     fault: Fault | None = None
