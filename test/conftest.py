@@ -9,7 +9,7 @@ import torch
 from slm_lab.lib.io import write_yaml
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
-from test.tiny import make_tiny_spec
+from test.tiny import InlineExecutor, make_tiny_spec
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,3 +46,9 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs end without graphs and pages, which take seconds."""
     monkeypatch.setattr("slm_lab.results.conclude.plot_run", lambda _: None)
     monkeypatch.setattr("slm_lab.results.conclude.write_report", lambda _, path, **rest: path.touch())
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials of several sessions train within the test's process."""
+    monkeypatch.setattr("slm_lab.experiment.trial.build_executor", lambda *_: InlineExecutor())

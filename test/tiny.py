@@ -1,8 +1,12 @@
-"""A spec that trains in a second, for every test that needs a real run."""
+"""A spec that trains in a second, and sessions without processes, for every test that needs a real run."""
 
 from typing import Any
 
-from slm_lab.spec.loading import parse_spec
+from slm_lab.experiment.control import Session
+from slm_lab.experiment.executor import Event, Key, SessionTask
+from slm_lab.experiment.messages import SessionEnd, explain_end
+from slm_lab.results.folder import RunFolder
+from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 
 Section = dict[str, Any]
@@ -49,3 +53,31 @@ def make_tiny_spec(
         "search": search or {},
     }
     return parse_spec(raw)[0]
+
+
+class InlineExecutor:
+    """Runs sessions one after the other in the test's own process: starting one for each takes seconds."""
+
+    num_slot = 1
+
+    def __init__(self) -> None:
+        self.waiting: list[SessionTask] = []
+
+    def submit(self, task: SessionTask) -> None:
+        self.waiting.append(task)
+
+    def poll(self, timeout: float) -> list[Event]:
+        task = self.waiting.pop(0)
+        folder = RunFolder(task.folder, task.name)
+        try:
+            spec = load_spec(folder.trial_spec_file(task.trial), task.name).spec
+            end = SessionEnd(task.session, Session(spec, folder, *task.key, options=task.options).run())
+        except Exception as error:
+            end = explain_end(task.session, error, False)
+        return [Event(task.key, end=end)]
+
+    def stop(self, key: Key) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
