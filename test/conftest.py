@@ -50,5 +50,6 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials of several sessions train within the test's process."""
-    monkeypatch.setattr("slm_lab.experiment.trial.build_executor", lambda *_: InlineExecutor())
+    """Sessions of trials and searches train within the test's process."""
+    for name in ("trial.build_executor", "search_run.build_executor", "search_run.LocalExecutor"):
+        monkeypatch.setattr(f"slm_lab.experiment.{name}", lambda *_: InlineExecutor())

@@ -4,7 +4,7 @@ from typing import Any
 
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.executor import Event, Key, SessionTask
-from slm_lab.experiment.messages import SessionEnd, explain_end
+from slm_lab.experiment.messages import Progress, SessionEnd, explain_end
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
@@ -69,15 +69,16 @@ class InlineExecutor:
     def poll(self, timeout: float) -> list[Event]:
         task = self.waiting.pop(0)
         folder = RunFolder(task.folder, task.name)
+        rows: list[Progress] = []
         try:
             spec = load_spec(folder.trial_spec_file(task.trial), task.name).spec
-            end = SessionEnd(task.session, Session(spec, folder, *task.key, options=task.options).run())
+            end = SessionEnd(task.session, Session(spec, folder, *task.key, rows.append, options=task.options).run())
         except Exception as error:
             end = explain_end(task.session, error, False)
-        return [Event(task.key, end=end)]
+        return [*(Event(task.key, progress=row) for row in rows), Event(task.key, end=end)]
 
     def stop(self, key: Key) -> None:
-        raise NotImplementedError
+        """It has ended already."""
 
     def close(self) -> None:
         pass

@@ -89,6 +89,7 @@ def test_a_run_from_its_start_to_its_damaged_end(call: Call) -> None:
         assert (code, "damaged" in error) == (2, True)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_older_forms_without_run_work(call: Call) -> None:
     file = "slm_lab/spec/benchmark/reinforce/reinforce_cartpole.json"
     short = ["-s", "env.max_frame=400", "-s", "meta.max_session=1", "-s", "meta.final_eval=0"]
@@ -155,6 +156,7 @@ def test_a_foreign_folder_is_refused(call: Call) -> None:
         assert (code, "is not a run of this lab" in error) == (2, True)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_in_which_no_episode_ended_says_so(call: Call) -> None:
     code, out, _ = call("run", "endless.yaml", "train")
     assert code == 0
@@ -231,6 +233,7 @@ def test_a_killed_run_is_resumed_exactly_then_shown_and_never_mixed_with_another
     assert len(list(Path("data").iterdir())) == 2
 
 
+@pytest.mark.usefixtures("inline", "undrawn")
 def test_a_search_and_its_proof_are_resumed(call: Call) -> None:
     command = ["searched.yaml", "--continue", "--validate", "1"]
     code, first, log = call("search", *command)

@@ -20,7 +20,6 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 
 from slm_lab.cli import search as search_command
-from slm_lab.cli.main import main
 from slm_lab.experiment import search as search_module
 from slm_lab.experiment import search_result, search_run
 from slm_lab.experiment.executor import Event, Key, SessionTask
@@ -38,6 +37,7 @@ from slm_lab.results.run import read_run
 from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.schema import SearchScheduler, Spec
 from slm_lab.spec.search_space import Dimension
+from test.cli.command import call
 from test.tiny import make_tiny_spec
 
 Capture = pytest.CaptureFixture[str]
@@ -336,7 +336,7 @@ def test_who_goes_on_is_what_the_pruner_of_optuna_says(tmp_path: Path) -> None:
 
 
 def test_a_kill_at_any_entry_of_the_journal_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = make_spec(max_trial=5)
+    spec = make_spec(max_trial=3)
     append = JournalFileBackend.append_logs
     left = math.inf
 
@@ -350,14 +350,14 @@ def test_a_kill_at_any_entry_of_the_journal_changes_nothing(tmp_path: Path, monk
     monkeypatch.setattr(JournalFileBackend, "append_logs", count)
     whole = search(spec, tmp_path / "whole")
     entries = RunFolder(tmp_path / "whole", spec.name).study_file.read_text().splitlines()
-    assert len(entries) > 20
+    assert len(entries) > 12
     for number in range(len(entries)):
         left = number
         with pytest.raises(Killed):
             search(spec, tmp_path / str(number))
         left = math.inf
         rows = sorted(search(spec, tmp_path / str(number)).rows, key=lambda row: row.trial)
-        assert [row.trial for row in rows] == list(range(5))
+        assert [row.trial for row in rows] == list(range(3))
         assert not any(row.state in ("running", "failed") for row in rows)
         # between two values of a trial the sampler sees the first of them, so that the second may be another
         is_between = all(json.loads(entry)["op_code"] == 5 for entry in entries[number - 1 : number + 1])
@@ -585,9 +585,7 @@ def test_a_search_has_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert prove == f"slm-lab run {result.best_spec} train --seed {spec.meta.seed + 1}"
     # the same by the command, and the page says so
     result.report.unlink()
-    monkeypatch.setattr(sys, "argv", ["slm-lab", "report", str(tmp_path / "one")])
-    with pytest.raises(SystemExit):
-        main()
+    assert call(monkeypatch, "report", str(tmp_path / "one")) == 0
     assert capsys.readouterr().out == f"Report   {result.report}\n"
     assert read_report(result.report) == data
 
@@ -609,10 +607,7 @@ def test_a_search_that_has_not_ended_is_told_so(
 ) -> None:
     with pytest.raises(Killed):
         search(make_spec(), tmp_path, FakeExecutor(kill_after=3))
-    monkeypatch.setattr(sys, "argv", ["slm-lab", "report", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+    assert call(monkeypatch, "report", str(tmp_path)) == 2
     assert f"slm-lab run search@{tmp_path}" in capsys.readouterr().err
 
 
@@ -688,49 +683,36 @@ def test_trials_that_cannot_be_compared_are_refused(meta: dict[str, Any], messag
 # --- real sessions
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """A search of 2 trials with real sessions of a second."""
-    scheduler = {"grace_period": 1000}
+@pytest.mark.usefixtures("inline")
+def test_a_killed_driver_leaves_a_search_that_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     spec = make_tiny_spec(
         env={"max_frame": 4000},
-        meta={"max_trial": 2, "search_scheduler": scheduler, "checkpoint_frequency": 500},
+        meta={"max_trial": 2, "search_scheduler": {"grace_period": 1000}, "checkpoint_frequency": 500},
         search={"agent.algorithm.gamma__uniform": [0.9, 0.99]},
     )
-    path = tmp_path / "small.yaml"
-    write_yaml(path, dump_spec(spec))
-    return path
-
-
-def command(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "slm_lab.cli", "run", *arguments]
+    # a search that has just begun
+    folder = make_folder(tmp_path / "data" / "tiny_2026_01_01_120000", spec)
+    (folder.path / "info").mkdir()
+    folder.study_file.touch()
+    words = [sys.executable, "-m", "slm_lab.cli", "run", "search@latest"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen(words, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
+    process = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    while not any(tmp_path.glob("data/*/info/*_session_df_train.csv")):
+        assert process.poll() is None
         time.sleep(0.05)
-
-
-def test_a_killed_driver_leaves_a_search_that_is_resumed(small: Path, tmp_path: Path) -> None:
-    process = command(str(small), "search", cwd=tmp_path)
-    wait_for(lambda: any(tmp_path.glob("data/*/info/*_session_df_train.csv")) or process.poll() is not None)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    process.communicate()
-    again = command("search@latest", "--keep", "1", cwd=tmp_path)
-    out, error = again.communicate(timeout=240)
-    assert again.returncode == 0, error
-    (folder,) = (tmp_path / "data").iterdir()
-    with next(folder.glob("*_experiment_df.csv")).open() as file:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "run", "search@latest", "--keep", "1") == 0
+    out = capsys.readouterr().out
+    with next(folder.path.glob("*_experiment_df.csv")).open() as file:
         rows = list(csv.DictReader(file))
     assert sorted(int(row["trial"]) for row in rows) == [0, 1]
     assert {row["state"] for row in rows} <= {"done", "stopped"}
     assert "Validate slm-lab run" in out
-    kept = {path.name.split("_t")[1][0] for path in folder.glob("model/*_ckpt-best*")}
+    kept = {path.name.split("_t")[1][0] for path in folder.path.glob("model/*_ckpt-best*")}
     assert kept == {rows[0]["trial"]}
 
 

@@ -24,7 +24,7 @@ from slm_lab.experiment.checkpoint import state as checkpoint
 from slm_lab.experiment.checkpoint.state import load_latest, load_state, save_state
 from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.control import Session, check_form
-from slm_lab.experiment.executor import LocalExecutor, SessionTask, run_tasks
+from slm_lab.experiment.executor import SessionTask
 from slm_lab.experiment.launch import resume, start
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.play import best_session, load_trained, play_episodes
@@ -124,6 +124,7 @@ def test_the_saved_spec_repeats_the_run(finished: Path, tmp_path: Path) -> None:
             assert np.array_equal(one[name], two[name], equal_nan=True), name
 
 
+@pytest.mark.usefixtures("inline", "undrawn")
 def test_a_finished_run_is_not_trained_again(finished: Path) -> None:
     file = RunFolder(finished, NAME).table_file(0, 0, "train")
     before = file.read_text()
@@ -434,6 +435,7 @@ gym.register("Faulty-v0", entry_point=Faulty)
 """
 
 
+@pytest.mark.usefixtures("inline", "undrawn")
 def test_a_crashed_session_is_told_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "faulty.py").write_text(FAULTY)
     monkeypatch.chdir(tmp_path)
@@ -461,6 +463,7 @@ def test_nan_stops_the_session_with_its_name(tmp_path: Path) -> None:
         session.run()
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("stop_code", "is_drawn"), [(0, True), (130, True), (143, False)])
 def test_who_is_told_to_end_at_once_draws_nothing(stop_code: int, is_drawn: bool, copied: RunFolder) -> None:
     spec = make_tiny_spec()
@@ -468,13 +471,7 @@ def test_who_is_told_to_end_at_once_draws_nothing(stop_code: int, is_drawn: bool
         write_yaml(file, dump_spec(spec))
     result = Trial(spec, copied, Options())._conclude([Session(spec, copied).run()], {}, stop_code)
     assert copied.trial_metrics_file(0).exists()
-    assert (result.report is not None) == is_drawn == result.curve.exists()
-
-
-def test_a_session_that_cannot_begin_is_a_mistake_of_the_user(tmp_path: Path) -> None:
-    (end,) = run_tasks(LocalExecutor(), [SessionTask(tmp_path, "missing", 0, 0)])
-    assert (end.result, end.reason) == (None, "input")
-    assert "no spec file" in end.error
+    assert (result.report is not None) == is_drawn
 
 
 def test_a_session_whose_parent_was_killed_while_it_loaded_does_not_train(tmp_path: Path) -> None:
