@@ -1,5 +1,6 @@
 """What every test shares: one torch thread, and a cache folder of its own."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from slm_lab.lib.io import write_yaml
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 from test.tiny import InlineExecutor, make_tiny_spec
+
+# each worker rewrites the assertions of all tests, and compiles them, unless it may keep what it made
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="session", autouse=True)

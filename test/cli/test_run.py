@@ -163,6 +163,7 @@ def test_a_run_in_which_no_episode_ended_says_so(call: Call) -> None:
     assert "Score    none yet: no episode has ended" in out
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("number", "code", "num_session"),
     [
@@ -175,7 +176,7 @@ def test_a_run_in_which_no_episode_ended_says_so(call: Call) -> None:
 def test_a_signal_saves_and_stops_and_train_latest_resumes(
     number: int, code: int, num_session: int, call: Call
 ) -> None:
-    words = ["run", "tiny.yaml", "train", "-s", "env.max_frame=20000", "-s", f"meta.max_session={num_session}"]
+    words = ["run", "tiny.yaml", "train", "-s", "env.max_frame=8000", "-s", f"meta.max_session={num_session}"]
     process = subprocess.Popen(
         [sys.executable, "-m", "slm_lab.cli", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -202,10 +203,11 @@ def read_table(data_dir: str) -> list[dict[str, str]]:
         return [{key: row[key] for key in row if key not in ("fps", "wall_t")} for row in csv.DictReader(file)]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_killed_run_is_resumed_exactly_then_shown_and_never_mixed_with_another(call: Call) -> None:
     # a folder that a kill left without a spec is no run
     Path("data/tiny_2020_01_01_000000").mkdir(parents=True)
-    words = ["run", "tiny.yaml", "train", "-s", "env.max_frame=20000", "-s", "meta.checkpoint_frequency=1000"]
+    words = ["run", "tiny.yaml", "train", "-s", "env.max_frame=8000", "-s", "meta.checkpoint_frequency=1000"]
     words.append("--continue")
     process = subprocess.Popen([sys.executable, "-m", "slm_lab.cli", *words], stderr=subprocess.DEVNULL)
     while not list(Path("data").glob("*/model/*_ckpt-last_resume*")):
@@ -213,7 +215,7 @@ def test_a_killed_run_is_resumed_exactly_then_shown_and_never_mixed_with_another
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert int(float(read_table("data")[-1]["frame"])) < 20000
+    assert int(float(read_table("data")[-1]["frame"])) < 8000
     assert call(*words)[0] == 0
     folder = max(Path("data").iterdir())
     assert len(list(Path("data").iterdir())) == 2
