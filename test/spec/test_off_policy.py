@@ -25,16 +25,6 @@ def parse(make: Make) -> Parse:
 # --- older names
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("SAC", "SoftActorCritic"), ("DDQN", "DoubleDQN"), ("REINFORCE", "Reinforce"), ("A2C", "ActorCritic")],
-)
-def test_aliases_of_algorithms(parse: Parse, old: str, new: str) -> None:
-    spec, notes = parse(new, {"agent.algorithm.name": old})
-    assert notes == (f"algorithm '{old}' is now '{new}'",)
-    assert spec == parse(new)[0]
-
-
 @pytest.mark.parametrize("name", ["SARSA", "VanillaDQN", "DQN", "DoubleDQN"])
 def test_argmax_is_the_default_of_values(parse: Parse, name: str) -> None:
     spec, notes = parse(name, {"agent.algorithm.action_pdtype": "Argmax"})
@@ -115,10 +105,6 @@ def test_the_bias_of_priorities_is_undone_at_the_end_by_default(parse: Parse, na
     # self-imitation wants the bias towards what went well
     sil: Any = parse("SIL")[0].agent.algorithm
     assert sil.sil_memory.beta == 0.4
-
-
-def test_one_env_by_default_means_one_step(parse: Parse) -> None:
-    assert parse("SoftActorCritic")[0].agent.algorithm.training_iter == 1  # type: ignore[attr-defined]
 
 
 def test_gradient_steps_per_frame(parse: Parse) -> None:

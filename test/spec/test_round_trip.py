@@ -159,6 +159,11 @@ def save_and_load(spec: Spec, folder: Path, suffix: str) -> Spec:
     return loaded.spec
 
 
+def make_plain(**env: Any) -> Spec:
+    agent = {"algorithm": {"name": "Random"}, "memory": {"name": "OnPolicyReplay"}, "net": {"type": "MLPNet"}}
+    return parse_spec({"name": "demo", "agent": agent, "env": {"name": "x", "max_frame": 1, **env}})[0]
+
+
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
 @FILES
 @given(raw=raws)
@@ -174,39 +179,21 @@ def test_a_saved_spec_loads_back_as_the_same_spec(tmp_path: Path, suffix: str, r
 @FILES
 @given(kwargs=st.dictionaries(text, values, max_size=4))
 def test_any_plain_data_survives_a_file(tmp_path: Path, suffix: str, kwargs: dict[str, Any]) -> None:
-    raw = {
-        "name": "demo",
-        "agent": {"algorithm": {"name": "Random"}, "memory": {"name": "OnPolicyReplay"}, "net": {"type": "MLPNet"}},
-        "env": {"name": "x", "max_frame": 1, "kwargs": kwargs},
-    }
-    again = save_and_load(parse_spec(raw)[0], tmp_path, suffix)
+    again = save_and_load(make_plain(kwargs=kwargs), tmp_path, suffix)
     assert json.dumps(again.env.kwargs) == json.dumps(kwargs)
 
 
 @pytest.mark.parametrize("tricky", TRICKY)
 def test_text_that_looks_like_something_else_stays_text(tmp_path: Path, tricky: str) -> None:
-    path = tmp_path / "a.yaml"
-    write_yaml(path, {"demo": {tricky: [tricky, {tricky: tricky}]}})
-    write_json(tmp_path / "a.json", {"demo": {tricky: [tricky, {tricky: tricky}]}})
-    raw = {
-        "name": "demo",
-        "agent": {"algorithm": {"name": "Random"}, "memory": {"name": "OnPolicyReplay"}, "net": {"type": "MLPNet"}},
-        "env": {"name": "x", "max_frame": 1, "kwargs": {tricky: [tricky, {tricky: tricky}]}},
-    }
+    kwargs = {tricky: [tricky, {tricky: tricky}]}
     for suffix in ("yaml", "json"):
-        kwargs = save_and_load(parse_spec(raw)[0], tmp_path, suffix).env.kwargs
-        assert kwargs == {tricky: [tricky, {tricky: tricky}]}
+        assert save_and_load(make_plain(kwargs=kwargs), tmp_path, suffix).env.kwargs == kwargs
 
 
 @pytest.mark.parametrize("value", [1e-05, 5e-324, 1e22, 1.7976931348623157e308, 0.1 + 0.2, -0.0, 3e-4, 1e16])
 def test_a_float_survives_to_the_bit(tmp_path: Path, value: float) -> None:
-    raw = {
-        "name": "demo",
-        "agent": {"algorithm": {"name": "Random"}, "memory": {"name": "OnPolicyReplay"}, "net": {"type": "MLPNet"}},
-        "env": {"name": "x", "max_frame": 1, "reward_scale": value, "kwargs": {"x": value}},
-    }
     for suffix in ("yaml", "json"):
-        env = save_and_load(parse_spec(raw)[0], tmp_path, suffix).env
+        env = save_and_load(make_plain(reward_scale=value, kwargs={"x": value}), tmp_path, suffix).env
         assert env.reward_scale == env.kwargs["x"] == value
         assert math.copysign(1, env.reward_scale) == math.copysign(1, value)
         assert type(env.kwargs["x"]) is float
