@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from slm_lab.experiment.launch import start
+from slm_lab.experiment.options import Options
+from test.tiny import make_tiny_spec
+
 ROOT = Path(__file__).parents[1]
 # what the package is built from, and the templates of remote runs
 SENT = ("pyproject.toml", "README.md", "LICENSE", "slm_lab", ".dstack")
@@ -89,13 +93,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(project: Path) -> str:
     """A short run, trained by the full install; the name of its folder."""
-    options = ["-s", "env.max_frame=1500", "-s", "meta.max_session=1", "-s", "meta.log_frequency=500"]
-    words = [sys.executable, "-m", "slm_lab.cli", "run", "reinforce_cartpole", "train", *options]
-    # the code of this checkout, with the packages of this environment
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(words, cwd=project, env=environ, capture_output=True, check=True)
-    (folder,) = (project / "data").iterdir()
-    return folder.name
+    return start(make_tiny_spec(), Options(data_dir=project / "data")).folder.name
 
 
 def call(project: Path, *words: str) -> subprocess.CompletedProcess[str]:

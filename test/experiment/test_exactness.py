@@ -96,7 +96,9 @@ GRID: dict[str, Case] = {
     **{f"{name}, parts": Case(name, PARTS, BLACKJACK) for name in ("ActorCritic", "SoftActorCritic")},
     **{f"{name}, normalised": Case(name, env=NORMALIZED, stops=(148, 300, 752)) for name in ("PPO", "SoftActorCritic")},
     "PPO, LunarLander": Case("PPO", env={"name": "LunarLander-v3", "max_t": 150}),
-    "PPO, a worker": Case("PPO", env={"name": "Acrobot-v1", "num_envs": 1, "max_t": 60, "num_workers": 1}),
+    "PPO, a worker": Case(
+        "PPO", env={"name": "Acrobot-v1", "num_envs": 1, "max_t": 60, "num_workers": 1}, stops=(300,)
+    ),
     "PPO, two workers": Case("PPO", env={"name": "Hopper-v5", "num_workers": 2}, stops=(300,)),
     "ActorCritic, episodes": Case("ActorCritic", env={"name": "probe/MultiAction-v0"}, memory=EPISODES),
     "Reinforce, episodes": Case("Reinforce", env={"normalize_obs": True, "clip_reward": [-1, 1]}, memory=EPISODES),
