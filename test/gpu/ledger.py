@@ -30,7 +30,7 @@ class Ledger:
         self.pinned: list[Tensor] = []
         self.downloads: list[Copy] = []
         self.uploads: list[Copy] = []
-        # within a graph: it is launched as a whole
+        # within a graph, which is launched as a whole
         self.is_paused = False
 
     def clear(self) -> None:
@@ -53,6 +53,8 @@ class Ledger:
 
     def wait(self, kind: str) -> None:
         """The host waits until the device has done all that it was asked."""
+        if self.is_paused:
+            raise DeviceError(f"the host cannot wait ({kind}) within a graph: {find_site()}")
         self.waits[kind, find_site()] += 1
         for copy in self.downloads:
             copy.host.copy_(copy.value)
