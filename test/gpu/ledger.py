@@ -1,9 +1,11 @@
 """What the host asks of a GPU: kernels, copies, and waits, by the line of the lab that causes them."""
 
 import sys
+from bisect import bisect_right, insort
 from collections import Counter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +29,8 @@ class Ledger:
         self.waits: Counter[tuple[str, str]] = Counter()
         self.kernels: Counter[str] = Counter()
         self.num_bytes: Counter[str] = Counter()
-        self.pinned: list[Tensor] = []
+        # by address; kept alive, so that no other tensor gets it
+        self.pinned: list[tuple[int, Tensor]] = []
         self.downloads: list[Copy] = []
         self.uploads: list[Copy] = []
         # within a graph, which is launched as a whole
@@ -59,7 +62,7 @@ class Ledger:
         for copy in self.downloads:
             copy.host.copy_(copy.value)
         for copy in self.uploads:
-            if not copy.host.equal(copy.value):
+            if not np.array_equal(copy.host.numpy(), copy.value.numpy(), equal_nan=True):
                 raise DeviceError(f"pinned memory was overwritten before the device had read it: {copy.site}")
         self.downloads, self.uploads = [], []
 
@@ -82,13 +85,20 @@ class Ledger:
 
     def pin(self, tensor: Tensor) -> Tensor:
         """The same tensor, known as pinned."""
-        self.pinned.append(tensor)
+        insort(self.pinned, (tensor.data_ptr(), tensor), key=_address)
         return tensor
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether its memory is that of a pinned tensor, through whatever view."""
-        address = tensor.data_ptr()
-        return any(one.data_ptr() <= address < one.data_ptr() + max(1, one.nbytes) for one in self.pinned)
+        index = bisect_right(self.pinned, tensor.data_ptr(), key=_address) - 1
+        if index < 0:
+            return False
+        begin, pinned = self.pinned[index]
+        return tensor.data_ptr() < begin + max(1, pinned.nbytes)
+
+
+def _address(entry: tuple[int, Tensor]) -> int:
+    return entry[0]
 
 
 LEDGER = Ledger()

@@ -78,6 +78,7 @@ class Spent:
 class Measured:
     """What the device was asked in a training, and the metrics that came of it."""
 
+    agent: Agent
     rows: list[Metrics]
     step: Spent
     update: Spent
@@ -97,4 +98,4 @@ def measure(name: str, num_update: int, is_compiled: bool = False) -> Measured:
         LEDGER.clear()
 
     LEDGER.clear()
-    return Measured(train(agent, env, num_update, mark), *spent)
+    return Measured(agent, train(agent, env, num_update, mark), *spent)
