@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
+
 def shorten(text: str, sessions: int) -> str:
     """The same with a moment of training, in episodes short enough to be evaluated after it."""
     text = re.sub(r"(max_frame[=:] ?)\d+", r"\g<1>800", text)

@@ -151,8 +151,10 @@ def run_command(spec: Spec, path: Path) -> subprocess.Popen[str]:
         "main()\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path.parent), *filter(None, sys.path)])}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", program], cwd=path, env=environment, text=True, **pipes)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", program], cwd=path, env=environment, text=True, stdout=pipe, stderr=pipe
+    )
 
 
 def kill_when_there_is(path: Path, number: int) -> None:

@@ -46,7 +46,7 @@ WAITS: dict[str, tuple[int, int]] = {
 COMPILED_WAITS: dict[str, tuple[int, int]] = {
     "ppo": (1, 3),
     "dqn": (1, 2),
-    "double_dqn_dueling_per": (1, 8),
+    "double_dqn_dueling_per": (1, 6),
     "sac": (1, 2),
     "crossq": (1, 2),
     "sil": (1, 12),

@@ -13,8 +13,11 @@ from slm_lab.spec.schema import Spec
 from test.spec.conftest import Make
 
 NET, ALGORITHM = "agent.net", "agent.algorithm"
-RENAMED = [(ALGORITHM, "clip_val_loss", "clip_vloss", True), ("env", "normalize_state", "normalize_obs", True)]
-RENAMED += [("meta", "random_seed", "seed", 7)]
+RENAMED = [
+    (ALGORITHM, "clip_val_loss", "clip_vloss", True),
+    ("env", "normalize_state", "normalize_obs", True),
+    ("meta", "random_seed", "seed", 7),
+]
 
 
 def parse(raw: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
