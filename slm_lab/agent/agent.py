@@ -7,6 +7,7 @@ from slm_lab.agent.action.distribution import build_family
 from slm_lab.agent.algorithm.base import Act, Carry, Context, Metrics
 from slm_lab.agent.learn.gradient import ADVICE, GradientFaultError, Guard
 from slm_lab.agent.memory.batch import Transition
+from slm_lab.agent.net.model import use_bf16
 from slm_lab.agent.net.parts import check_names
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.make import EnvFacts
@@ -65,6 +66,9 @@ class Agent:
         )
         self.context = context
         self.algorithm = ALGORITHMS[config.name].for_actions(context.family)(spec.agent, context)
+        if spec.meta.precision == "bf16":
+            for module in self.algorithm.modules.values():
+                use_bf16(module)
         context.guard.count = lambda: self.algorithm.opt_step
         if config.action_policy == "boltzmann" and not context.family.is_discrete:
             raise SpecError("agent.algorithm.action_policy: boltzmann needs discrete actions; use default")

@@ -147,6 +147,11 @@ class MetaSpec(Model):
         description="Compile updates and acting: faster, after half a minute at the first start; auto where the run is "
         "long enough. What auto chose is saved with the run.",
     )
+    precision: Literal["float32", "bf16"] = Field(
+        "float32",
+        description="bf16 computes the layers of nets, but not their output layers, in bfloat16: faster for wide layers "
+        "and convolutions on GPUs and on CPUs with AVX512-BF16 or AMX. Weights, optimisers and targets stay float32.",
+    )
     num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one rarely pays.")
     tensorboard: Bool = Field(False, description="Also write TensorBoard events into log/.")
     wandb: Bool = Field(

@@ -148,6 +148,7 @@ class Lab:
         critic_net: dict[str, Any] | None = None,
         num_envs: int = 4,
         seed: int = 0,
+        precision: str = "float32",
         **env_keys: Any,
     ) -> Spec:
         """A validated spec; `net` is laid over a small tanh net, unless it names a type of its own."""
@@ -159,7 +160,7 @@ class Lab:
             "name": "test",
             "agent": {"algorithm": algorithm, "memory": memory, "net": net, "critic_net": critic_net},
             "env": {"name": env, "num_envs": num_envs, "max_frame": 1_000_000, **env_keys},
-            "meta": {"seed": seed, "device": "cpu"},
+            "meta": {"seed": seed, "device": "cpu", "precision": precision},
         }
         return parse_spec(raw)[0]
 
