@@ -149,8 +149,8 @@ class MetaSpec(Model):
     )
     precision: Literal["float32", "bf16"] = Field(
         "float32",
-        description="bf16 computes the layers of nets, but not their output layers, in bfloat16: faster for wide layers "
-        "and convolutions on GPUs and on CPUs with AVX512-BF16 or AMX. Weights, optimisers and targets stay float32.",
+        description="bf16 computes the layers of nets, but not their output layers, in bfloat16: faster for wide "
+        "layers and convolutions on GPUs and on CPUs with AVX512-BF16 or AMX. All else stays float32.",
     )
     num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one rarely pays.")
     tensorboard: Bool = Field(False, description="Also write TensorBoard events into log/.")
