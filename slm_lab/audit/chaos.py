@@ -1,4 +1,4 @@
-"""Train a spec twice, undisturbed and with kills at random moments, and compare how both end bit for bit."""
+"""Train a spec twice, undisturbed and with kills at random times, and compare the results bit for bit."""
 
 import json
 import os
@@ -33,7 +33,7 @@ WORKER = "slm_lab.experiment.worker"
 
 @dataclass(frozen=True)
 class Kill:
-    """What a kill has cost."""
+    """The cost of a kill."""
 
     number: int
     target: str
@@ -109,7 +109,7 @@ class Chaos:
     # --- processes
 
     def _start(self, data_dir: Path) -> subprocess.Popen[bytes]:
-        """The command itself: train, or continue if there is a run already."""
+        """The command itself: train, or resume an existing run."""
         runs = self._runs(data_dir)
         words = ["run", f"train@{runs[0]}"] if runs else ["run", str(self.spec_file), self.spec.name, "train"]
         for name in self.imports:
@@ -127,7 +127,7 @@ class Chaos:
         return self.path / f"{data_dir.name}.log"
 
     def _runs(self, data_dir: Path) -> list[Path]:
-        """The run folder, once its spec is there: a kill may have come before, and then it is no run."""
+        """The run folder, once it has a spec; before that, a killed run does not count."""
         return sorted(path.parent for path in data_dir.glob(f"*/{self.spec.name}_spec.yaml"))
 
     def _folder(self, data_dir: Path) -> RunFolder | None:
@@ -143,7 +143,7 @@ class Chaos:
         return range(self.spec.meta.max_session)
 
     def _run_whole(self) -> tuple[float, float, Path]:
-        """Seconds in which sessions trained, seconds in all, and the run folder."""
+        """Seconds of training, seconds in all, and the run folder."""
         data_dir = self.path / "undisturbed"
         start, begun, trained = time.monotonic(), 0.0, 0.0
         process = self._start(data_dir)
@@ -177,7 +177,7 @@ class Chaos:
                 self._check(process, data_dir)
 
     def _live(self, process: subprocess.Popen[bytes], data_dir: Path, train_seconds: float, patience: float) -> None:
-        """One life of the driver: it ends by itself, or by a kill of it."""
+        """One life of the driver: it ends by itself, or is killed."""
         self.was_hit = False
         deadline = time.monotonic() + patience
         while process.poll() is None and not self._is_training(data_dir):
@@ -200,14 +200,14 @@ class Chaos:
         time.sleep(POLL_SECONDS)
 
     def _draw_delay(self, data_dir: Path, train_seconds: float) -> float:
-        """Seconds until the next kill: the first of those that are left, which fall anywhere in what is left to do."""
+        """Seconds until the next kill: the first of the remaining ones, uniform over the remaining time."""
         frames = [saved for _, saved in self._frames(data_dir).values()]
         share = 1 - min(frames, default=0) / self.spec.env.max_frame
         num_left = self.num_kill - len(self.kills)
         return train_seconds * share * (1 - (1 - self.draw.random()) ** (1 / num_left))
 
     def _strike(self, driver: subprocess.Popen[bytes], data_dir: Path) -> bool:
-        """Kill the driver, a session or all of them at once; whether the driver is among them."""
+        """Kill the driver, a session or all at once; returns whether the driver was killed."""
         family = find_descendants(driver.pid)
         sessions = {process: session for process in family if (session := _session_of(process)) is not None}
         choice = self.draw.choice(["driver", *sorted(sessions.values()), *(["all"] if sessions else [])])
@@ -230,7 +230,7 @@ class Chaos:
         return choice in ("driver", "all")
 
     def _await_end(self, family: list[psutil.Process]) -> None:
-        """Processes without their parent end by themselves; those that do not are counted and killed."""
+        """Orphaned processes end by themselves; count and kill those that do not."""
         for process in psutil.wait_procs(family, timeout=ORPHAN_SECONDS)[1]:
             if is_alive(process):
                 self.num_leftover += 1
@@ -238,7 +238,7 @@ class Chaos:
                 _kill(process)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Nothing goes on after this, whatever happened before."""
+        """Kill every process that is left."""
         if process.poll() is not None:
             return
         family = find_descendants(process.pid)
@@ -250,7 +250,7 @@ class Chaos:
     # --- what the runs have saved
 
     def _frames(self, data_dir: Path) -> dict[int, tuple[int, int]]:
-        """Where each session is: by its table or its checkpoint, whichever is further, and by its checkpoint."""
+        """The frame of each session: of its table or checkpoint, whichever is later, and of its checkpoint."""
         folder = self._folder(data_dir)
         frames = {}
         for session in self._sessions:
@@ -272,7 +272,7 @@ class Chaos:
 
 
 def _read_frame(path: Path) -> int:
-    """The frame of the last good checkpoint; between two renames that is the one before."""
+    """The frame of the last good checkpoint; between two renames that is the previous one."""
     for file in (path, previous_file(path)):
         try:
             return int(load_state(file)["frame"])
@@ -282,7 +282,7 @@ def _read_frame(path: Path) -> int:
 
 
 def _read_last_row(path: Path) -> int:
-    """The frame of the last whole row."""
+    """The frame of the last complete row."""
     try:
         rows = read_text(path).rpartition("\n")[0].splitlines()
         return int(rows[-1].split(",")[rows[0].split(",").index("frame")])
@@ -291,7 +291,7 @@ def _read_last_row(path: Path) -> int:
 
 
 def find_descendants(pid: int) -> list[psutil.Process]:
-    """All processes that a process has started, and those that they have; each is known by its start too."""
+    """All descendants of a process, identified by number and start time."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -299,7 +299,7 @@ def find_descendants(pid: int) -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it is still the same process, and not one that waits to be buried."""
+    """Whether it is still the same process, and not a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -307,13 +307,13 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def _kill(process: psutil.Process) -> None:
-    """Kill it and nothing else: another process under the same number is left alone."""
+    """Kill exactly this process, not another one with the same number."""
     with suppress(psutil.NoSuchProcess):
         process.kill()
 
 
 def _session_of(process: psutil.Process) -> int | None:
-    """Which session a process trains; None for one that does something else."""
+    """The session that a process trains; None for other processes."""
     try:
         words = process.cmdline()
         if WORKER in words:

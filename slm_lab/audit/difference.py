@@ -1,4 +1,4 @@
-"""What differs between two runs that should be the same: tables cell by cell, states bit by bit."""
+"""Differences between two runs that should be the same: tables cell by cell, states bit by bit."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ _MISSING = "nothing"
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two values differ, and how much does."""
+    """The first place where two values differ, and how many elements and bits differ."""
 
     name: str
     there: str
@@ -48,7 +48,7 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """What was compared, and what differs."""
+    """What was compared, and the differences."""
 
     num_row: int = 0
     num_tensor: int = 0
@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def is_same(self) -> bool:
-        """Whether all that could be compared is equal."""
+        """Whether everything compared is equal."""
         return not self.rows and not self.values
 
     def compare_tables(self, there: Path, here: Path, label: str = "row", first: int = 0, last: int = NEVER) -> None:
@@ -82,7 +82,7 @@ class Comparison:
                     break
 
     def compare_states(self, there: Any, here: Any, name: str = "", skip: Collection[str] = ()) -> None:
-        """Compare nested states bit by bit; keys of the outermost level may be left out."""
+        """Compare nested states bit by bit, optionally without some top-level keys."""
         if isinstance(there, dict) and isinstance(here, dict):
             for key in dict.fromkeys([*there, *here]):
                 full = f"{name}.{key}" if name else str(key)
@@ -107,7 +107,7 @@ class Comparison:
             self.values.append(Difference(name, _describe(there), _describe(here)))
 
     def compare_sessions(self, there: RunFolder, here: RunFolder, key: tuple[int, int]) -> None:
-        """Compare all that two sessions at the same frame have saved beside their tables: states, replays, models."""
+        """Compare what two sessions at the same frame have saved beside their tables: states, replays, models."""
         states = load_state(there.resume_file(*key)), load_state(here.resume_file(*key))
         skip = {*CLOCK_KEYS, *FILE_KEYS}
         if states[0].get("is_eval_due"):
@@ -123,7 +123,7 @@ class Comparison:
                 self.notes.append(f"{files[0].name} is not there, so it is not compared")
 
     def compare_replays(self, there: RunFolder, here: RunFolder, states: tuple[Any, Any], key: tuple[int, int]) -> None:
-        """Compare the rows of the replays that two checkpoints list, however they are spread over files."""
+        """Compare the rows of the replays that two checkpoints list, regardless of how files divide them."""
         for which in dict.fromkeys([*states[0]["rows"], *states[1]["rows"]]):
             walks = [
                 _Rows(folder, key, which, state["rows"].get(which, []))
@@ -148,7 +148,7 @@ class Comparison:
             self.values.append(difference)
 
     def add(self, other: "Comparison", label: str) -> None:
-        """Take in the comparison of something else, with what it is in front of its names."""
+        """Add another comparison, with a prefix for its names."""
         self.num_row += other.num_row
         self.num_tensor += other.num_tensor
         self.rows += [replace(one, name=label + one.name) for one in other.rows]
@@ -170,7 +170,7 @@ def _count(number: int, what: str) -> str:
 
 
 def compare_tensors(name: str, there: Tensor, here: Tensor) -> Difference | None:
-    """The first element whose bits differ; None where all are equal."""
+    """The first element with different bits; None if all are equal."""
     if there.shape != here.shape or there.dtype != here.dtype:
         return Difference(name, _describe(there), _describe(here))
     size = there.element_size()
@@ -202,7 +202,7 @@ def _describe(value: Any) -> str:
 
 
 def compare_runs(there: RunFolder, here: RunFolder, key: tuple[int, int] = (0, 0)) -> Comparison:
-    """Compare two runs of one session that have come to the same frame: all that they have saved."""
+    """Compare everything that two runs of one session have saved at the same frame."""
     comparison = Comparison()
     for kind, label in TABLES.items():
         comparison.compare_tables(there.table_file(*key, kind), here.table_file(*key, kind), label)
@@ -211,7 +211,7 @@ def compare_runs(there: RunFolder, here: RunFolder, key: tuple[int, int] = (0, 0
 
 
 def find_difference(there: Path, here: Path, name: str, session: int = 0) -> str | None:
-    """What differs first between two runs of a spec, in words; None where every bit is the same."""
+    """The first difference between two runs of a spec, in words; None if every bit is the same."""
     comparison = compare_runs(RunFolder(there, name), RunFolder(here, name), (0, session))
     return "; ".join(comparison.describe()) or None
 
@@ -223,7 +223,7 @@ class _Table:
 
 
 def read_rows(path: Path, last: int) -> _Table:
-    """The rows of a table up to a frame, as text; none where there is no table."""
+    """The rows of a table up to a frame, as text; empty without a table."""
     if not path.exists():
         return _Table([], {})
     try:
@@ -232,7 +232,7 @@ def read_rows(path: Path, last: int) -> _Table:
     except UnreadableError as error:
         raise CheckpointError(str(error)) from None
     except (KeyError, TypeError, ValueError, csv.Error):
-        raise CheckpointError(f"{path}: is no table of a session; was it changed?") from None
+        raise CheckpointError(f"{path}: is not a table of a session; was it changed?") from None
     return _Table(list(reader.fieldnames or []), {frame: row for frame, row in rows.items() if frame <= last})
 
 
@@ -248,7 +248,7 @@ class _Rows:
         self._rows: dict[str, Tensor] = {}
 
     def read(self, start: int, end: int) -> dict[str, Tensor]:
-        """Rows that lie in one file."""
+        """Rows in one file."""
         chunk = next(one for one in self.chunks if one[0] <= start and end <= one[1])
         if chunk != self._held:
             self._rows = load_rows(replay_file(self.prefix, *chunk))

@@ -1,4 +1,4 @@
-"""Fault bundles read again: what they hold in numbers, what to try, and the step that failed done once more."""
+"""Reads fault bundles: their numbers, advice, and a replay of the failed step."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of doing it again."""
+    """The result of a replay."""
 
     is_reproduced: bool
     # what was seen this time
@@ -59,7 +59,7 @@ class Replayed:
 
 @contextmanager
 def bundle_errors(path: Path) -> Iterator[None]:
-    """Turn what the contents of a bundle make fail into one line, as it may reach a terminal."""
+    """Turn errors from the contents of a bundle into one printable line."""
     try:
         with content_errors(path):
             yield
@@ -69,7 +69,7 @@ def bundle_errors(path: Path) -> Iterator[None]:
 
 
 def show(text: str) -> str:
-    """Text of a bundle as it may reach a terminal: one line, without codes that do something to it."""
+    """Text of a bundle on one line, without terminal codes."""
     return printable(text, limit=1000)
 
 
@@ -77,13 +77,13 @@ def show(text: str) -> str:
 
 
 def read_bundle(path: Path, is_trusted: bool = False) -> dict[str, Any]:
-    """A bundle as a run here wrote it; that of others only if it is trusted, since replaying builds what it names."""
+    """A bundle of a local run; one from elsewhere only with `trust`, since replaying builds what it names."""
     try:
         size = path.stat().st_size
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     if size > MAX_BYTES:
-        raise CheckpointError(f"{path}: {size / 1e6:.0f} MB are more than a fault bundle has")
+        raise CheckpointError(f"{path}: {size / 1e6:.0f} MB is more than a fault bundle can have")
     bundle = load_state(path)
     types = {"format": int, "kind": str, "trial": int, "session": int, "frame": int, "message": str, "spec": dict}
     is_known = all(type(bundle.get(name)) is kind for name, kind in types.items())
@@ -100,7 +100,7 @@ def read_bundle(path: Path, is_trusted: bool = False) -> dict[str, Any]:
 
 
 def _is_own(bundle: dict[str, Any], path: Path) -> bool:
-    """Whether a bundle lies in the run that it names; `slm-lab pull` fetches runs of others without their bundles."""
+    """Whether a bundle is in the run that it names; `slm-lab pull` never downloads bundles."""
     (name,) = bundle["spec"]
     folder = RunFolder(path.parent.parent, str(name))
     trial = bundle["trial"]
@@ -109,7 +109,7 @@ def _is_own(bundle: dict[str, Any], path: Path) -> bool:
 
 
 def unpack(value: Any, device: torch.device) -> Any:
-    """What `pack` was given."""
+    """The inverse of `pack`."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, list):
@@ -142,7 +142,7 @@ _SPACES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def unpack_facts(state: State) -> EnvFacts:
-    """What `pack_facts` was given."""
+    """The inverse of `pack_facts`."""
     action = state["action"]
     parts = tuple(ObsPart(str(name), int(a), int(b), tuple(shape)) for name, a, b, shape in state["parts"])
     return EnvFacts(_box(state["obs"]), _SPACES[action["kind"]](action), int(state["frame_stack"]), parts)
@@ -152,7 +152,7 @@ def unpack_facts(state: State) -> EnvFacts:
 
 
 def replay_fault(bundle: dict[str, Any], path: Path, is_plain: bool = False) -> Replayed:
-    """Do again what failed, of a bundle and where it was read from."""
+    """Repeat the failed step of a bundle."""
     with bundle_errors(path):
         ((name, raw),) = bundle["spec"].items()
         spec = parse_spec({**raw, "name": name}, str(path))[0]
@@ -208,7 +208,7 @@ def _is_same(found: Finding, saved: dict[str, Any]) -> bool:
 
 
 def build_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool = True) -> tuple[Agent, tuple[str, ...]]:
-    """The agent as it was before the step that failed, without an env and without its memory; notes on the way."""
+    """The agent before the failed step, without env and memory, and notes."""
     device = pick_device("auto" if bundle["device"] == "cuda" else "cpu", 0)
     facts, num_envs = unpack_facts(bundle["facts"]), int(bundle["facts"]["num_envs"])
     key = (spec.meta.seed, bundle["session"])
@@ -264,7 +264,7 @@ def _measure(name: str, tensor: Tensor) -> Row:
 
 
 def advise(bundle: dict[str, Any]) -> str:
-    """What to try, by what was not finite first."""
+    """What to try, by the first tensor that is not finite."""
     finding = bundle.get("finding")
     tensor = str(finding["tensor"]) if isinstance(finding, dict) else ""
     if bundle["kind"] == "env":

@@ -1,4 +1,4 @@
-"""Replay a part of a finished run in a copy, and compare what comes out bit for bit."""
+"""Replay a part of a finished run in a copy, and compare the results bit for bit."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ PACKAGE = "versions."
 
 @dataclass(frozen=True)
 class Settings:
-    """Which part of a run is replayed, and how."""
+    """Which part of a run to replay, and how."""
 
     session: int | None = None
     trial: int | None = None
@@ -51,7 +51,7 @@ class Settings:
 
 @dataclass
 class Verdict:
-    """What a replay of one session came to."""
+    """The result of one session's replay."""
 
     session: int
     first: int = 0
@@ -62,11 +62,11 @@ class Verdict:
 
     @property
     def is_same(self) -> bool:
-        """Whether the replay went through and nothing differs."""
+        """Whether the replay succeeded and nothing differs."""
         return self.problem is None and self.comparison.is_same
 
     def describe(self) -> list[str]:
-        """The verdict as lines, the first of which stands alone."""
+        """The verdict as lines; the first is a summary."""
         title = f"Session {self.session}"
         notes = [f"Note: {note}" for note in self.comparison.notes]
         if self.problem is not None:
@@ -83,7 +83,7 @@ class Verdict:
 
 
 class Verification:
-    """A run that is replayed session by session; nothing in its folder is touched."""
+    """Replays a run session by session, without changing its folder."""
 
     def __init__(self, where: str, data_dir: Path, settings: Settings) -> None:
         import_modules(settings.imports)
@@ -107,7 +107,7 @@ class Verification:
         self.facts, self.unknown = self._compare_machines()
 
     def _plan(self, saved: Spec) -> Spec:
-        """The spec of the replay: what changes no number is left out."""
+        """The spec of the replay, without keys that do not affect numbers."""
         meta: dict[str, Any] = {
             "tensorboard": False,
             "wandb": False,
@@ -123,7 +123,7 @@ class Verification:
         return prepare(saved.replace(meta=meta))[0]
 
     def _compare_machines(self) -> tuple[list[Difference], list[str]]:
-        """What differs from where the run was made, and what of it is not known."""
+        """Differences from the machine of the run, and facts it did not record."""
         path = self.folder.provenance_file
         try:
             origin = read_document(path)
@@ -144,7 +144,7 @@ class Verification:
         return facts, unknown
 
     def run(self) -> Iterator[Verdict]:
-        """Replay one session after the other."""
+        """Replay the sessions one by one."""
         for session in self.sessions:
             with tempfile.TemporaryDirectory(prefix="slm_lab_verify_") as path:
                 scratch = RunFolder(Path(path), self.folder.name)
@@ -153,7 +153,7 @@ class Verification:
     def _verify(self, session: int, scratch: RunFolder) -> Verdict:
         key = self.trial, session
         if is_locked(self.folder.lock_file(*key)):
-            raise RunFolderError(f"{self.folder.path} is being trained; verify it when it has ended, or stop it")
+            raise RunFolderError(f"{self.folder.path} is training; verify it when it has ended, or stop it")
         verdict = Verdict(session)
         try:
             self._replay_and_compare(key, scratch, verdict)
@@ -186,7 +186,7 @@ class Verification:
             raise CheckpointError(f"nothing to compare up to frame {verdict.last:,}; {first}")
 
     def _read_target(self, key: tuple[int, int], verdict: Verdict) -> dict[str, Any] | None:
-        """The last checkpoint; None where there is none to compare with."""
+        """The last checkpoint; None if there is none."""
         path = self.folder.resume_file(*key)
         if not path.exists():
             verdict.comparison.notes.append(f"{path.name} is not there, so only tables are compared")
@@ -213,7 +213,7 @@ class Verification:
         return None
 
     def _check_files(self, key: tuple[int, int], *states: State) -> None:
-        """Read all that belongs to checkpoints once: what is damaged is named before a replay is waited for."""
+        """Read all files of the checkpoints first, so that damage shows before a long replay."""
         models = [path for which in MODELS if (path := self.folder.model_file(*key, which)).exists()]
         rows = [path for state in states for path in list_replay_files(self.folder, key, state)]
         for path in dict.fromkeys([*models, *rows]):
@@ -229,7 +229,7 @@ class Verification:
         return rows[-1]
 
     def _copy(self, key: tuple[int, int], state: State, scratch: RunFolder) -> None:
-        """What the replay goes on from; files of a replay are linked to, since nothing ever writes into them."""
+        """Copy the checkpoint to resume from; link its replay files, since nothing ever writes to them."""
         target = scratch.resume_file(*key)
         with storage_errors(target):
             target.parent.mkdir(parents=True)
@@ -261,7 +261,7 @@ class Verification:
 
 
 def list_replay_files(folder: RunFolder, key: tuple[int, int], state: State) -> list[Path]:
-    """The files with the rows of the replays that a checkpoint needs."""
+    """The replay files that a checkpoint needs."""
     files = []
     for which, chunks in state["rows"].items():
         if Path(str(which)).name != str(which):
@@ -272,7 +272,7 @@ def list_replay_files(folder: RunFolder, key: tuple[int, int], state: State) -> 
 
 
 def flatten(data: dict[str, Any]) -> dict[str, str]:
-    """What can change a result, out of what was written down, by name."""
+    """The recorded facts that can change a result, by name."""
     found = {"git_sha": str(data["git_sha"])} if data.get("git_sha") else {}
     for section in ("versions", "machine", "torch", "variables"):
         content = data.get(section)

@@ -25,12 +25,12 @@ Curves = Mapping[str, Mapping[int, Table]]
 
 
 def curves_file(docs: Path, group: str) -> Path:
-    """Where the curves of a group of rows are kept."""
+    """The file with the curves of a group of rows."""
     return docs / "benchmark" / "curves" / f"{slug(group)}.csv"
 
 
 def thin(run: Run) -> dict[int, Table]:
-    """A few rows of each session, at the same frames where the tables have the same rows."""
+    """A few rows of each session, at common frames if the tables have them."""
     return {session: _thin(table) for session, table in run.counted_tables.items()}
 
 
@@ -44,13 +44,13 @@ def _thin(table: Table) -> Table:
 
 
 def pick_column(curves: Curves) -> str:
-    """The returns, or the moving average where some run has nothing else."""
+    """The returns, or the moving average if some run has only that."""
     tables = [table for sessions in curves.values() for table in sessions.values()]
     return CURVES[0 if all(np.isfinite(table[CURVES[0]]).any() for table in tables) else 1]
 
 
 def find_reach(sessions: Mapping[int, Table], score: float) -> float | None:
-    """The frame from which the mean over sessions stays at a score or above; None where it does not end there."""
+    """The frame from which the mean over sessions stays at or above a score; None if it ends below."""
     column = pick_column({"": sessions})
     tables = [{name: table[name] for name in ("frame", column)} for table in sessions.values()]
     curves = [curve for table in tables if (curve := read_curve(table, column))[0].size]
@@ -62,7 +62,7 @@ def find_reach(sessions: Mapping[int, Table], score: float) -> float | None:
 
 
 def load_curves(docs: Path, group: str) -> dict[str, dict[int, Table]]:
-    """The curves of a group that are kept."""
+    """The saved curves of a group."""
     path = curves_file(docs, group)
     points: dict[str, dict[int, dict[float, dict[str, float]]]] = {}
     try:
@@ -76,7 +76,7 @@ def load_curves(docs: Path, group: str) -> dict[str, dict[int, Table]]:
     except FileNotFoundError:
         return {}
     except (AttributeError, ValueError, TypeError, KeyError) as error:
-        raise LabError(f"{path} is damaged ({error}); take it back from git") from None
+        raise LabError(f"{path} is damaged ({error}); restore it from git") from None
     return {run: {session: _to_table(rows) for session, rows in sessions.items()} for run, sessions in points.items()}
 
 

@@ -1,4 +1,4 @@
-"""From a finished run to a row of the page: checked, shared, drawn, written down."""
+"""From a finished run to a row of the page: check, upload, plot, write."""
 
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ Share = Callable[[Path], str | None]
 
 @dataclass(frozen=True)
 class Intake:
-    """What was taken in, and what was not."""
+    """The runs taken in, and the refused ones."""
 
     taken: tuple[Row, ...]
     # by the name of the run: why not
@@ -35,7 +35,7 @@ class Intake:
 def take_in(
     states: Sequence[RowState], docs: Path, data_dir: Path, share: Share | None, active: Sequence[str] = ()
 ) -> Intake:
-    """Take every finished run through every step; a row is written only after all of them."""
+    """Take every finished run through every step; a row is written only at the end."""
     results = load_results(docs)
     taken: list[Row] = []
     refused: dict[str, tuple[str, ...]] = {}
@@ -78,7 +78,7 @@ def _share_rest(
     share: Share,
     refused: dict[str, tuple[str, ...]],
 ) -> None:
-    """Upload the runs of rows that were taken in without a link, where they are still here."""
+    """Upload local runs of rows without a link."""
     for key in [state.row.key for state in states]:
         result = results.get(key)
         if result is None or result.url is not None or not (data_dir / result.run).is_dir():
@@ -92,7 +92,7 @@ def _share_rest(
 
 
 def _find_uncommitted(row: Row) -> Iterator[str]:
-    """Whether the row's spec is one that nobody else can have."""
+    """Whether the row's spec is not committed."""
     path = find_file(Path(row.spec_file))
     done = _run_git("diff", "--quiet", "HEAD", "--", str(path), folder=path.parent)
     if done is not None and done.returncode == 1:
@@ -115,7 +115,7 @@ def _thin_run(result: Result, group: str, data_dir: Path) -> dict[int, Table]:
 
 
 def draw_group(group: str, results: Mapping[str, Result], curves: Curves, docs: Path) -> None:
-    """Draw the learning curves of all results of a group, by algorithm."""
+    """Plot the learning curves of all results of a group, by algorithm."""
     column = pick_column({result.run: curves[result.run] for result in results.values()})
     runs = [
         DrawnRun(name, name, [{key: table[key] for key in ("frame", column)} for table in curves[result.run].values()])
@@ -123,12 +123,12 @@ def draw_group(group: str, results: Mapping[str, Result], curves: Curves, docs: 
     ]
     picture = draw_runs(runs, group)
     if picture is None:
-        raise LabError(f"{group}: none of its runs has a finished episode to draw")
+        raise LabError(f"{group}: none of its runs has a finished episode to plot")
     write_bytes(docs / plot_file(group), picture)
 
 
 def commit(docs: Path) -> bool:
-    """One commit with the page, its figures, curves and results, if they changed: nothing else goes in, no push."""
+    """Commit the page, its figures, curves and results if they changed, and nothing else; never pushes."""
     results = load_results(docs)
     rows = [row for row in load_matrix() if row.key in results]
     groups = dict.fromkeys(row.group for row in rows)
@@ -152,7 +152,7 @@ def _git(*arguments: str) -> None:
 
 
 def _run_git(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str] | None:
-    """What git says; None where there is no git."""
+    """The output of git; None without git."""
     try:
         return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError:

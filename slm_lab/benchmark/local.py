@@ -1,4 +1,4 @@
-"""Train rows on this machine, one after the other: a run already uses every core."""
+"""Train rows on this machine, one at a time: a run already uses every core."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ MIN_FREE = 0.1
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a row."""
+    """The outcome of a row."""
 
     row: Row
     # 0 if it has a finished run now
@@ -42,7 +42,7 @@ Launch = Callable[[Sequence[str]], int]
 
 
 def launch_command(arguments: Sequence[str]) -> int:
-    """Run `slm-lab` in a process of its own, in view; returns its exit code, that of a stop if one was asked for.
+    """Run `slm-lab` in a separate process with visible output; returns its exit code, or that of a requested stop.
 
     It saves and ends if this process is killed.
     """
@@ -66,13 +66,13 @@ def launch_command(arguments: Sequence[str]) -> int:
 
 
 def become_idle() -> None:
-    """Yield to all other work from now on, with every process that is started."""
+    """Lower the priority of this process and all it starts."""
     os.nice(19)
     share_niceness()
 
 
 def order_by_cost(states: Sequence[RowState], measured: Speeds) -> list[tuple[Row, float]]:
-    """Rows that need a run with the core-seconds that each has left, the cheapest first."""
+    """Rows that need a run, with their remaining core-seconds, cheapest first."""
     costs = []
     for state in states:
         if state.standing in OPEN:
@@ -83,7 +83,7 @@ def order_by_cost(states: Sequence[RowState], measured: Speeds) -> list[tuple[Ro
 
 
 def wait_for_core() -> None:
-    """Return once a core has time left by work that is not at low priority itself."""
+    """Return once a core is not fully used by processes of normal priority."""
     has_said = False
     while _find_free_cores() < MIN_FREE:
         if not has_said:
@@ -103,7 +103,7 @@ def _find_free_cores() -> float:
 
 
 def _read_times() -> tuple[int, int]:
-    """Time of all cores since the machine began: idle or at low priority, and in total."""
+    """Time of all cores since boot: idle or at low priority, and in total."""
     words = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
     _, nice, _, idle, waiting, *_ = times = [int(word) for word in words]
     return nice + idle + waiting, sum(times)
@@ -118,12 +118,12 @@ def run_rows(
     submitted: Collection[str] = (),
     wait: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """Train what is missing, each row after a `wait`; a stopped run resumes, a failed one is tried in a new folder."""
+    """Train missing rows, each after a `wait`; stopped runs resume, failed ones are retried in a new folder."""
     outcomes = []
     for number, row in enumerate(rows, 1):
         (state,) = find_states([row], results, data_dir, submitted)
         if state.standing in (Standing.RUNNING, Standing.SUBMITTED):
-            logger.info(f"Row {number} of {len(rows)}: {row.key} is being trained elsewhere")
+            logger.info(f"Row {number} of {len(rows)}: {row.key} is training elsewhere")
         if state.standing not in OPEN:
             continue
         wait()

@@ -1,4 +1,4 @@
-"""Which row of the benchmark a run belongs to, and whether it may stand there."""
+"""The row of a run, and whether the run qualifies as its result."""
 
 import json
 import math
@@ -36,7 +36,7 @@ TOLERANCE = 1e-6
 
 
 class Stage(StrEnum):
-    """How far a run has come."""
+    """The progress of a run."""
 
     FINISHED = "finished"
     RUNNING = "running"
@@ -44,7 +44,7 @@ class Stage(StrEnum):
 
 
 def find_row(run: Run, rows: Sequence[Row]) -> Row | None:
-    """The row that a run was made for, by the names of its spec and env; a short row only by its frames too."""
+    """The row of a run, by the names of its spec and env; for a short row also by its frames."""
     named = [
         row
         for row in rows
@@ -55,14 +55,14 @@ def find_row(run: Run, rows: Sequence[Row]) -> Row | None:
 
 
 def find_stage(run: Run) -> Stage:
-    """Whether a run has ended, trains, or was stopped or killed."""
+    """Whether a run has ended, is training, or was stopped or killed."""
     if run.metrics is not None and run.metrics.is_complete:
         return Stage.FINISHED
     return Stage.RUNNING if is_running(run.path) else Stage.STOPPED
 
 
 def find_misfits(run: Run, row: Row) -> list[str]:
-    """Why a run is of another kind than the row asks for, however it ends."""
+    """Why a run can never be the row's result."""
     if is_search(run.path):
         return ["it is a search: its score is the best of several, so train the best spec and take that run"]
     misfits = find_differences(run.spec, row)
@@ -72,7 +72,7 @@ def find_misfits(run: Run, row: Row) -> list[str]:
 
 
 def find_obstacles(run: Run, row: Row) -> list[str]:
-    """What keeps a run from being the row's result, in words; nothing if it may stand there."""
+    """Why a run cannot be the row's result; empty if it can."""
     if misfits := find_misfits(run, row):
         return misfits
     if run.metrics is None:
@@ -99,7 +99,7 @@ def find_obstacles(run: Run, row: Row) -> list[str]:
 
 
 def find_differences(spec: ReadOnlyDocument, row: Row) -> list[str]:
-    """Where the spec of a run is not the committed one with the row's settings."""
+    """Differences between the spec of a run and the committed one with the row's settings."""
     try:
         read, _ = parse_spec({**spec, "name": row.spec_name}, "its spec")
     except LabError as error:
@@ -114,7 +114,7 @@ def _show(values: ReadOnlyDocument, key: str) -> str:
 
 
 def flatten(spec: Spec) -> Document:
-    """What decides a score, by dotted path."""
+    """The keys that affect the score, by dotted path."""
     (data,) = dump_spec(spec).values()
     return {path: value for path, value in flatten_spec(data).items() if not _is_free(path)}
 

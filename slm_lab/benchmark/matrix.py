@@ -42,17 +42,17 @@ class Row:
 
     @property
     def is_short(self) -> bool:
-        """Whether it has fewer frames than the published row, and so never stands in its place."""
+        """Whether it has fewer frames than the published row, and so never replaces it."""
         return self.phase == "short"
 
     @property
     def key(self) -> str:
-        """What the row is called."""
+        """The name of the row."""
         return f"{self.env} {self.algorithm}{self._budget}"
 
     @property
     def group(self) -> str:
-        """What the rows are called that share a figure: those of an env, or of an env in fewer frames."""
+        """The name of the rows that share a figure: those of an env, or of an env with fewer frames."""
         return f"{self.env}{self._budget}"
 
     @property
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def settings(self) -> str:
-        """What all algorithms of an env share, in one line."""
+        """The settings common to all algorithms of an env, in one line."""
         return (
             f"max_frame {self.max_frame:,} | num_envs {self.num_envs} | max_session {self.max_session} "
             f"| log_frequency {self.log_frequency:,}"
@@ -77,7 +77,7 @@ class Row:
 
     @property
     def command(self) -> list[str]:
-        """What trains the row, after `slm-lab`."""
+        """The arguments of `slm-lab` that train the row."""
         set_ = [word for key, value in self.changes.items() for word in ("-s", f"{key}={value}")]
         return ["run", *set_, self.spec_file, self.spec_name, "train"]
 
@@ -87,7 +87,7 @@ class Row:
 
 
 def slug(env: str) -> str:
-    """An env's name as that of a file."""
+    """The name of an env in file names."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", env)
 
 
@@ -115,9 +115,9 @@ def load_matrix() -> tuple[Row, ...]:
 
 
 def select_rows(filters: Sequence[str]) -> list[Row]:
-    """Rows that fit one of the filters; a filter is words that must all fit the row.
+    """Rows that match one of the filters; a filter is words that must all match.
 
-    A word fits if it is the row's phase, algorithm or spec, or a part of its env's name.
+    A word matches the row's phase, algorithm or spec, or a part of its env's name.
     """
     rows = load_matrix()
     if not filters:
@@ -128,7 +128,7 @@ def select_rows(filters: Sequence[str]) -> list[Row]:
         known = {name for row in rows for name in (row.phase, row.algorithm, row.env, row.spec_name)}
         lost = next((word for word in words if not any(_fits(row, word) for row in rows)), words[0] if words else "")
         raise LabError(
-            f"--filter: no row fits '{' '.join(filters)}'{nearest(lost, known)} "
+            f"--filter: no row matches '{' '.join(filters)}'{nearest(lost, known)} "
             f"(phases: {', '.join(dict.fromkeys(row.phase for row in rows))}; also algorithms, envs and spec names)"
         )
     return chosen

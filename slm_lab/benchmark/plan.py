@@ -1,4 +1,4 @@
-"""What is missing, and what it would take."""
+"""Missing rows, and their cost."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ OPEN = (Standing.MISSING, Standing.STALE, Standing.STOPPED, Standing.REFUSED)
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a row takes."""
+    """The cost of a row."""
 
     # whether runs of this kind were measured
     is_measured: bool
@@ -47,7 +47,7 @@ class Estimate:
 
 
 def costs_file(data_dir: Path) -> Path:
-    """Where it is kept what rows took on this machine."""
+    """The file with the costs of rows on this machine."""
     return data_dir / "bench" / "costs.json"
 
 
@@ -63,7 +63,7 @@ def load_costs(data_dir: Path) -> dict[str, list[float]]:
 
 
 def add_cost(data_dir: Path, row: Row, core_seconds: float, frames: int) -> None:
-    """Add what a part of a row's training took."""
+    """Add the cost of a part of a row's training."""
     costs = load_costs(data_dir)
     before = costs.get(row.key, [0.0, 0.0])
     write_json(costs_file(data_dir), {**costs, row.key: [before[0] + core_seconds, before[1] + frames]})
@@ -72,7 +72,7 @@ def add_cost(data_dir: Path, row: Row, core_seconds: float, frames: int) -> None
 def measure_fps(
     states: Sequence[RowState], results: Mapping[str, Result], costs: Mapping[str, Sequence[float]]
 ) -> dict[tuple[str, str], float]:
-    """Frames per second of a session: by the time of its cores here, else as runs here and results say."""
+    """Frames per second of a session: from CPU time on this machine, or from local runs and results."""
     seen: dict[tuple[str, str], list[float]] = {}
     for state in states:
         row, run, result = state.row, state.run, results.get(state.row.key)
@@ -85,7 +85,7 @@ def measure_fps(
 
 
 def estimate(row: Row, measured: Speeds, at_once: int) -> Estimate:
-    """What a row takes that runs at most `at_once` sessions side by side."""
+    """The cost of a row with at most `at_once` parallel sessions."""
     known = [measured[kind] for kind in ((row.env, row.algorithm), (row.phase, row.algorithm)) if kind in measured]
     rough = ROUGH_FPS[row.phase]
     session = row.max_frame / (known[0] if known else rough.get(row.algorithm, rough[""]))

@@ -1,4 +1,4 @@
-"""Train rows with dstack, a few at a time; a file keeps what was submitted, so that one can leave and return."""
+"""Train rows with dstack, a few at a time; a file records submitted runs, so the command can be restarted."""
 
 import json
 import time
@@ -40,7 +40,7 @@ class RemoteRun:
 
 @dataclass(frozen=True)
 class Cloud:
-    """What is asked of the outside."""
+    """The calls to the outside."""
 
     submit: Callable[[TaskRequest], object]
     # the status of a run by its name; None if there is none
@@ -51,12 +51,12 @@ class Cloud:
 
 
 def remote_file(data_dir: Path) -> Path:
-    """Where it is kept what was submitted."""
+    """The file with the submitted runs."""
     return data_dir / "bench" / "remote.json"
 
 
 def load_remote(data_dir: Path) -> dict[str, RemoteRun]:
-    """What was submitted, by the key of its row."""
+    """The submitted runs, by the key of their row."""
     path = remote_file(data_dir)
     try:
         return {key: RemoteRun(**entry) for key, entry in json.loads(path.read_text(encoding="utf-8")).items()}
@@ -67,17 +67,17 @@ def load_remote(data_dir: Path) -> dict[str, RemoteRun]:
 
 
 def find_submitted(data_dir: Path) -> list[str]:
-    """Keys of the rows that run on other machines, as far as was last seen."""
+    """Keys of the rows that run on other machines, as last seen."""
     return [key for key, run in load_remote(data_dir).items() if run.is_active]
 
 
 def name_row(row: Row) -> str:
-    """What dstack calls the run of a row; a short row has the spec of another."""
+    """The name of a row's run at dstack; a short row shares the spec of another."""
     return make_run_name(row.load_spec().name + ("-short" if row.is_short else ""))
 
 
 class RemoteRuns:
-    """Submits what is missing and waits for it."""
+    """Submits missing rows and waits for them."""
 
     def __init__(self, data_dir: Path, cloud: Cloud, request: TaskRequest) -> None:
         self.data_dir = data_dir
@@ -91,7 +91,7 @@ class RemoteRuns:
     def run(
         self, rows: Sequence[Row], results: Mapping[str, Result], max_parallel: int, retries: int
     ) -> dict[str, RemoteRun]:
-        """What became of each row that lacks a result; a failed one is tried again under a new name."""
+        """Train each row without a result and return the outcomes; failed ones are retried under a new name."""
         states = find_states(rows, results, self.data_dir)
         waiting = {state.row.key: state.row for state in states if state.standing in OPEN}
         chosen = list(waiting)
@@ -107,11 +107,11 @@ class RemoteRuns:
             if not waiting:
                 return {key: self.runs[key] for key in chosen}
             active = sum(run.is_active for run in self.runs.values())
-            logger.info(f"{active} row(s) run remotely, {len(waiting)} are not done; Ctrl-C leaves them running")
+            logger.info(f"{active} row(s) are training remotely, {len(waiting)} unfinished; Ctrl-C leaves them running")
             self.cloud.sleep(POLL_SECONDS)
 
     def _look_at_all(self) -> None:
-        """Ask how every run is that was under way, also those of other rows, which take a place too."""
+        """Update the status of every active run, including those of other rows, which count too."""
         for key, run in list(self.runs.items()):
             if not run.is_active:
                 continue
@@ -121,7 +121,7 @@ class RemoteRuns:
                 self.failed_looks += 1
                 if self.failed_looks > MAX_FAILED_LOOKS:
                     raise
-                logger.warning(f"No word of {run.name}: {error}")
+                logger.warning(f"No status of {run.name}: {error}")
                 continue
             self.failed_looks = 0
             if status is None:
@@ -134,7 +134,7 @@ class RemoteRuns:
             self._save()
 
     def _is_over(self, row: Row, retries: int) -> bool:
-        """Whether a row needs nothing more now; a run that ended well is fetched."""
+        """Whether a row is finished for now; a successful run is downloaded."""
         run = self.runs.get(row.key)
         if run is None or run.is_active:
             return False

@@ -46,13 +46,13 @@ class Result:
 
 
 def find_start(name: str) -> tuple[str, int]:
-    """When the run of a folder began, as something to sort by; files' times change with every copy."""
+    """When the run of a folder started, as a sort key; file times change with every copy."""
     match = _STAMP.search(name)
     return (match[1], int(match[2] or 0)) if match else ("", 0)
 
 
 def build_result(run: Run, url: str | None) -> Result:
-    """What is kept of a run that may stand in a row."""
+    """The saved result of a run."""
     spread = calc_spread(list(run.session_ma.values()))
     evals = run.final_evals
     sha = run.provenance.get("git_sha")
@@ -80,7 +80,7 @@ def is_stale(result: Result, row: Row) -> bool:
 
 
 def results_file(docs: Path) -> Path:
-    """Where results are kept."""
+    """The file with the results."""
     return docs / "benchmark" / "results.json"
 
 
@@ -96,7 +96,7 @@ def load_results(docs: Path) -> dict[str, Result]:
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise LabError(f"{path} is damaged ({error}); take it back from git") from None
+        raise LabError(f"{path} is damaged ({error}); restore it from git") from None
 
 
 def save_results(docs: Path, results: Mapping[str, Result]) -> None:
@@ -106,14 +106,14 @@ def save_results(docs: Path, results: Mapping[str, Result]) -> None:
 
 
 def load_notes(docs: Path) -> dict[str, str]:
-    """What people wrote about rows, such as what was tried where a score falls short; by the key of the row."""
+    """Notes on rows, for example on what was tried; by the key of the row."""
     path = docs / "benchmark" / "notes.json"
     try:
         notes = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise LabError(f"{path} is no JSON: {error}") from None
+        raise LabError(f"{path} is not JSON: {error}") from None
     if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
         raise LabError(f'{path} should hold one text per row, such as {{"Pendulum-v1 A2C": "..."}}')
     keys = [row.key for row in load_matrix()]

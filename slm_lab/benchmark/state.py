@@ -1,4 +1,4 @@
-"""Where each row stands: by the results taken in, the runs in the data folder, and what was submitted elsewhere."""
+"""The state of each row, from results, runs in the data folder, and remote runs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from slm_lab.results.run import Run, load_run
 
 
 class Standing(StrEnum):
-    """What there is of a row."""
+    """The standing of a row."""
 
     DONE = "done"
     READY = "to take in"
@@ -31,7 +31,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True)
 class RowState:
-    """A row, its result if there is one, and the newest run of it that is not taken in."""
+    """A row, its result if there is one, and its newest run that is not taken in."""
 
     row: Row
     standing: Standing
@@ -47,7 +47,7 @@ class RowState:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the end, at the speed of the sessions that train now; None where none does."""
+        """Seconds until the end, at the speed of the training sessions; None if none is training."""
         if self.run is None:
             return None
         speeds = [self.run.tables[s]["fps"][-1] for s in find_locked(self.run.path) if s in self.run.tables]
@@ -56,7 +56,7 @@ class RowState:
 
 
 def find_locked(path: Path) -> list[int]:
-    """Sessions of a run that a process trains."""
+    """Sessions of a run that are training."""
     locks = [file for file in (path / "model").glob(".*_s*.lock") if is_locked(file)]
     return sorted(int(file.stem.rpartition("_s")[2]) for file in locks)
 
@@ -64,7 +64,7 @@ def find_locked(path: Path) -> list[int]:
 def find_states(
     rows: Sequence[Row], results: Mapping[str, Result], data_dir: Path, submitted: Collection[str] = ()
 ) -> list[RowState]:
-    """Where each row stands; `submitted` are the keys of rows that run on other machines."""
+    """The state of each row; `submitted` are the keys of rows that run on other machines."""
     runs: dict[str, list[Run]] = {}
     for run in _read_runs(rows, data_dir):
         # among all rows: a run of another row of the same spec is none of these
@@ -75,7 +75,7 @@ def find_states(
 
 
 def _read_runs(rows: Sequence[Row], data_dir: Path) -> list[Run]:
-    """Runs whose folders are named like a row, those that began last first."""
+    """Runs whose folders are named like a row, the newest first."""
     prefixes = tuple({row.spec_name for row in rows})
     folders = [folder for folder in data_dir.glob("*") if folder.name.startswith(prefixes)]
     runs = []
@@ -88,7 +88,7 @@ def _read_runs(rows: Sequence[Row], data_dir: Path) -> list[Run]:
 
 
 def _find_state(row: Row, result: Result | None, runs: Sequence[Run], is_submitted: bool) -> RowState:
-    """The newest run of the row's spec counts, not the best; runs of other settings are passed over if they can be."""
+    """The newest run of the row's spec counts, not the best; runs with other settings are skipped if possible."""
     if result is not None:
         runs = [run for run in runs if find_start(run.path.name) > find_start(result.run)]
     fitting = next((run for run in runs if not find_misfits(run, row)), None)
@@ -106,7 +106,7 @@ def _find_state(row: Row, result: Result | None, runs: Sequence[Run], is_submitt
 
 
 def _find_stage_state(row: Row, result: Result | None, run: Run) -> RowState | None:
-    """The state of a row whose run trains or has ended; None if it was stopped and can resume."""
+    """The state of a row whose run is training or has ended; None if it was stopped and can resume."""
     stage = find_stage(run)
     if stage is Stage.RUNNING:
         return RowState(row, Standing.RUNNING, result, run)

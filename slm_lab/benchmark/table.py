@@ -55,7 +55,7 @@ not count as rows of the benchmark.
 
 
 def status(score: float, target: float | None, random_return: float | None) -> str:
-    """Solved, close or below the target; nothing where there is no target."""
+    """Solved, close or below the target; empty without a target."""
     if target is None:
         return ""
     if score >= target:
@@ -66,7 +66,7 @@ def status(score: float, target: float | None, random_return: float | None) -> s
 
 
 def judge(result: Result, reference: float | None) -> str:
-    """How a score stands to the reference, which is one number without an interval; nothing where there is none."""
+    """A score compared with the reference, which is one number without an interval; empty without a reference."""
     if reference is None:
         return ""
     if result.low > reference:
@@ -101,7 +101,7 @@ def build_page(docs: Path, rows: Sequence[Row], results: Mapping[str, Result], a
 
 
 def _summary(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
-    """Envs by algorithms: the score, the reference, and how they stand."""
+    """Envs by algorithms: the score, the reference, and the comparison."""
     full = [row for row in rows if not row.is_short]
     done = [row for row in full if row.key in results]
     algorithms = list(dict.fromkeys(row.algorithm for row in full if row.env in {other.env for other in done}))
@@ -156,7 +156,7 @@ def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
 
 
 def _reach(docs: Path, rows: Sequence[Row], results: Mapping[str, Result], notes: Mapping[str, str]) -> list[str]:
-    """How soon the reference is reached: of rows at its settings, and of rows with fewer frames, never in one table."""
+    """How soon rows reach the reference: those with its settings, and those with fewer frames, in separate tables."""
     done = [row for row in rows if row.key in results and row.reference is not None]
     full, short = ([row for row in done if row.is_short is is_short] for is_short in (False, True))
     parts = [REACH, "### At the published settings\n", _reach_table(docs, full, results)]
@@ -238,7 +238,7 @@ def _line(row: Row, result: Result | None) -> str:
 
 
 def _waiting(rows: Sequence[Row], has_others: bool) -> str:
-    """Envs without a result, in one table: what the reference has for them."""
+    """Envs without a result, with their reference scores, in one table."""
     algorithms = list(dict.fromkeys(row.algorithm for row in rows))
     lines = ["### Waiting\n"] if has_others else []
     lines += ["No row here has a result yet. These are the references, each with a link to its spec.\n"]

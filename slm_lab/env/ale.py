@@ -1,4 +1,4 @@
-"""Atari games stepped by ALE's own vector env, in C++ threads; the same numbers as `AtariEnv` gives."""
+"""Atari games stepped by ALE's own vector env, in C++ threads; the numbers equal those of `AtariEnv`."""
 
 import gymnasium as gym
 import numpy as np

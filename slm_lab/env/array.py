@@ -1,4 +1,4 @@
-"""CartPole stepped as arrays by gymnasium's vector env; the same numbers as its single env gives."""
+"""CartPole stepped as arrays by gymnasium's vector env; the numbers equal those of its single env."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ OPTIONS = frozenset({"sutton_barto_reward"})
 
 
 def has_array_form(settings: EnvSettings) -> bool:
-    """Whether `ArrayVecEnv` takes an env with its options."""
+    """Whether `ArrayVecEnv` supports an env with its options."""
     return _is_known(settings) and set(settings.kwargs) <= OPTIONS
 
 
@@ -41,9 +41,7 @@ class ArrayVecEnv(VecEnv):
             raise EnvError(f"env.backend: array is for {' and '.join(ENV_IDS)}, not for '{settings.name}'; use auto")
         refused = sorted(set(settings.kwargs) - OPTIONS)
         if refused:
-            raise EnvError(
-                f"env.kwargs: the array backend does not take {', '.join(refused)}; use env.backend gymnasium"
-            )
+            raise EnvError(f"env.kwargs: the array backend has no {', '.join(refused)}; use env.backend gymnasium")
         # never stepped, only started
         self.single: Any = make_env(settings)
         assert self.single.spec is not None

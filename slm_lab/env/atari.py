@@ -1,6 +1,6 @@
 """Atari games: preprocessed stacks of grey frames, from the emulator one game at a time.
 
-The same numbers as ALE's own vector env gives (see `ale.py`), which is written in C++ and has no way to render.
+The numbers equal those of ALE's own vector env (see `ale.py`), which is written in C++ and cannot render.
 """
 
 from typing import Annotated, Any, Self
@@ -55,17 +55,17 @@ class AtariOptions(Model):
 
     @property
     def max_frames(self) -> int:
-        """Frames after which a game is cut."""
+        """Frames after which a game is truncated."""
         return self._max_frames
 
     @property
     def needs_emulator(self) -> bool:
-        """Whether the C++ vector env lacks an option that is used."""
+        """Whether the C++ vector env lacks an option in use."""
         return self.mode is not None or self.difficulty is not None
 
 
 class AtariEnv(gym.Env[Array, Any]):
-    """One game; `info["life_lost"]` tells where a life was lost and the game goes on.
+    """One game; `info["life_lost"]` marks a lost life after which the game continues.
 
     A seeded reset loads the cartridge again (a fifth of a second). A reset without a seed starts the next game, with
     the generators as they are.
@@ -135,7 +135,7 @@ class AtariEnv(gym.Env[Array, Any]):
             self.ale.reset_game()
 
     def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        """Hold an action for `frameskip` frames; the observation is the larger of the last two in every pixel."""
+        """Repeat an action for `frameskip` frames; the observation is the pixel-wise maximum of the last two."""
         reward = 0.0
         truncated = False
         for left in range(self.options.frameskip - 1, -1, -1):
@@ -155,7 +155,7 @@ class AtariEnv(gym.Env[Array, Any]):
         return self._stack.copy(), reward, terminated, truncated, {"life_lost": life_lost}
 
     def _see(self) -> Array:
-        """The larger of the last two frames in every pixel."""
+        """The pixel-wise maximum of the last two frames."""
         # kept in place of the newest, as the C++ env does; it shows where a game ends within a step
         return shrink(np.maximum(*self._seen, out=self._seen[0]))
 
@@ -165,12 +165,12 @@ class AtariEnv(gym.Env[Array, Any]):
 
 
 def bound_seed(seed: int) -> int:
-    """A seed as the emulator takes it: positive, 31 bits."""
+    """A seed for the emulator: positive, 31 bits."""
     return seed % (2**31 - 1) + 1
 
 
 def _draw(bits: np.random.MT19937, count: int) -> int:
-    """A number below `count` from 32 random bits (Lemire 2019), as C++ draws it."""
+    """A number below `count` from 32 random bits (Lemire 2019), the same as in C++."""
     if count < 1:
         return 0
     while True:

@@ -1,4 +1,4 @@
-"""Which backend steps a session's envs: as the spec says, or as measured."""
+"""Chooses the backend that steps a session's envs, by the spec or by measuring."""
 
 import importlib
 from dataclasses import replace
@@ -26,7 +26,7 @@ _MAX_ARRAY_TRIAL = 64
 
 
 def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render_mode: RenderMode | None = None) -> VecEnv:
-    """The envs of a session; `num_workers` None asks for whatever is measured to be fastest."""
+    """The envs of a session; `num_workers` None measures what is fastest."""
     backend = settings.backend
     if is_playground(settings.name):
         return _build_playground(settings, num_workers, render_mode)
@@ -40,7 +40,7 @@ def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render_mod
     if backend in ("array", "envpool"):
         if render_mode is None:
             return ArrayVecEnv(settings) if backend == "array" else _import_pool().EnvPoolVecEnv(settings)
-        logger.info(f"Env backend gymnasium, not {backend}, for an env that is drawn")
+        logger.info(f"Env backend gymnasium, not {backend}, for rendering")
     if render_mode is not None:
         return LocalVecEnv(settings, render_mode)
     if num_workers is None:
@@ -62,17 +62,17 @@ def _build_fastest(settings: EnvSettings) -> VecEnv:
 
 
 def _import_pool() -> Any:
-    """The module of the backend whose package is optional."""
+    """The module of the EnvPool backend, whose package is optional."""
     try:
         return importlib.import_module("slm_lab.env.pool")
     except ModuleNotFoundError as error:
         if error.name != "envpool":
             raise
-        raise EnvError("env.backend: envpool is not installed; get it with `uv sync --group envpool`") from None
+        raise EnvError("env.backend: envpool is not installed; install it with `uv sync --group envpool`") from None
 
 
 def make_single_env(settings: EnvSettings) -> GymEnv:
-    """One env of any family, to be looked at rather than trained in."""
+    """One env of any family, for inspection."""
     if is_playground(settings.name):
         env: GymEnv = load_playground(settings.name).PlaygroundEnv(settings)
         return env
@@ -80,7 +80,7 @@ def make_single_env(settings: EnvSettings) -> GymEnv:
 
 
 def make_random_env(settings: EnvSettings) -> GymEnv | VecEnv:
-    """What random play is measured in: one env, or the whole batch where nothing smaller is compiled."""
+    """The env for random play: a single one, or the whole batch if nothing smaller is compiled."""
     return build_vec_env(settings) if is_playground(settings.name) else make_env(settings)
 
 
@@ -99,17 +99,17 @@ def load_playground(name: str) -> ModuleType:
 
 def _build_playground(settings: EnvSettings, num_workers: int | None, render_mode: RenderMode | None) -> VecEnv:
     if settings.backend != "auto":
-        raise EnvError(f"env.backend: '{settings.name}' has a backend of its own; use auto, not {settings.backend}")
+        raise EnvError(f"env.backend: '{settings.name}' has its own backend; use auto, not {settings.backend}")
     if num_workers:
         raise EnvError(f"env.num_workers: '{settings.name}' is simulated as one batch, not by workers; leave it out")
     if render_mode is not None:
-        raise EnvError(f"env.name: '{settings.name}' cannot be drawn; leave out --render and --video")
+        raise EnvError(f"env.name: '{settings.name}' cannot be rendered; leave out --render and --video")
     env: VecEnv = load_playground(settings.name).PlaygroundVecEnv(settings)
     return env
 
 
 def choose_workers(settings: EnvSettings) -> tuple[int, str]:
-    """How many worker processes step the envs fastest, 0 for none, and why."""
+    """The fastest number of worker processes, 0 for none, and the reason."""
     count = min(settings.num_cores, settings.num_envs)
     if settings.num_cores == 1:
         return 0, "one core for this session"
@@ -131,7 +131,7 @@ def choose_workers(settings: EnvSettings) -> tuple[int, str]:
 
 
 def choose_array(settings: EnvSettings) -> tuple[bool, str]:
-    """Whether envs that can be stepped as arrays are faster so than one after the other, and why."""
+    """Whether stepping envs as arrays is faster than one by one, and the reason."""
     if settings.num_envs == 1:
         return False, "one env"
     few = replace(settings, num_envs=min(settings.num_envs, _MAX_ARRAY_TRIAL))

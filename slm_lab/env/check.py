@@ -1,4 +1,4 @@
-"""Steps an env with random actions and says in plain words what would trouble a training in it."""
+"""Steps an env with random actions and reports what would trouble training."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Level = Literal["ok", "note", "wrong"]
 
 @dataclass(frozen=True)
 class CheckItem:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Level
     text: str
@@ -40,7 +40,7 @@ def check_env(
     seed: int = 0,
     make_fresh: Callable[[], GymEnv] | None = None,
 ) -> list[CheckItem]:
-    """What a session would find out the hard way; at most one item of each kind."""
+    """Check an env; at most one item of each kind."""
     items = [
         CheckItem("ok", f"observations: {_describe(env.observation_space)}"),
         *_name_parts(env),
@@ -67,7 +67,7 @@ def _describe(space: GymSpace) -> str:
 
 
 def _name_parts(env: GymEnv) -> list[CheckItem]:
-    """The names that a net's obs_keys and encoders may use."""
+    """The names for a net's obs_keys and encoders."""
     source = env.env.observation_space if isinstance(env, FlatObservation) else None
     if not isinstance(source, (spaces.Dict, spaces.Tuple)):
         return []
@@ -76,12 +76,12 @@ def _name_parts(env: GymEnv) -> list[CheckItem]:
 
 def _check_bounds(space: GymSpace) -> list[CheckItem]:
     if isinstance(space, spaces.Box) and not space.is_bounded():
-        return [CheckItem("note", "some actions have no bound: there the policy's own scale is used, about 2 wide")]
+        return [CheckItem("note", "some actions have no bound: they keep the policy's own scale, about 2 wide")]
     return []
 
 
 def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[int], float]:
-    """Mistakes by kind, lengths of the episodes that ended, and steps per second."""
+    """Mistakes by kind, lengths of finished episodes, and steps per second."""
     wrong: dict[str, str] = {}
     lengths: list[int] = []
     env.action_space.seed(seed)
@@ -102,7 +102,7 @@ def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[i
         # the first mistake of each kind is enough
         wrong = {**_check_obs(env, obs, f"step {step}"), **_check_reward(reward, step), **wrong}
         if not isinstance(info, dict):
-            wrong.setdefault("info", f"step {step}: info is {type(info).__name__}, a dict is due")
+            wrong.setdefault("info", f"step {step}: info is {type(info).__name__}, a dict expected")
         if is_over:
             lengths.append(length)
             length = 0
@@ -146,7 +146,7 @@ def _check_end(lengths: list[int], num_step: int) -> CheckItem:
 
 
 def _check_repeat(env: GymEnv, seed: int, num_step: int, make_fresh: Callable[[], GymEnv] | None) -> CheckItem:
-    """Whether a seed and its actions give the same episode again, in an env that was used before and in a fresh one."""
+    """Whether a seed and actions give the same episode again, in a used env and in a fresh one."""
     actions = [env.action_space.sample() for _ in range(num_step)]
     first = _record(env, seed, actions)
     step = _find_difference(first, _record(env, seed, actions))

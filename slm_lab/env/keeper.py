@@ -1,4 +1,4 @@
-"""The process between a session and an env worker: whatever the session dies of, nothing of the worker stays behind.
+"""The process between a session and an env worker: however the session ends, no process of the worker stays behind.
 
 It stays small: it forks before the worker loads anything.
 """
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(module: str, descriptor: int, session: int) -> None:
-    """Start what a module serves on a socket; end with it, as it ended, when all that it has started is gone."""
+    """Run a module that serves a socket; exit as it did, once all its child processes are gone."""
     is_killed = False
 
     def kill(*_: object) -> None:
@@ -73,7 +73,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _kill_all(child: int) -> None:
-    """Kill the worker and all that it has started: those that lose their parent become children of this process."""
+    """Kill the worker and all its child processes; orphans become children of this process."""
     while True:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)

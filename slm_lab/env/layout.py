@@ -1,4 +1,4 @@
-"""What the numbers of a flat observation are: named parts, in order."""
+"""The layout of a flat observation: named parts, in order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ PRIVILEGED = "privileged_state"
 
 @dataclass(frozen=True)
 class ObsPart:
-    """One entry of a Dict observation: where it lies in the flat one, and its own shape."""
+    """One entry of a Dict observation: its position in the flat one, and its shape."""
 
     name: str
     start: int
@@ -29,12 +29,12 @@ class ObsPart:
 
     @property
     def is_privileged(self) -> bool:
-        """Whether it is meant for critics: an agent at work would not know it."""
+        """Whether it is meant for critics: a deployed agent would not have it."""
         return self.name == PRIVILEGED
 
 
 def calc_parts(space: GymSpace) -> tuple[ObsPart, ...]:
-    """The parts of an observation in the order in which gymnasium flattens it; nested names are joined by dots."""
+    """The parts of an observation in gymnasium's order of flattening; nested names are joined by dots."""
     parts: list[ObsPart] = []
     start = 0
     for path, leaf in _leaves(space):
@@ -51,7 +51,7 @@ def calc_parts(space: GymSpace) -> tuple[ObsPart, ...]:
 
 
 def _leaves(space: GymSpace, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], GymSpace]]:
-    """The parts of a space that have none themselves, and the keys that lead to them."""
+    """The leaves of a space, with the keys that lead to them."""
     named: list[tuple[Any, GymSpace]]
     if isinstance(space, spaces.Dict):
         named = list(space.spaces.items())
@@ -69,11 +69,11 @@ def _join(path: tuple[Any, ...]) -> str:
 
 
 class MisfitError(ValueError):
-    """A part of an observation that is not what the space says; the caller, who steps the env, adds where that was."""
+    """A value that does not match its space; the caller adds where in the run it happened."""
 
 
 class FlatObservation(FlattenObservation[Any, Any, Any]):
-    """Flattens observations; gymnasium's own wrapper casts parts of another type or shape without a word."""
+    """Flattens observations; gymnasium's own wrapper silently casts parts of another type or shape."""
 
     def __init__(self, env: GymEnv) -> None:
         super().__init__(env)
@@ -108,7 +108,7 @@ def _find_leaf_misfit(value: Any, space: GymSpace) -> str | None:
 
 
 def find_misfit(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str | None:
-    """What keeps an array from being what a space says; None where it loses nothing when it is stored as that."""
+    """Why an array does not match a space; None if it can be stored without loss."""
     try:
         array = np.asarray(value)
     except ValueError:
@@ -128,26 +128,26 @@ def find_misfit(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str
 
 
 def read_reward(reward: Any) -> float:
-    """A reward as a number; an array of one number is one."""
+    """A reward as a number; an array of one number is accepted."""
     try:
         return float(reward.item() if isinstance(reward, np.ndarray) else reward)
     except OverflowError:
         raise MisfitError("the reward is too large for a float") from None
     except (TypeError, ValueError):
         shape = np.shape(reward)
-        raise MisfitError(f"the reward is {type(reward).__name__} of shape {shape}, a number is due") from None
+        raise MisfitError(f"the reward is {type(reward).__name__} of shape {shape}, a number expected") from None
 
 
 def read_truth(name: str, value: Any) -> bool:
-    """Whether an episode ended; 0 and 1 stand for false and true."""
+    """Whether an episode ended; 0 and 1 are accepted."""
     array = np.asarray(value)
     if array.size == 1 and array.dtype.kind in "biuf" and array.item() in (0, 1):
         return bool(array.item())
-    raise MisfitError(f"{name} is {type(value).__name__ if array.ndim else repr(value)}, true or false is due")
+    raise MisfitError(f"{name} is {type(value).__name__ if array.ndim else repr(value)}, true or false expected")
 
 
 def flatten_obs(space: GymSpace, obs: Any) -> tuple[Array, bool]:
-    """One observation, or a batch of them, as flat rows (N, size) like in training; and whether it was a batch.
+    """One observation or a batch as flat rows (N, size), as in training; and whether it was a batch.
 
     A batch is what a gymnasium vector env returns: the same structure, with one more dimension in front of each part.
     """
@@ -189,10 +189,10 @@ def _take_parts(space: GymSpace, obs: Any, where: str) -> list[Any]:
 
 
 def in_one_line(space: GymSpace) -> str:
-    """A space as it may stand in a message; numpy would break the line in arrays of two dimensions."""
+    """A space on one line, for messages; numpy breaks lines in arrays of two dimensions."""
     return " ".join(str(space).split())
 
 
 def show_parts(parts: tuple[ObsPart, ...]) -> str:
-    """Names and shapes, as they may stand in a message."""
+    """Names and shapes, for messages."""
     return ", ".join(f"{part.name} {part.shape}" for part in parts)

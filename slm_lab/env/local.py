@@ -1,4 +1,4 @@
-"""Envs that are stepped one after the other, in this process."""
+"""Envs stepped one by one, in this process."""
 
 import math
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ _HINT = "`slm-lab env check` may tell more"
 
 
 class Slots:
-    """Some of the envs, stepped one after the other and reset as soon as they end."""
+    """Some of the envs, stepped one by one and reset as soon as they end."""
 
     def __init__(self, settings: EnvSettings, indices: list[int], render_mode: RenderMode | None = None) -> None:
         self.settings = settings
@@ -61,16 +61,16 @@ class Slots:
         return calc_episode_seed(self.settings, self.indices[slot], episode)
 
     def describe_call(self) -> str:
-        """The env that is waited for, with the seed and the step."""
+        """The env of the current call, with its seed and step."""
         return self._where(self.at, int(self.episode[self.at]), self.t[self.at] + 1)
 
     def interrupt(self, error: EnvHangError) -> bool:
-        """The thread that steps the envs has to raise the error itself; they are not touched again."""
+        """The stepping thread must raise the error itself; the envs are not used again."""
         self.is_hung = True
         return False
 
     def _leave(self, error: BaseException, slot: int, episode: int) -> NoReturn:
-        """End a call that raised an error; what only this class can name is raised with env, seed and step."""
+        """Handle an error of a call; add env, seed and step, which only this class knows."""
         self.calls += self.calls % 2
         if isinstance(error, MisfitError):
             self.last_t[slot] = self.t[slot] + 1
@@ -81,7 +81,7 @@ class Slots:
         raise error
 
     def reset(self, slot: int, episode: int, is_seeded: bool = True) -> None:
-        """Start an episode, from its seed or as the generators of the env stand."""
+        """Start an episode, from its seed or from the env's current generators."""
         self.t[slot] = 0
         self.at = slot
         # not in place: it may be that of the batch
@@ -145,7 +145,7 @@ class Slots:
                     self._check_finite(slot, int(episode[slot]))
 
     def render(self) -> Array:
-        """What the first env looks like now."""
+        """The first env as an image."""
         return draw(self.envs[0], self.settings.name)
 
     def _where(self, slot: int, episode: int, step: int | None = None) -> str:
@@ -154,7 +154,7 @@ class Slots:
         return f"env {self.indices[slot]}, episode {episode} (seed {seed}), step {step}"
 
     def _fault(self, slot: int, episode: int, problem: str, tensor: str = "observation") -> EnvFaultError:
-        """What was given is of another kind than the spaces say."""
+        """An error for a value that does not match the spaces."""
         text = f"{self._where(slot, episode)}: {problem}; {_HINT}"
         return EnvFaultError(text, tensor, self.indices[slot], "is not what it should be")
 

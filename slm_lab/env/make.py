@@ -1,4 +1,4 @@
-"""Makes one env by its name, with observations the nets can read."""
+"""Makes one env by its name, with observations that nets can read."""
 
 import sys
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ PLAYGROUND_PREFIX = "playground/"
 
 @dataclass(frozen=True)
 class EnvSettings:
-    """All that a process needs to make its envs; plain data, so that it can be sent to workers."""
+    """Everything a process needs to make its envs; plain data that can be sent to workers."""
 
     name: str
     num_envs: int
@@ -48,7 +48,7 @@ class EnvSettings:
 
 
 class StepOptions(TypedDict, total=False):
-    """How envs are stepped, beside what."""
+    """How to step envs."""
 
     num_cores: int
     device: str
@@ -57,7 +57,7 @@ class StepOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class EnvFacts:
-    """What an agent must know of an env."""
+    """What an agent must know about an env."""
 
     obs_space: spaces.Box
     action_space: GymSpace
@@ -75,7 +75,7 @@ class EnvFacts:
 def build_settings(
     spec: EnvSpec, seed_key: tuple[int, ...], num_envs: int | None = None, **options: Unpack[StepOptions]
 ) -> EnvSettings:
-    """The settings of a spec's envs, with their seeds; `options` are fields that change no number."""
+    """The settings of a spec's envs, with their seeds; `options` are fields that do not affect results."""
     count = num_envs or spec.num_envs
     return EnvSettings(
         spec.name,
@@ -90,7 +90,7 @@ def build_settings(
 
 
 def share_cores(spec: Spec) -> int:
-    """Cores that each of the sessions at work at the same time may use."""
+    """Cores for each of the parallel sessions."""
     cores = num_cores()
     return max(1, cores // min(spec.meta.max_session, cores))
 
@@ -120,7 +120,7 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> Gy
     except gym.error.Error as error:
         raise EnvError(f"env.name: '{settings.name}' cannot be made: {error}") from None
     except SystemExit as error:
-        raise EnvError(f"env.name: '{settings.name}' ends the process when it is made: {error!r}") from None
+        raise EnvError(f"env.name: '{settings.name}' exits the process when it is made: {error!r}") from None
     except EnvHangError:
         raise
     except Exception as error:  # the env's own code: anything can come
@@ -132,11 +132,11 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> Gy
                 f"env.kwargs: '{settings.name}' cannot be made with {settings.kwargs}: {type(error).__name__}: {reason}"
             ) from error
         if render_mode is not None and "'render_mode'" in str(error):
-            raise EnvError(f"env.name: '{settings.name}' cannot be drawn: it takes no render_mode") from None
+            raise EnvError(f"env.name: '{settings.name}' cannot be rendered: it takes no render_mode") from None
         raise EnvError(f"env.kwargs: '{settings.name}' does not take an option given: {error}") from None
     if render_mode not in (None, env.render_mode, *env.metadata.get("render_modes", ())):
         env.close()
-        raise EnvError(f"env.name: '{settings.name}' cannot be drawn: it does not know the render mode {render_mode}")
+        raise EnvError(f"env.name: '{settings.name}' cannot be rendered: it has no render mode {render_mode}")
     bipedal = sys.modules.get("gymnasium.envs.box2d.bipedal_walker")
     if bipedal is not None and isinstance(env.unwrapped, bipedal.BipedalWalker):
         env = FreshWorld(env)
@@ -165,7 +165,7 @@ def is_atari(name: str) -> bool:
 
 
 def is_playground(name: str) -> bool:
-    """Whether a name is an env of MuJoCo Playground, which only a whole batch of envs is fast in."""
+    """Whether a name is an env of MuJoCo Playground, which is only fast as a whole batch."""
     return name.startswith(PLAYGROUND_PREFIX)
 
 
@@ -175,7 +175,7 @@ def find_game(name: str) -> str:
 
 
 def describe(env: GymEnv) -> EnvFacts:
-    """What an agent must know of an env that `make_env` made."""
+    """What an agent must know about an env of `make_env`."""
     space = env.observation_space
     assert isinstance(space, spaces.Box), space  # flattened if it was not
     source = env.env.observation_space if isinstance(env, FlatObservation) else None
@@ -200,7 +200,7 @@ def _readable(env: GymEnv, name: str) -> GymEnv:
             raise EnvError(f"env.name: '{name}' has observations of {in_one_line(space)}, which no net can read")
         calc_parts(space)  # refuses what has no parts
         if spaces.flatdim(space) == 0:
-            raise EnvError(f"env.name: '{name}' has observations without a number: {in_one_line(space)}")
+            raise EnvError(f"env.name: '{name}' has empty observations: {in_one_line(space)}")
         # Discrete parts become one-hot
         return env if isinstance(space, spaces.Box) and space.shape else FlatObservation(env)
     except EnvError:

@@ -68,7 +68,7 @@ class Simulator:
         self.select = jax.jit(_select)
 
     def compile(self) -> None:
-        """Have everything compiled, so that a later measurement times the simulation alone."""
+        """Compile everything, so that later measurements time only the simulation."""
         if self.is_compiled:
             return
         logger.info(
@@ -90,7 +90,7 @@ class Simulator:
         return _as_typed(state, state), self._flatten(state.obs)
 
     def _step(self, state: Any, action: Any) -> tuple[Any, Any, Any]:
-        """States, observations, and (3, N): rewards, whether the task ended, whether the physics broke."""
+        """States, observations, and (3, N): rewards, whether the task ended, whether the physics diverged."""
 
         def advance(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
             now, total = carry
@@ -122,12 +122,12 @@ class Simulator:
 
     @property
     def facts(self) -> EnvFacts:
-        """What an agent must know of the env."""
+        """What an agent must know about the env."""
         return EnvFacts(self.obs_space, self.action_space, 1, self.parts, source_space=self.source_space)
 
 
 class PlaygroundVecEnv(VecEnv):
-    """All envs of a session in one simulator; the clock, the seeds and the ends are kept here, on the host."""
+    """All envs of a session in one simulator; time limits, seeds and ends of episodes are tracked on the host."""
 
     def __init__(self, settings: EnvSettings) -> None:
         self.simulator = Simulator(settings)
@@ -144,7 +144,7 @@ class PlaygroundVecEnv(VecEnv):
         return seeds
 
     def _hand_over(self, obs: Any) -> Obs:
-        """Observations for the caller to keep: on the GPU they stay there."""
+        """Observations owned by the caller; on a GPU they stay there."""
         if self.simulator.is_on_gpu:
             return to_torch(obs)
         # jax arrays must not be written to; the copy costs microseconds, a step milliseconds
@@ -214,7 +214,7 @@ class PlaygroundVecEnv(VecEnv):
 
 
 class PlaygroundEnv(gym.Env[Array, Array]):
-    """One env by itself, for `slm-lab env check`."""
+    """A single env, for `slm-lab env check`."""
 
     def __init__(self, settings: EnvSettings) -> None:
         assert settings.num_envs == 1
@@ -244,12 +244,12 @@ class PlaygroundEnv(gym.Env[Array, Array]):
 
 
 def to_torch(array: Any) -> torch.Tensor:
-    """A tensor of the caller's own, copied on the device that the array is on."""
+    """A copy as a tensor on the array's device, owned by the caller."""
     return torch.from_dlpack(array).clone()
 
 
 def _select(mask: Any, new: Any, old: Any) -> Any:
-    """Rows of `new` where the mask (N,) says so, else of `old`."""
+    """Rows of `new` where the mask (N,) is true, otherwise of `old`."""
     count = mask.shape[0]
 
     def pick(one: Any, other: Any) -> Any:
@@ -262,7 +262,7 @@ def _select(mask: Any, new: Any, old: Any) -> Any:
 
 
 def _as_typed(new: Any, old: Any) -> Any:
-    """The numbers of `new` in the types of `old`, none of them weakly typed."""
+    """The numbers of `new` in the types of `old`, without weak types."""
     return jax.tree.map(lambda one, other: jax.lax.convert_element_type(one, other.dtype), new, old)
 
 
@@ -277,7 +277,7 @@ def _build_space(obs: Any) -> spaces.Box | spaces.Dict:
 
 
 def _choose_device(name: str) -> Any:
-    """The device of jax that a device of torch stands for."""
+    """The jax device for a torch device."""
     kind, _, index = name.partition(":")
     if kind == "cuda":
         # jax would take most of the GPU's memory at its start, torch needs some too
@@ -301,7 +301,7 @@ def _choose_device(name: str) -> Any:
 
 
 def _keep_compiled() -> None:
-    """Keep what was compiled on disk, since that takes a minute, unless the user has set this up."""
+    """Cache compiled code on disk, since compiling takes a minute, unless the user has configured it."""
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
 
@@ -314,7 +314,7 @@ def _check_name(full_name: str) -> str:
 
 
 def _build_config(name: str, kwargs: dict[str, Any], is_on_gpu: bool) -> Any:
-    """The env's own options with those of the spec."""
+    """The env's own options, updated with those of the spec."""
     config = registry.get_default_config(name)
     known = _list_options(config.to_dict())
     for key in kwargs:
@@ -333,7 +333,7 @@ def _build_config(name: str, kwargs: dict[str, Any], is_on_gpu: bool) -> Any:
 
 
 def _list_options(options: dict[str, Any]) -> list[str]:
-    """Names of options; those within others are joined by dots."""
+    """Names of options; nested ones are joined by dots."""
     names = []
     for key, value in options.items():
         below = _list_options(value) if isinstance(value, dict) else []

@@ -1,4 +1,4 @@
-"""Envs stepped by EnvPool, in C++ threads: the env and its numbers as gymnasium has them, the seeds its own."""
+"""Envs stepped by EnvPool, in C++ threads: the same envs and numbers as gymnasium's, but with its own seeds."""
 
 import warnings
 from collections.abc import Iterator
@@ -123,7 +123,7 @@ class EnvPoolVecEnv(VecEnv):
         )
 
     def state_dict(self) -> State:
-        """Episodes under way are given up: the backend that resumes starts them again, with nothing scored yet."""
+        """Unfinished episodes are discarded: the resumed run starts new ones with a score of 0."""
         return super().state_dict() | {
             "origin": self.episode.copy(),
             "score": np.zeros(self.num_envs),
@@ -145,10 +145,10 @@ class EnvPoolVecEnv(VecEnv):
 
 
 def _check(env_id: str, settings: EnvSettings, facts: EnvFacts) -> None:
-    """Refuse what EnvPool has not, or has otherwise than gymnasium."""
+    """Refuse envs that EnvPool lacks, or that differ from gymnasium's."""
     refused = sorted(set(settings.kwargs) - OPTIONS)
     if refused:
-        raise EnvError(f"env.kwargs: the envpool backend does not take {', '.join(refused)}; use env.backend gymnasium")
+        raise EnvError(f"env.kwargs: the envpool backend has no {', '.join(refused)}; use env.backend gymnasium")
     try:
         with _quiet():
             spec = envpool.make_spec(env_id, **settings.kwargs)
@@ -172,7 +172,7 @@ def _is_same_action(theirs: GymSpace, ours: GymSpace) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without gymnasium's warning that EnvPool gives the bounds of 32-bit spaces in 64 bits."""
+    """Suppress gymnasium's warning that EnvPool has 64-bit bounds for 32-bit spaces."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")
         yield

@@ -22,15 +22,15 @@ class ProbeEnv(gym.Env[Array, Any]):
         self.t = 0
 
     def obs(self) -> Array:
-        """What the agent sees now."""
+        """The current observation."""
         return np.zeros(1, np.float32)
 
     def reward(self, action: Any) -> float:
-        """What the action earns now."""
+        """The reward of an action."""
         return 1.0
 
     def begin(self) -> None:
-        """Draw what an episode needs."""
+        """Sample what an episode needs."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
@@ -88,7 +88,7 @@ class ObsAction(ObsReward):
 
 
 class Memory(ObsAction):
-    """The first observation tells which action is right three steps later, when nothing shows it."""
+    """The first observation tells which action is right three steps later, when it is hidden."""
 
     length = 4
 
@@ -136,7 +136,7 @@ class BinaryAction(ProbeEnv):
 
 
 class DiscreteObs(ProbeEnv):
-    """The observation is one of three numbers; action 1 is right for number 2 alone."""
+    """The observation is one of three numbers; action 1 is right only for number 2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class DiscreteObs(ProbeEnv):
 
 
 class TimeLimit(ProbeEnv):
-    """Reward 1 for ever, cut by the clock alone: the value is 1/(1-gamma) where the cut is not taken for the end."""
+    """Reward 1 forever, ended only by a time limit: the value is 1/(1-gamma) if the limit does not count as the end."""
 
     length = 10
 
@@ -163,7 +163,7 @@ class TimeLimit(ProbeEnv):
 
 
 class Image(ProbeEnv):
-    """A small picture that is dark or bright; action 1 is right for bright."""
+    """A small image that is dark or bright; action 1 is right for bright."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Image(ProbeEnv):
 
 
 class CartPoleHidden(CartPoleEnv):
-    """CartPole that shows where cart and pole are, but not how fast they move: that takes two looks to tell."""
+    """CartPole without velocities: the agent must infer them from two observations."""
 
     # position of the cart, angle of the pole
     SEEN = (0, 2)
@@ -208,7 +208,7 @@ PROBES: dict[str, type[ProbeEnv]] = {f"probe/{probe.__name__}-v0": probe for pro
 
 
 def register() -> None:
-    """Make the probes known to gymnasium."""
+    """Register the probes with gymnasium."""
     for name, entry_point in PROBES.items():
         if name not in gym.registry:
             gym.register(name, entry_point=lambda probe=entry_point, **_: probe())

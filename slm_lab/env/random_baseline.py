@@ -81,7 +81,7 @@ def _play_single(env: GymEnv, num_episode: int, seed: int, max_step: int, deadli
 
 
 def _play_batch(env: VecEnv, num_episode: int, seed: int, max_step: int, deadline: float) -> list[float]:
-    """Rounds of one episode of each env, so that short episodes do not crowd out long ones; for Box actions."""
+    """Rounds of one episode per env, so that short episodes are not overrepresented; for Box actions."""
     rng = np.random.default_rng(seed)
     shape = (env.num_envs, *env.action_map.shape)
     returns: list[float] = []
@@ -117,7 +117,7 @@ def baseline_key(env_id: str, kwargs: dict[str, Any], max_t: int | None) -> str:
 
 
 def _to_json(value: object) -> str:
-    """Kwargs as text; those of a registered env may be objects."""
+    """Kwargs as text; those of registered envs may be objects."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
 
 
@@ -133,7 +133,7 @@ def get_random_baseline(
     cache_dir: Path | None = None,
     may_measure: bool = True,
 ) -> float:
-    """The mean random return: as shipped, else from the user's cache, else measured now and cached."""
+    """The mean random return: shipped, cached, or measured now and cached."""
     path = (cache_dir or cache_folder()) / CACHE_FILE
     if baseline := read_shipped_baselines().get(env_key) or read_baselines(path).get(env_key):
         return baseline.mean
@@ -152,11 +152,11 @@ def get_random_baseline(
 
 
 def measure_apart(settings: EnvSettings) -> RandomBaseline:
-    """Measure the random policy in a process of its own: whatever the env does, this one goes on."""
+    """Measure the random policy in a separate process, which protects this one from the env."""
     worker = Worker(settings, __name__)
     try:
         if not worker.connection.poll(GIVE_UP_SECONDS):
-            raise WorkerError(f"random play has not ended after {GIVE_UP_SECONDS:g} s")
+            raise WorkerError(f"random play did not end within {GIVE_UP_SECONDS:g} s")
         baseline: RandomBaseline = worker.receive()
         return baseline
     finally:
@@ -165,7 +165,7 @@ def measure_apart(settings: EnvSettings) -> RandomBaseline:
 
 
 def serve(descriptor: int) -> None:
-    """The other side of `measure_apart`."""
+    """The process of `measure_apart`."""
     connection = Connection(descriptor)
     settings: EnvSettings = pickle.loads(connection.recv_bytes())
     try:

@@ -1,4 +1,4 @@
-"""What drawing an env needs of the machine: a display for a window, OpenGL for MuJoCo without one."""
+"""What rendering needs: a display for a window, OpenGL for MuJoCo without one."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ GL_HINT = (
 
 
 def has_display() -> bool:
-    """Whether a window can open; a display that is named but does not answer is none."""
+    """Whether a window can open; a display that does not answer does not count."""
     if sys.platform != "linux":
         return True
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
@@ -47,7 +47,7 @@ def has_display() -> bool:
 
 
 def check_display() -> None:
-    """Refuse a window where none can open: MuJoCo would abort the process, pygame draw where no one can see it."""
+    """Refuse a window if none can open: MuJoCo would abort the process, pygame would render invisibly."""
     if not has_display():
         name = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         reason = f"the display '{name}' does not answer" if name else "DISPLAY is not set"
@@ -55,12 +55,12 @@ def check_display() -> None:
 
 
 def uses_mujoco(env: GymEnv) -> bool:
-    """Whether an env is one of gymnasium's MuJoCo envs or built on them."""
+    """Whether an env is, or is built on, one of gymnasium's MuJoCo envs."""
     return any("mujoco" in kind.__module__ for kind in type(env.unwrapped).__mro__)
 
 
 def prepare(render_mode: RenderMode, is_mujoco: bool) -> None:
-    """Make the machine ready for an env that is about to be drawn, or say in one line what is missing."""
+    """Prepare the machine for rendering an env, or say in one line what is missing."""
     if render_mode == "human":
         check_display()
     elif not has_display():
@@ -72,7 +72,7 @@ def prepare(render_mode: RenderMode, is_mujoco: bool) -> None:
 
 
 def find_gl_backend() -> str:
-    """The first backend that works here; each is tried in a process, since PyOpenGL stays with its first choice."""
+    """The first working backend; each is tried in a separate process, since PyOpenGL keeps its first choice."""
     for backend in GL_BACKENDS:
         environment = {key: value for key, value in os.environ.items() if key != "PYOPENGL_PLATFORM"}
         try:
@@ -92,14 +92,14 @@ def find_gl_backend() -> str:
 
 
 def draw(env: GymEnv, name: str) -> Array:
-    """What an env looks like now: (height, width, 3), 8 bits."""
+    """An env as an image: (height, width, 3), 8 bits."""
     try:
         frame: Any = env.render()
     except Exception as error:  # the env's own code on top of a graphics library: anything can come
         reason = (str(error).splitlines() or [""])[0]
         hint = f"; {GL_HINT}" if uses_mujoco(env) else ""
-        raise EnvError(f"'{name}' cannot be drawn: {type(error).__name__}: {reason}{hint}") from error
+        raise EnvError(f"'{name}' cannot be rendered: {type(error).__name__}: {reason}{hint}") from error
     if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
         found = f"{frame.dtype} {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
-        raise EnvError(f"'{name}' draws {found}, not a picture of 8 bits with the shape (height, width, 3)")
+        raise EnvError(f"'{name}' renders {found}, not an 8-bit image of shape (height, width, 3)")
     return frame

@@ -1,4 +1,4 @@
-"""The batched env contract: what every backend gives, and the state from which any of them continues exactly."""
+"""The interface of batched envs, and the state from which any backend resumes exactly."""
 
 import time
 from abc import ABC, abstractmethod
@@ -35,7 +35,7 @@ _NO_WHOLE_BOUND = 2.0**31 - 1
 
 
 class Step(NamedTuple):
-    """What one step of all N envs gave; `next_obs` is the true successor, `obs` is what to act on next.
+    """The result of one step of all N envs; `next_obs` is the true successor, `obs` is what to act on next.
 
     `terminated` and `truncated` are for learning; `ended` tells which envs began a new episode. They differ where a
     lost life counts as an end and the game goes on.
@@ -50,12 +50,12 @@ class Step(NamedTuple):
 
     @property
     def done(self) -> Array:
-        """Ended for learning, by the task or by the clock."""
+        """Ended for learning, by the task or by a time limit."""
         return self.terminated | self.truncated
 
 
 def calc_episode_seed(settings: EnvSettings, index: int, episode: int) -> int:
-    """Every episode of every env has a seed of its own."""
+    """Every episode of every env has its own seed."""
     return derive_seed(*settings.seed_key, index, episode)
 
 
@@ -65,7 +65,7 @@ def to_host(obs: Obs) -> Array:
 
 
 class ActionMap:
-    """Scales Box actions from the policy's [-1, 1] to the env's bounds and clips there; others keep their values."""
+    """Scales Box actions from the policy's [-1, 1] to the env's bounds and clips them; others stay unchanged."""
 
     def __init__(self, space: GymSpace) -> None:
         self.space = space
@@ -97,7 +97,7 @@ class ActionMap:
 
 
 def _calc_range(space: spaces.Box, is_whole: bool) -> tuple[Array, Array]:
-    """What the policy's -1 and 1 stand for: the bounds, or where one is missing the policy's own scale.
+    """The values of the policy's -1 and 1: the bounds, or the policy's own scale if one is missing.
 
     With one bound that scale begins there. Around 0 it could lie beyond the bound, and every action would be the bound.
     """
@@ -110,7 +110,7 @@ def _calc_range(space: spaces.Box, is_whole: bool) -> tuple[Array, Array]:
 
 
 class VecEnv(ABC):
-    """N copies of an env stepped together, always batched, with raw scores and exact continuation."""
+    """N copies of an env stepped together, always batched, with raw scores and exact resume."""
 
     # whether other processes step the envs, which may die
     is_remote = False
@@ -148,18 +148,18 @@ class VecEnv(ABC):
 
     @abstractmethod
     def _replay(self, action: list[Array]) -> tuple[Obs, Array | None]:
-        """Rebuild each env from its `origin` and the actions since; the observations, and returns so far if known."""
+        """Rebuild each env from its `origin` and the actions since; gives observations, and returns so far if known."""
 
     @abstractmethod
     def close(self) -> None:
         """Release the envs and their processes."""
 
     def render(self) -> Array:
-        """What the first env looks like now: (height, width, 3), 8 bits; needs `render_mode="rgb_array"`."""
+        """The first env as an image: (height, width, 3), 8 bits; needs `render_mode="rgb_array"`."""
         raise self._no_frame()
 
     def render_ended(self) -> Array:
-        """What the first env looked like when its episode ended in the last step, before it was reset."""
+        """The first env as an image at the end of its episode, before the reset in the last step."""
         raise self._no_frame()
 
     @property
@@ -231,7 +231,7 @@ class VecEnv(ABC):
         return calc_episode_seed(self.settings, index, episode)
 
     def _describe_fault(self, index: int) -> dict[str, Any]:
-        """What the step of one env that is under way can be done again from, or the start of its first episode."""
+        """What is needed to repeat the current step of one env, or the start of its first episode."""
         began, settings = int(self._began[index]), self.settings
         return {
             "name": settings.name,
@@ -249,7 +249,7 @@ class VecEnv(ABC):
         }
 
     def measure(self, seconds: float) -> float:
-        """Seconds per step of all envs with random actions; reset before any other use."""
+        """Seconds per step of all envs with random actions; reset the envs before any other use."""
         self.action_space.seed(0)
         actions = [np.stack([self.action_space.sample() for _ in range(self.num_envs)]) for _ in range(16)]
         self.reset()
@@ -261,9 +261,9 @@ class VecEnv(ABC):
         return spent / num_step
 
     def _align(self, action: list[Array], long: int = 1000) -> tuple[Array, Array]:
-        """Actions (T, N, ...) of envs that begin late, so that all come to their last one together; and their numbers.
+        """Actions (T, N, ...) to replay, aligned at the end, and their number for each env.
 
-        A replay of more than `long` actions takes some seconds and is announced.
+        A replay of more than `long` actions takes some seconds and is logged.
         """
         lengths = np.array([len(part) for part in action])
         longest = int(lengths.max())
@@ -288,7 +288,7 @@ class VecEnv(ABC):
             self._began -= cut
 
     def state_dict(self) -> State:
-        """Where every env stands: its last seeded episode and the actions since."""
+        """The state of every env: its last seeded episode and the actions since."""
         first = max(int(self._began.min()), 0)
         log = self._action_log[first:]
         return {
@@ -302,7 +302,7 @@ class VecEnv(ABC):
         }
 
     def load_state_dict(self, state: State) -> Obs:
-        """Put every env where it stood; returns the current observations."""
+        """Restore the state of every env; returns the current observations."""
         self.episode[:] = state["episode"]
         self.origin[:] = state["origin"]
         self.score[:] = state["score"]
@@ -310,7 +310,7 @@ class VecEnv(ABC):
         self.finished = [float(value) for value in state["finished"]]
         log, began = state["action"], np.asarray(state["began"])
         if log.shape[1:] != (self.num_envs, *self.action_map.shape) or began.shape != (self.num_envs,):
-            raise ValueError("its actions are not those of as many envs")
+            raise ValueError("its actions are for another number of envs")
         if len(log) > MAX_REPLAY + _TRIM_EVERY or (began > len(log)).any():
             raise ValueError(f"it holds {len(log):,} actions per env; at most {MAX_REPLAY:,} are kept")
         # an episode longer than the log cannot be rebuilt; the caller sees it by the observations

@@ -1,4 +1,4 @@
-"""Looks whether calls of envs return: a thread, since the one that waits for an env cannot look itself."""
+"""Detects calls of envs that do not return, in a separate thread."""
 
 import threading
 import weakref
@@ -16,7 +16,7 @@ CLOSE_SECONDS = 3.0
 
 
 class Watched(Protocol):
-    """Envs whose calls are watched."""
+    """Envs with watched calls."""
 
     # goes up when a call begins and when it returns, so it is odd while one is under way
     calls: int
@@ -24,10 +24,10 @@ class Watched(Protocol):
     limit: float
 
     def describe_call(self) -> str:
-        """Which env the call is of, with its seed and step."""
+        """The env of the call, with its seed and step."""
 
     def interrupt(self, error: EnvHangError) -> bool:
-        """Make the call raise the error; False where only its own thread can do that."""
+        """Make the call raise the error; False if only its own thread can do that."""
 
 
 # those of this process; replaced in one go, since another thread reads it
@@ -35,12 +35,12 @@ _watched: list[weakref.ref[Watched]] = []
 
 
 def watch(envs: Watched) -> None:
-    """Let the watchdog of this process, if there is one, look after some envs for as long as they are there."""
+    """Register envs with the watchdog of this process, if there is one."""
     _watched[:] = [*(one for one in _watched if one() is not None), weakref.ref(envs)]
 
 
 class Watchdog:
-    """Tells, again and again, which calls of envs have not returned and for how many seconds."""
+    """Repeatedly reports the calls of envs that have not returned, and for how many seconds."""
 
     def __init__(self, on_tick: Callable[[list[tuple[Watched, float]]], None]) -> None:
         self.on_tick = on_tick
@@ -71,7 +71,7 @@ class Watchdog:
 
 
 def close_envs(envs: Sequence[GymEnv], name: str, is_drawn: bool = False) -> None:
-    """Close envs; what goes wrong with that is a warning, since all that matters is done."""
+    """Close envs; errors are only warnings, since the work is done."""
 
     def close() -> None:
         for env in envs:

@@ -55,7 +55,7 @@ class WorkerVecEnv(VecEnv):
         self.limit = settings.step_timeout and settings.step_timeout + _ANSWER_SECONDS
 
     def describe_call(self) -> str:
-        """The envs of the worker that is waited for."""
+        """The envs of the worker of the current call."""
         share = self.shares[self.at]
         episodes = ", ".join(str(episode) for episode in self.episode[share])
         pid = self.workers[self.at].process.pid
@@ -76,7 +76,7 @@ class WorkerVecEnv(VecEnv):
         return self._receive()
 
     def _receive(self) -> list[Any]:
-        """The answers of all workers, which end the call."""
+        """The answers of all workers, which complete the call."""
         replies = []
         try:
             for index, worker in enumerate(self.workers):
@@ -156,12 +156,12 @@ class Worker:
         return WorkerDeathError(f"env worker {self.process.pid} {cause}")
 
     def kill(self) -> None:
-        """End the process and all that it has started."""
+        """End the process and its child processes."""
         with suppress(ProcessLookupError):
             self.process.send_signal(KILL)
 
     def close(self, deadline: float) -> None:
-        """Wait for the process to end, as it does when its socket closes; kill it when it is late."""
+        """Wait for the process to end, as it does when its socket closes; kill it if it is late."""
         try:
             self.process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -207,7 +207,7 @@ def serve(descriptor: int) -> None:
 
 
 def send_answer(connection: Connection, answer: Any) -> bool:
-    """Send what `Worker.receive` returns, or the error that it raises; False when no one is there any more."""
+    """Send what `Worker.receive` returns, or the error that it raises; False if the other end is gone."""
     try:
         connection.send_bytes(pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL))
     except OSError:
@@ -216,7 +216,7 @@ def send_answer(connection: Connection, answer: Any) -> bool:
 
 
 def _outlive_the_session() -> None:
-    """Stay when all processes of a run are told to end: the session saves first, then closes the socket.
+    """Ignore SIGTERM to all processes of a run: the session saves first, then closes the socket.
 
     A handler, since programs that an env starts would inherit that a signal is ignored. Forks inherit the handler.
     """

@@ -6,7 +6,7 @@ import gymnasium as gym
 
 
 class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
-    """Gives BipedalWalker a world of its own in each episode, as LunarLander has it.
+    """Gives BipedalWalker a new world in each episode, as in LunarLander.
 
     Its own reset empties one world and fills it again. Box2D then meets the same contacts in another order, and sums
     them with other roundings: an episode would depend on those before it, not on its seed alone.

@@ -7,7 +7,7 @@ from slm_lab.lib.errors import SpecError
 
 
 def pick_device(name: str, index: int) -> torch.device:
-    """`auto` takes a GPU if there is one, spreading sessions, and trials of a search, over several by their index."""
+    """`auto` takes a GPU if there is one, and spreads sessions and trials over several by their index."""
     if name == "auto":
         if not torch.cuda.is_available():
             return torch.device("cpu")

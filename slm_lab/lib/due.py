@@ -2,7 +2,7 @@
 
 
 class Due:
-    """Says when periodic work is due: at each multiple passed, however large the steps are."""
+    """Says when periodic work is due: whenever a multiple is passed, for steps of any size."""
 
     def __init__(self, every: int) -> None:
         self.every = every

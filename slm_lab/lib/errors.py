@@ -14,11 +14,11 @@ class SpecError(LabError):
 
 
 class EnvError(LabError):
-    """An environment that cannot be made or used as asked."""
+    """An env that cannot be made or used."""
 
 
 class EnvFaultError(EnvError):
-    """An env gave something that no agent can learn from: a number that is not finite, or not what its spaces say.
+    """An env returned a number that is not finite, or a value that does not match its spaces.
 
     `tensor` is what it is about, `env` the index of the env, `problem` the fault in a few words; `record` is what the
     step can be done again from, added by the batch of envs, which knows seeds and actions.
@@ -37,7 +37,7 @@ class EnvFaultError(EnvError):
 
 
 class RunFolderError(LabError):
-    """A run folder that is missing, foreign or cannot be continued."""
+    """A run folder that is missing, foreign or cannot be resumed."""
 
 
 class CheckpointError(LabError):
@@ -45,16 +45,16 @@ class CheckpointError(LabError):
 
 
 class StorageError(LabError, OSError):
-    """A file that the system does not let be written: a full disk, a read-only or vanished folder.
+    """A file that cannot be written: a full disk, a read-only or missing folder.
 
-    An OSError too, for those who can go on without the file.
+    An OSError too, for callers that do not need the file.
     """
 
 
 class UnreadableError(LabError, OSError):
-    """What cannot be read as a file: a pipe, a device, a folder, or more bytes than any such file has.
+    """A path that cannot be read as a file: a pipe, a device, a folder, or too many bytes.
 
-    An OSError too, for those who can go on without the file.
+    An OSError too, for callers that do not need the file.
     """
 
 
@@ -63,11 +63,11 @@ class VideoError(LabError):
 
 
 class ShareError(LabError):
-    """Runs that cannot be sent to, or fetched from, the place where they are shared."""
+    """Runs that cannot be uploaded to or downloaded from a store."""
 
 
 class DivergenceError(Exception):
-    """Training produced a value that is not finite; the run stops instead of going on with it."""
+    """Training produced a value that is not finite, which stops the session."""
 
 
 class WorkerError(Exception):
@@ -75,7 +75,7 @@ class WorkerError(Exception):
 
 
 class WorkerDeathError(WorkerError):
-    """A worker process is gone; who stops a run may have told it too."""
+    """A worker process is gone; perhaps the signal that stops the run also reached it."""
 
 
 class EnvHangError(WorkerError):
@@ -87,7 +87,7 @@ class EnvExitError(WorkerError):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """A hint `; did you mean 'x'?`, or nothing when no choice is near."""
+    """A hint `; did you mean 'x'?`, or nothing if no choice is close."""
     options = list(choices)
     match = get_close_matches(name, options, n=1, cutoff=0.6)
     if not match:

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: atomic writes, unique folders, locks."""
+"""Files that are either complete or absent: atomic writes, unique folders, locks."""
 
 import fcntl
 import json
@@ -34,7 +34,7 @@ LOCK_TRIES = 100
 
 
 def cache_folder() -> Path:
-    """Where the lab keeps what it need not measure or compile again: the variable's, else the platform's folder."""
+    """The cache folder of the lab: set by the variable, otherwise the platform's."""
     if folder := os.environ.get(CACHE_VARIABLE):
         return Path(os.path.expanduser(folder))
     # The XDG specification says to ignore a path that is not absolute; nor is "~" one when the user has no home.
@@ -44,12 +44,12 @@ def cache_folder() -> Path:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside a file under which it is written until it is whole; `remove_orphans` knows its form."""
+    """A temporary name beside a file until it is complete; `remove_orphans` knows its form."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def move_into_place(temporary: Path, path: Path) -> None:
-    """Give a file that is whole its name, once it is safe on disk."""
+    """Rename a complete file once it is safe on disk."""
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -57,7 +57,7 @@ def move_into_place(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Tell in one line what the system refuses to do with a file."""
+    """Turn a failed write into an error of one line."""
     try:
         yield
     except (StorageError, UnreadableError):
@@ -67,7 +67,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:
-    """Hand bytes to the system and wait until they are on disk."""
+    """Write bytes and wait until they are on disk."""
     file.write(data)
     file.flush()
     os.fsync(file.fileno())
@@ -102,7 +102,7 @@ def write_bytes(path: Path, data: bytes, previous: Path | None = None) -> None:
 
 
 class AppendFile:
-    """A file that grows by whole lines: one that does not fit on the disk leaves no half of it."""
+    """A file that grows by complete lines: a line that does not fit on the disk leaves no partial one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -129,12 +129,12 @@ class AppendFile:
 
 
 def _open_plain(path: Path, flags: int) -> int:
-    """Open or make a file in place; a run may come from anyone, so no link is followed and no pipe waited for."""
+    """Open or create a file in place; a run may come from anyone, so this follows no link and waits for no pipe."""
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError:
         if path.is_symlink():
-            raise RunFolderError(f"{path} is a link: what is written to it would land elsewhere; delete it") from None
+            raise RunFolderError(f"{path} is a link, so writes would go elsewhere; delete it") from None
         raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -143,7 +143,7 @@ def _open_plain(path: Path, flags: int) -> int:
 
 
 def append(file: RawIOBase, data: bytes) -> None:
-    """Hand bytes to the system, however many calls that takes."""
+    """Write all bytes, in as many calls as it takes."""
     view = memoryview(data)
     while view:
         view = view[file.write(view) or 0 :]
@@ -205,7 +205,7 @@ _Dumper.add_representer(float, _represent_float)
 
 
 def open_file(path: Path, more_flags: int = 0) -> BinaryIO:
-    """Open a file to read it; a run may come from anyone, so no pipe is waited for and no device read."""
+    """Open a file for reading; a run may come from anyone, so this waits for no pipe and reads no device."""
     more_flags |= os.O_NONBLOCK | os.O_NOCTTY
     # the opener's descriptor is closed even if it is a folder's
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | more_flags))  # noqa: SIM115
@@ -216,7 +216,7 @@ def open_file(path: Path, more_flags: int = 0) -> BinaryIO:
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """All of a file of a run or a spec; one that is not there is a FileNotFoundError, as ever."""
+    """The bytes of a file of a run or a spec; raises FileNotFoundError as usual."""
     try:
         with open_file(path) as file:
             if os.fstat(file.fileno()).st_size > max_bytes:
@@ -234,7 +234,7 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 def create_run_folder(data_dir: Path, name: str) -> Path:
-    """Make `data_dir/name_YYYY_MM_DD_HHMMSS`; runs started in the same second get folders of their own."""
+    """Create `data_dir/name_YYYY_MM_DD_HHMMSS`; runs started in the same second get different folders."""
     stamp = datetime.now().strftime("%Y_%m_%d_%H%M%S")
     with storage_errors(data_dir):
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -245,13 +245,13 @@ def create_run_folder(data_dir: Path, name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise StorageError(f"{folder}: cannot be made ({error.strerror or error}); see --data-dir") from None
+            raise StorageError(f"{folder}: cannot be created ({error.strerror or error}); see --data-dir") from None
         return folder
     raise FileExistsError(f"too many runs named {name}_{stamp} in {data_dir}")
 
 
 def remove_orphans(folder: Path) -> None:
-    """Delete temporary files that a killed write left behind, not what a living process may be writing."""
+    """Delete temporary files of killed writes, but not those of a living process."""
     for path in folder.rglob(".*.tmp"):
         writer = _WRITER.search(path.name)
         # one that cannot be looked at or deleted does no harm
@@ -275,7 +275,7 @@ def _is_alive(process: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock; the file is only looked at."""
+    """Whether a process holds the lock; does not change the file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -293,7 +293,7 @@ def is_locked(path: Path) -> bool:
 
 @contextmanager
 def lock_file(path: Path, wait: float) -> Iterator[None]:
-    """Hold a lock that the system frees when the process ends, however it ends; its holder may remove the file."""
+    """Hold a lock that the system frees when the process ends for any reason; its holder may remove the file."""
     # a lock without the system's would outlive a killed process
     lock = FileLock(path, timeout=wait, poll_interval=0.05, fallback_to_soft=False)
     with storage_errors(path):

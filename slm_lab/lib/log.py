@@ -22,7 +22,7 @@ FORMAT = "{time:YYYY-MM-DD HH:mm:ss} | {level} | {message}"
 
 
 class _Console:
-    """The console's sink; a live display may take its lines for a while."""
+    """The console's sink; a live display may redirect its lines."""
 
     def __init__(self) -> None:
         self.taker: Callable[[str], None] | None = None
@@ -38,12 +38,12 @@ class _Console:
 
 
 def _to_text(message: "Message") -> str:
-    """Lines for people, without secrets and without codes that a terminal would obey."""
+    """Lines for people, without secrets and terminal codes."""
     return escape(redact(str(message)))
 
 
 def _to_json(message: "Message") -> str:
-    """A line for machines; what was bound to it comes as fields of its own."""
+    """A line for machines, with bound values as fields."""
     record = message.record
     line = {
         "time": record["time"].isoformat(timespec="milliseconds"),
@@ -60,7 +60,7 @@ _console = _Console()
 
 
 def setup_console(level: str, log_format: LogFormat = "text") -> None:
-    """Send log lines to the console in the lab's format or as JSON, replacing what was there."""
+    """Send log lines to the console in the lab's format or as JSON, replacing earlier sinks."""
     logger.remove()
     _console.format = log_format
     # diagnose=False: variable values in a traceback could carry a secret into a shared log
@@ -78,7 +78,7 @@ def console_to(taker: Callable[[str], None]) -> Iterator[None]:
 
 
 class _LogFile:
-    """A file's sink; on a full disk lines are lost, but neither the run nor the console."""
+    """A file's sink; on a full disk it loses lines without stopping the run or the console."""
 
     def __init__(self, path: Path) -> None:
         with storage_errors(path):

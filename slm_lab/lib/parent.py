@@ -1,4 +1,4 @@
-"""A command that another one has started saves and ends when that one is gone, even by SIGKILL."""
+"""A command started by another one saves and ends when its parent is gone, even by SIGKILL."""
 
 import os
 import signal
@@ -10,12 +10,12 @@ POLL_SECONDS = 1.0
 
 
 def child_environment() -> dict[str, str]:
-    """The environment for a command that is to end with this process."""
+    """The environment for a command that should end with this process."""
     return {**os.environ, VARIABLE: str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """Send SIGTERM to this process once the one that asked for it is gone; its own children are not asked."""
+    """Send SIGTERM to this process when the parent that asked for it is gone; children do not inherit this."""
     parent = os.environ.pop(VARIABLE, "")
     if parent:
         threading.Thread(target=_watch, args=(int(parent),), name="parent", daemon=True).start()

@@ -38,12 +38,12 @@ def derive_seed(*key: int) -> int:
 
 
 def num_cores() -> int:
-    """Cores this process may use, which in a container is fewer than the machine has."""
+    """Cores this process may use; in a container fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share_niceness() -> None:
-    """Let the niceness count among all processes: Linux groups them by session, and a new group begins at 0."""
+    """Apply the niceness among all processes: Linux groups them by session, and a new group starts at 0."""
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(os.nice(0)), encoding="utf-8")
 
@@ -53,7 +53,7 @@ COMMIT_VARIABLE = "SLM_LAB_COMMIT"
 
 
 def git_sha(folder: Path | None = None) -> str | None:
-    """The commit of the code in use, with `-dirty` where files differ from it; None where it is not known."""
+    """The commit of the code in use, with `-dirty` if files differ from it; None if unknown."""
     folder = folder or Path(__file__).parent
     commit = _ask_git("rev-parse", "HEAD", folder=folder)
     if commit is None:
@@ -82,7 +82,7 @@ def package_versions() -> dict[str, str]:
 
 
 def machine_facts() -> dict[str, str | int]:
-    """What the run happened on, without names of hosts or users."""
+    """Facts about the machine, without names of hosts or users."""
     return {
         "platform": platform.platform(),
         "processor": processor_name(),
@@ -101,7 +101,7 @@ def processor_name() -> str:
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Bring in a user's own modules, which register algorithms, nets or envs."""
+    """Import a user's own modules, which register algorithms, nets or envs."""
     for name in names:
         try:
             import_by_name(name)
@@ -110,7 +110,7 @@ def import_modules(names: Iterable[str]) -> None:
 
 
 def import_by_name(name: str) -> None:
-    """Import a user's own module, which may stand in the working folder."""
+    """Import a user's own module, which may be in the working folder."""
     if not all(part.isidentifier() for part in name.split(".")):
         raise ImportError(f"'{name}' is not the name of a module, such as my_package.my_module")
     add_working_folder_to_path()
@@ -118,7 +118,7 @@ def import_by_name(name: str) -> None:
 
 
 def add_working_folder_to_path() -> None:
-    """Let a user's own modules beside their spec be imported, as `python script.py` would."""
+    """Put the working folder on the import path, as `python script.py` does."""
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)

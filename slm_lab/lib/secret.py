@@ -1,4 +1,4 @@
-"""Secrets stay out of logs and files: reading `.env`, and replacing what is or looks like a secret."""
+"""Keeps secrets out of logs and files: reads `.env`, and masks what is or looks like a secret."""
 
 import codecs
 import os
@@ -81,17 +81,17 @@ _SHAPE = re.compile("|".join(f"(?:{shape})" for shape in SHAPES.values()))
 
 
 def get_setting(name: str, env_file: Path = ENV_FILE) -> str | None:
-    """A variable of the environment, or else of `.env` in the working folder; None where it is empty in both."""
+    """A variable of the environment, or of `.env` in the working folder; None if it is empty in both."""
     return os.environ.get(name) or read_env_file(env_file).get(name) or None
 
 
 def full_environment() -> dict[str, str]:
-    """The environment, with what `.env` adds to it; a variable that is empty is as good as not set."""
+    """The environment plus `.env`; an empty variable counts as not set."""
     return {**read_env_file(), **{name: value for name, value in os.environ.items() if value}}
 
 
 def read_env_file(path: Path = ENV_FILE) -> Mapping[str, str]:
-    """The variables of a `.env` file; nothing where there is none."""
+    """The variables of a `.env` file; empty without a file."""
     try:
         stat = path.stat()
     except OSError:
@@ -103,7 +103,7 @@ def read_env_file(path: Path = ENV_FILE) -> Mapping[str, str]:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, changed: int, size: int) -> Mapping[str, str]:
-    """`changed` and `size` are there to read a file again once it is another."""
+    """`changed` and `size` are keys of the cache, so that a changed file is read again."""
     if size > MAX_ENV_BYTES:
         raise LabError(f"{path.name}: {size:,} bytes are too many for a file of variables")
     try:
@@ -156,12 +156,12 @@ def _bare(word: str) -> str:
 
 
 def _is_path(value: str) -> bool:
-    """Names such as SSL_KEY hold the place of a key, which is no secret."""
+    """Variables such as SSL_KEY may hold the path of a key, which is not a secret."""
     return value.startswith(("/", "./", "~/")) and os.path.exists(os.path.expanduser(value))
 
 
 def redact(text: str) -> str:
-    """The text with `[secret]` for each secret that is known, and for what looks like one."""
+    """The text with `[secret]` in place of known secrets and of anything that looks like one."""
     # the longest first: one may be part of another
     for value in sorted(set(known_secrets().values()), key=len, reverse=True):
         if value in text:
@@ -170,7 +170,7 @@ def redact(text: str) -> str:
 
 
 def name_secret(text: str) -> str | None:
-    """What kind of secret a text holds, in words that do not tell it; None where it holds none."""
+    """The kind of secret in a text, without revealing it; None if there is none."""
     for name, value in known_secrets().items():
         if value in text:
             return f"the value of {name}"
@@ -181,9 +181,9 @@ def name_secret(text: str) -> str | None:
 
 
 def search_file(file: BinaryIO, is_text: bool) -> tuple[int, str] | None:
-    """The line and the kind of a secret in a file, of which one piece at a time is in memory.
+    """The line and the kind of a secret in a file, read in chunks.
 
-    In what is no text, only known values are looked for: bytes may look like anything.
+    In binary files only known values count: bytes may look like anything.
     """
     encoding = "utf-8" if is_text else "latin-1"
     patterns = {
@@ -214,7 +214,7 @@ def search_file(file: BinaryIO, is_text: bool) -> tuple[int, str] | None:
 
 
 def find_secret(data: Any) -> tuple[str, str] | None:
-    """The path of the first secret in plain data, as it may be shown, and what kind it is."""
+    """The printable path of the first secret in plain data, and its kind."""
     # one look at all of it, however many texts there are; the character between them is part of no secret
     whole = "\0".join(_walk(data, []))
     starts = [start for value in known_secrets().values() if (start := whole.find(value)) >= 0]
@@ -232,14 +232,14 @@ def find_secret(data: Any) -> tuple[str, str] | None:
 
 
 def _show_path(trail: list[str]) -> str:
-    """A path in one line: its keys may be anyone's, of any length and with codes that do something to a terminal."""
+    """A path on one line: its keys may come from anyone, with any length and terminal codes."""
     path = redact("".join(trail).removeprefix("."))
     shown = path if len(path) <= MAX_PATH else f"...{path[3 - MAX_PATH :]}"
     return shown if shown.isprintable() else ascii(shown)[1:-1]
 
 
 def _walk(node: Any, trail: list[str]) -> Iterator[str]:
-    """All texts of plain data, keys among them; `trail` holds the steps to the one at hand."""
+    """All texts of plain data, including keys; `trail` is the path of the current one."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             trail.append(f".{key}")

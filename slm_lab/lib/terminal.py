@@ -1,4 +1,4 @@
-"""The way to the terminal: no text of others controls it, and no encoding or closed stream stops a command."""
+"""Safe output: foreign text cannot control the terminal, and no encoding or closed stream stops a command."""
 
 import io
 import os
@@ -9,14 +9,14 @@ from typing import TextIO
 
 
 def escape(text: str) -> str:
-    """Text in which everything that controls a terminal or cannot be seen is spelled out; lines and tabs stay."""
+    """Text with control and invisible characters escaped, except line breaks and tabs."""
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
 
 
 class _Stream(io.TextIOBase):
-    """A stream whose reader may have gone: what is written then is dropped."""
+    """A stream whose reader may be gone: output is then dropped."""
 
     encoding = "utf-8"
 
@@ -47,18 +47,18 @@ class _Stream(io.TextIOBase):
             self._drop()
 
     def _drop(self) -> None:
-        """Lead the stream nowhere, also what it still holds, which is written when the process ends."""
+        """Discard the stream, including its buffer, which is flushed when the process ends."""
         descriptor = os.open(os.devnull, os.O_WRONLY)
         os.dup2(descriptor, self.stream.fileno())
         os.close(descriptor)
 
 
 class _Printer(_Stream):
-    """A stream for text that may quote anyone: specs, names of folders, files of a run."""
+    """A stream for text that may quote specs, names of folders and files of others."""
 
     @property
     def rich_proxied_file(self) -> _Stream:
-        """Where rich writes its own colours and moves of the cursor; what it draws is escaped by who hands it over."""
+        """The stream for rich's own colours and cursor moves; callers escape the text they pass to it."""
         return _Stream(self.stream)
 
     def write(self, text: str) -> int:
@@ -68,7 +68,7 @@ class _Printer(_Stream):
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Let all that is printed go through `escape`, in any encoding, even to streams that are closed."""
+    """Escape everything that is printed, in any encoding, even to closed streams."""
     _open_standard_files()
     before = sys.stdout, sys.stderr
     streams = [
@@ -89,7 +89,7 @@ def safe_output() -> Iterator[None]:
 
 
 def _open_standard_files() -> None:
-    """Take the numbers of standard files that are closed, or the next file of a run would get what is printed."""
+    """Reopen closed standard file descriptors, or the next file of a run would get the output."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         # also for the processes that are started
         os.set_inheritable(descriptor, True)

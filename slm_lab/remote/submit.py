@@ -1,4 +1,4 @@
-"""Hand tasks to dstack, which is another program: it is found, asked and called without a shell."""
+"""Submits tasks to dstack, an external program, without a shell."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ ASK_SECONDS = 120
 
 
 class SubmitError(LabError):
-    """dstack did not take a task; it has said why."""
+    """dstack refused a task, with a message of its own."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class SubmitError(LabError):
 
 
 def submit_task(request: TaskRequest, environ: Mapping[str, str], root: Path) -> RenderedTask:
-    """Check, render and submit a run. Raises LabError before, SubmitError when dstack refuses."""
+    """Check, render and submit a run. Raises LabError for bad input, SubmitError if dstack refuses."""
     task = render_task(request, environ, root)
     if request.upload:
         check_upload(environ)
@@ -36,14 +36,14 @@ def submit_task(request: TaskRequest, environ: Mapping[str, str], root: Path) ->
     # dstack would stop the run that has the name
     if status is not None and status not in ENDED:
         raise LabError(
-            f"a run '{task.run_name}' is {status} already; give another --name, or end it with "
+            f"a run '{task.run_name}' is already {status}; give another --name, or stop it with "
             f"`dstack stop {task.run_name}`"
         )
     # stdout and stderr are those of this process: dstack shows its plan and its errors itself
     sys.stdout.flush()
     done = subprocess.run([dstack, *APPLY], input=task.text.encode(), env=dict(environ), cwd=root, check=False)
     if done.returncode:
-        raise SubmitError(f"dstack did not take the run '{task.run_name}'; its message is above", done.returncode)
+        raise SubmitError(f"dstack refused the run '{task.run_name}'; its message is above", done.returncode)
     return task
 
 
@@ -57,22 +57,22 @@ def find_dstack(environ: Mapping[str, str]) -> str:
 
 
 def find_status(run_name: str, environ: Mapping[str, str], root: Path) -> str | None:
-    """dstack's word for how a run is; None if it knows no such run."""
+    """The status of a run at dstack; None if it does not know the run."""
     asked = [find_dstack(environ), "run", "get", run_name, "--json"]
     try:
         answer = subprocess.run(
             asked, capture_output=True, text=True, env=dict(environ), cwd=root, timeout=ASK_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise LabError(f"dstack does not answer within {ASK_SECONDS} seconds; is its server up?") from None
+        raise LabError(f"dstack did not answer within {ASK_SECONDS} seconds; is its server running?") from None
     told = "\n".join(text.strip() for text in (answer.stdout, answer.stderr) if text.strip())
     if answer.returncode and "not found" in told:
         return None
     if answer.returncode and "project" in told.lower():
         raise LabError(f"dstack is not configured: {told}; start a server or log in, see docs/REMOTE.md")
     if answer.returncode:
-        raise SubmitError(f"dstack cannot be asked about runs: {told}", answer.returncode)
+        raise SubmitError(f"dstack cannot list runs: {told}", answer.returncode)
     try:
         return str(json.loads(answer.stdout)["status"])
     except (ValueError, KeyError, TypeError):
-        raise LabError(f"`dstack run get` gave no status but: {told[:200]}; the lab knows dstack 0.22") from None
+        raise LabError(f"`dstack run get` returned no status but: {told[:200]}; the lab supports dstack 0.22") from None

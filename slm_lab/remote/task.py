@@ -1,4 +1,4 @@
-"""A run as a dstack task: a template of `.dstack/`, filled in. Nothing here is sent, and no torch is loaded."""
+"""A run as a dstack task: a template from `.dstack/`, filled in. This module sends nothing and needs no torch."""
 
 import hashlib
 import math
@@ -42,7 +42,7 @@ _REPLACED = ("${{", "$$")
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """What to run, and on what; what is None is as the template has it."""
+    """What to run, and on which machine; None keeps the template's value."""
 
     # as `slm-lab run` takes them: a file, or the bare name of a shipped spec or file
     spec_file: str
@@ -66,7 +66,7 @@ class TaskRequest:
 
 @dataclass(frozen=True)
 class RenderedTask:
-    """A task as dstack takes it."""
+    """A task for dstack."""
 
     run_name: str
     # as the run's folder begins
@@ -79,7 +79,7 @@ class RenderedTask:
 
 
 def render_task(request: TaskRequest, environ: Mapping[str, str], root: Path) -> RenderedTask:
-    """The task of a request, once its spec, names and numbers have been checked."""
+    """The task of a request, after checking its spec, names and numbers."""
     import_modules(request.imports)
     path, spec_name = locate(request.spec_file, request.spec_name)
     spec = load_spec(path, spec_name, dict(parse_override(text) for text in request.changes)).spec
@@ -97,7 +97,7 @@ def render_task(request: TaskRequest, environ: Mapping[str, str], root: Path) ->
 def build_task(
     request: TaskRequest, root: Path, run_name: str, spec_file: str, command: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The template of a request, filled in. Of variables only the names come into a task, never a value."""
+    """The filled-in template of a request. A task contains only names of variables, never their values."""
     template = read_template(root, request)
     document: Document = {"type": template["type"], "name": run_name, **template}
     # the template's paths start at its own folder, dstack's at the folder it is called in
@@ -129,7 +129,7 @@ def build_task(
 def build_command(
     request: TaskRequest, spec_file: str, spec_name: str, run_name: str, groups: Sequence[str]
 ) -> tuple[str, ...]:
-    """The words that run a spec on the machine, the same for its first start and after each loss of a machine."""
+    """The command that runs a spec on the machine, the same for the first start and after a preemption."""
     words = ["uv", "run", "--no-default-groups", *(word for group in groups for word in ("--group", group))]
     words += ["slm-lab", "run", spec_file, spec_name, request.mode]
     words += [word for change in request.changes for word in ("-s", change)]
@@ -151,7 +151,7 @@ def find_groups(spec: Spec, gpu: bool) -> list[str]:
 
 
 def make_run_name(spec_name: str) -> str:
-    """A name that dstack takes, from that of a spec."""
+    """A valid dstack name, from that of a spec."""
     name = re.sub(r"[^a-z0-9]+", "-", spec_name.lower()).lstrip("0123456789-")
     if len(name) > NAME_LENGTH:
         # two long names may begin alike
@@ -165,13 +165,13 @@ def check_name(name: str, option: str) -> None:
     """Refuse a name that dstack would refuse later."""
     if not _NAME.fullmatch(name):
         raise LabError(
-            f"{option}: 2 to {NAME_LENGTH} small letters, digits and '-' expected, a letter first, got "
+            f"{option}: 2 to {NAME_LENGTH} lower-case letters, digits and '-' expected, a letter first, got "
             f"'{printable(name)}'; did you mean '{make_run_name(name)}'?"
         )
 
 
 def find_root(start: Path) -> Path:
-    """The checkout that is sent: the folder with the templates at or above one, else that of this code."""
+    """The checkout to send: the nearest folder upwards with the templates, otherwise that of this code."""
     for folder in (start, *start.parents, SHIPPED.parents[1]):
         if (folder / TEMPLATES / template_name("train", False)).is_file():
             return folder
@@ -185,30 +185,30 @@ def template_name(mode: Mode, gpu: bool) -> str:
 
 
 def read_template(root: Path, request: TaskRequest) -> Document:
-    """The template of a mode and a kind of machine, which users may have changed."""
+    """The template of a mode and a kind of machine; users may have changed it."""
     path = root / TEMPLATES / template_name(request.mode, request.gpu)
     template = read_document(path)
     missing = [key for key in ("type", "commands", "max_price", "max_duration") if key not in template]
     if missing:
-        raise LabError(f"{path}: {', '.join(missing)} is missing; it caps the cost and says what to run")
+        raise LabError(f"{path}: {', '.join(missing)} is missing; it limits the cost or defines the command")
     return template
 
 
 def _find_in_project(path: Path, root: Path) -> str:
-    """A spec file as the command on the machine names it."""
+    """The path of a spec file for the command on the machine."""
     if path.is_relative_to(SHIPPED):
         return f"{SHIPPED_PREFIX}{path.relative_to(SHIPPED).as_posix()}"
     try:
         name = path.resolve().relative_to(root.resolve()).as_posix()
     except ValueError:
-        raise LabError(f"{path} lies outside {root}, which is what is sent; copy the spec into it") from None
+        raise LabError(f"{path} is outside {root}, the folder that is sent; copy the spec into it") from None
     if "$" in name:
-        raise LabError(f"{path}: a '$' in the name of a file does not survive the way to the machine; rename it")
+        raise LabError(f"{path}: a '$' in a file name does not reach the machine unchanged; rename it")
     return name
 
 
 def check_upload(environ: Mapping[str, str]) -> None:
-    """Refuse a run that could not upload its results once it has cost its money."""
+    """Refuse a run that could not upload its results, before it costs money."""
     remedy = "in the environment or in .env, or give --no-upload-hf"
     for name, what in zip(UPLOAD_VARIABLES, ("a token with write access", "the repo for results"), strict=True):
         if not environ.get(name):

@@ -1,4 +1,4 @@
-"""Returns of random play, the zero of the `strength` metric: as shipped, or in a file of their kind; needs no env."""
+"""Mean returns of random play, the zero of the `strength` metric, from shipped or cached files; needs no env."""
 
 import functools
 from pathlib import Path
@@ -22,7 +22,7 @@ _BASELINES = TypeAdapter(dict[str, RandomBaseline])
 
 
 def read_baselines(path: Path) -> dict[str, RandomBaseline]:
-    """The baselines of a file; one that is missing, unreadable or corrupt has none."""
+    """The baselines in a file; none if it is missing or cannot be read."""
     try:
         return _BASELINES.validate_json(path.read_bytes())
     except (OSError, ValueError):
@@ -36,6 +36,6 @@ def read_shipped_baselines() -> dict[str, RandomBaseline]:
 
 
 def find_shipped_random_return(env_name: str) -> float | None:
-    """Mean return of random play as shipped; None for an env that has none."""
+    """The shipped mean return of random play; None if there is none for the env."""
     shipped = read_shipped_baselines().get(env_name)
     return None if shipped is None else shipped.mean

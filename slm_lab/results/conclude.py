@@ -1,4 +1,4 @@
-"""The one conclusion of a trial: metrics, what the doctor says, graphs and report, from tables that were read once."""
+"""The conclusion of a trial: metrics, symptoms, graphs and report, from tables that are read once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from slm_lab.results.run import Run, read_run
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A run with its metrics, and what was found in it."""
+    """A run with its metrics, symptoms and report."""
 
     run: Run
     metrics: TrialMetrics
@@ -34,7 +34,7 @@ def conclude(
     num_session: int,
     is_drawn: bool = True,
 ) -> Conclusion:
-    """Write what a trial came to; `ended` are the sessions with a result, of which one at least has a table."""
+    """Write the results of a trial; `ended` are the sessions with a result, at least one of them with a table."""
     tables = {result.session: run.tables[result.session] for result in ended if result.session in run.tables}
     metrics = calc_trial_metrics(tables, random_return).model_copy(
         update={
@@ -58,7 +58,7 @@ def conclude(
 
 
 def recompute(run: Run, random_return: float) -> Conclusion:
-    """The same from the tables of a run that has ended somewhere; what tables do not tell is kept."""
+    """The same from the tables of an ended run; keeps the metrics that tables do not contain."""
     tables = run.counted_tables
     metrics = calc_trial_metrics(tables, random_return)
     if (old := run.metrics) is not None:
@@ -87,7 +87,7 @@ def _write(run: Run, metrics: TrialMetrics, files: dict[int, SessionFile], is_dr
 
 
 def _draw(run: Run, symptoms: Sequence[Symptom], page: Path) -> Path | None:
-    """Graphs and report; whatever is wrong with the page, the run is not lost."""
+    """Write graphs and report; an error in the page is only a warning."""
     plot_run(run)
     try:
         write_report([run], page, symptoms=[symptoms])
@@ -98,7 +98,7 @@ def _draw(run: Run, symptoms: Sequence[Symptom], page: Path) -> Path | None:
 
 
 def update_curve(folder: RunFolder, trial: int) -> None:
-    """Draw the curve of a trial that is under way."""
+    """Plot the curve of a running trial."""
     try:
         plot_run_curve(read_run(folder.path, trial))
     except StorageError as error:

@@ -1,4 +1,4 @@
-"""Curves of tables: the rows that can be drawn, their mean over sessions, and fewer points that look the same."""
+"""Curves from tables: rows to plot, means over sessions, and fewer points with the same shape."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ ROOM = 2
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of several curves at frames that all of them reach, with its 95 % interval; None of too few curves."""
+    """The mean of several curves at their common frames, with its 95 % interval (None for too few curves)."""
 
     x: Array
     mean: Array
@@ -39,7 +39,7 @@ class Average:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a panel's axis shows, and the extremes of all values, of which one at least is beyond it."""
+    """The limits of a panel's axis, and the extremes of all values, at least one of them outside."""
 
     low: float
     high: float
@@ -48,7 +48,7 @@ class Limits:
 
 
 def read_curve(table: Table, column: str) -> Curve:
-    """The rows of a column that can be drawn, by increasing frame; of rows at the same frame the last counts.
+    """The rows of a column to plot, by increasing frame; of rows at the same frame the last counts.
 
     The moving average starts where its window is full: before that it is the mean of ever more rows, and its curve
     would have a kink. Of a long table only every n-th row is drawn, since no picture shows more.
@@ -71,7 +71,7 @@ def read_curve(table: Table, column: str) -> Curve:
 
 
 def read_curves(tables: Iterable[Table], column: str) -> list[Curve]:
-    """The curves of those tables that have something to draw."""
+    """The curves of the tables that have values."""
     return [curve for table in tables if (curve := read_curve(table, column))[0].size]
 
 
@@ -82,7 +82,7 @@ def list_metrics(tables: Iterable[Table]) -> list[str]:
 
 
 def average_curves(curves: Sequence[Curve]) -> Average | None:
-    """Mean and interval where the frames of the curves overlap; None where there are no curves, or no common frames."""
+    """Mean and interval where the frames of the curves overlap; None without curves or common frames."""
     if not curves:
         return None
     start = max(x[0] for x, _ in curves)
@@ -101,18 +101,18 @@ def average_curves(curves: Sequence[Curve]) -> Average | None:
 
 
 def find_constant(curves: Sequence[Curve]) -> float | None:
-    """The value of curves that never change; None where they do."""
+    """The value of curves that never change; None if they do."""
     y = np.concatenate([y for _, y in curves])
     return float(y[0]) if y.size > 1 and np.ptp(y) <= 1e-9 * np.abs(y).max() else None
 
 
 def describe_constants(constants: Mapping[str, float]) -> str:
-    """Metrics that never changed, which need no panel, in one line."""
+    """One line for the metrics that never changed and need no panel."""
     return f"constant: {', '.join(f'{name} {value:.4g}' for name, value in constants.items())}" if constants else ""
 
 
 def find_limits(curves: Sequence[Curve]) -> Limits | None:
-    """Limits of an axis that a few extreme values, such as a spike at the start, do not flatten; None if all fit."""
+    """Axis limits without outliers, such as a spike at the start; None if all values fit."""
     y = np.concatenate([y for _, y in curves])
     core_low, core_high = np.percentile(y, CORE)
     span = core_high - core_low
@@ -123,7 +123,7 @@ def find_limits(curves: Sequence[Curve]) -> Limits | None:
 
 
 def pick_points(y: Array, limit: int) -> Array:
-    """Indices of at most `limit` points: the ends, and the lowest and the highest of each sequence between them."""
+    """Indices of at most `limit` points: both ends, and the minimum and maximum of each part in between."""
     if y.size <= limit:
         return np.arange(y.size)
     num_stretch = (limit - 2) // 2

@@ -100,7 +100,7 @@ def describe_health(run: Run) -> str:
 
 
 def find_entropy_collapse(case: Case) -> Symptom | None:
-    """A discrete policy that was certain of its actions before it was any good."""
+    """A discrete policy that stopped exploring before it was any good."""
     hit: dict[int, float] = {}
     for session, table in case.judged.items():
         entropy = table.get("entropy", EMPTY)
@@ -149,7 +149,7 @@ def find_useless_values(case: Case) -> Symptom | None:
 
 
 def find_high_clip_frac(case: Case) -> Symptom | None:
-    """Policy steps that the clip has to hold back all the time; worth a change only if the score suffers."""
+    """Policy updates that are clipped all the time; a warning only if the score suffers."""
     hit = case.find_high("clip_frac", CLIP_FRAC_HIGH, SETTLED)
     if not hit:
         return None
@@ -165,7 +165,7 @@ def find_high_clip_frac(case: Case) -> Symptom | None:
 
 
 def find_large_kl(case: Case) -> Symptom | None:
-    """Policies that move far with each batch."""
+    """Policies that change a lot with each batch."""
     hit = case.find_high("kl", KL_LARGE, SETTLED)
     if not hit:
         return None
@@ -181,7 +181,7 @@ def find_large_kl(case: Case) -> Symptom | None:
 
 
 def find_norm_drift(case: Case) -> Symptom | None:
-    """Normalisers that still move at the end; worth a change only if the score suffers."""
+    """Normalisers that still drift at the end; a warning only if the score suffers."""
     observations: dict[int, float] = {}
     rewards: dict[int, tuple[float, float]] = {}
     is_hurt = False
@@ -220,7 +220,7 @@ def find_norm_drift(case: Case) -> Symptom | None:
 
 
 def find_overestimation(case: Case) -> Symptom | None:
-    """Values of actions far above the discounted return that was ever reached."""
+    """Q-values far above any discounted return reached."""
     gamma = look_up(case.run.spec, "agent", "algorithm", "gamma")
     if not isinstance(gamma, int | float) or not 0 <= gamma < 1 or case.changes_rewards:
         return None
@@ -267,7 +267,7 @@ def find_overestimation(case: Case) -> Symptom | None:
 
 
 def find_rise(case: Case) -> Symptom | None:
-    """A score that was still on its way up."""
+    """A score that was still rising at the end."""
     curves = [calc_tenths(table["total_reward"]) for _, table in case.judged.items()]
     if not curves:
         return None
@@ -320,7 +320,7 @@ def find_loss_of_score(case: Case) -> Symptom | None:
 
 
 def find_no_learning(case: Case) -> Symptom | None:
-    """A score that random play reaches too."""
+    """A score no better than random play."""
     random_return = case.random_return
     ends = [case.end(session) for session, table in case.judged.items() if has_trained(table)]
     if random_return is None or not ends:
@@ -340,7 +340,7 @@ def find_no_learning(case: Case) -> Symptom | None:
 
 
 def find_disagreement(case: Case) -> Symptom | None:
-    """Sessions of one spec of which some have learned far less than others."""
+    """Sessions that learned far less than others of the same spec."""
     random_return = case.random_return
     ends = {session: case.end(session) for session, _ in case.judged.items()}
     if random_return is None or len(ends) < 2:
@@ -363,7 +363,7 @@ def find_disagreement(case: Case) -> Symptom | None:
 
 
 def find_bound(case: Case) -> Symptom | None:
-    """What most of the time was spent on."""
+    """The phase that took most of the time."""
     phases: dict[str, float] = {}
     for metrics in case.run.session_metrics.values():
         for name, value in (metrics.phases or {}).items():

@@ -1,4 +1,4 @@
-"""What the rules of the doctor look at: parts of columns, and how a session ended beside the best and random play."""
+"""What the doctor's rules use: parts of columns, and the final score compared with the best and random play."""
 
 import math
 from collections.abc import Mapping
@@ -35,13 +35,13 @@ class Case:
 
     @cached_property
     def judged(self) -> dict[int, Table]:
-        """Sessions that count, with rows enough to say something."""
+        """Sessions that count and have enough rows."""
         tables = self.run.counted_tables
         return {s: table for s, table in tables.items() if len(pick_known(table["total_reward"])) >= MIN_ROWS}
 
     @property
     def num_row(self) -> int:
-        """Rows with a score, of the session that has most."""
+        """Rows with a score in the session with the most."""
         return max((len(pick_known(table["total_reward"])) for table in self.run.counted_tables.values()), default=0)
 
     @property
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def changes_rewards(self) -> bool:
-        """Whether learning sees other rewards than the score does; an unknown spec counts as if."""
+        """Whether the agent learns from other rewards than those of the score; true if the spec is unknown."""
         env: Any = look_up(self.run.spec, "env")
         if not isinstance(env, Mapping | list) or not env:
             return True
@@ -61,13 +61,13 @@ class Case:
         return is_scaled or is_clipped or bool(look_up(self.run.spec, "env", "normalize_reward"))
 
     def end(self, session: int) -> float:
-        """The score: of the deterministic policy, or the last tenth of training where none was evaluated."""
+        """The score of the deterministic policy, or of the last tenth of training without an evaluation."""
         if self.run.score_kind != "train":
             return self.run.session_scores[session]
         return calc_tenths(self.run.tables[session]["total_reward"])[-1]
 
     def is_low(self, session: int) -> bool:
-        """Whether the score at the end is poor beside what was seen, or close to random play."""
+        """Whether the final score is poor compared with the best one or random play."""
         random_return = self.random_return
         if random_return is None:
             return False
@@ -75,7 +75,7 @@ class Case:
         return self.end(session) - random_return <= LOW * max(best, abs(random_return))
 
     def is_hurt(self, session: int) -> bool:
-        """Whether the score at the end is clearly below the best of this session."""
+        """Whether the final score is clearly below the best of this session."""
         random_return = self.random_return
         if random_return is None:
             return False
@@ -83,14 +83,14 @@ class Case:
         return self.end(session) - random_return < HURT * best
 
     def find_high(self, column: str, limit: float, begin: float) -> dict[int, float]:
-        """Sessions in which the median of a column is above a limit, from a share of the run on."""
+        """Sessions in which the median of a column exceeds a limit after a fraction of the run."""
         medians = {s: calc_median(pick_part(table.get(column, EMPTY), begin, 1)) for s, table in self.judged.items()}
         return {session: median for session, median in medians.items() if median > limit}
 
     def find_late_evals(self) -> tuple[float, float]:
         """Means over sessions of the last evaluation in the second half but before the last fifth, and of the score.
 
-        Sessions without such an evaluation are left out; NaN where all are.
+        Sessions without such an evaluation are left out; NaN if none is left.
         """
         pairs = []
         for session, table in self.judged.items():
@@ -103,7 +103,7 @@ class Case:
         return float(before), float(end)
 
     def find_lr_key(self, part: str) -> str:
-        """The key of the learning rate that holds for a part: of its own, if the spec has one."""
+        """The key of the learning rate of a role: its own, if the spec has one."""
         net = look_up(self.run.spec, "agent", "net")
         has_own = look_up(net, f"{part}_optim_spec") is not None or look_up(net, part, "optim_spec") is not None
         return f"agent.net.{part}_optim_spec.lr" if has_own else "agent.net.optim_spec.lr"
@@ -124,24 +124,24 @@ def pick_known(column: Array) -> Array:
 
 
 def pick_part(column: Array, begin: float, end: float) -> Array:
-    """The finite values between two shares of a column's rows."""
+    """The finite values between two fractions of a column's rows."""
     return pick_known(column[int(begin * len(column)) : int(end * len(column))])
 
 
 def calc_median(values: Array) -> float:
-    """NaN, which no comparison is true for, where values are few."""
+    """The median; NaN, for which every comparison is false, if there are few values."""
     return float(np.median(values)) if len(values) >= MIN_VALUES else math.nan
 
 
 def calc_sum(column: Array, begin: float, end: float) -> float:
-    """The sum between two shares of a column's rows, those without a value as the others; NaN where values are few."""
+    """The sum between two fractions of a column's rows, empty rows counted as the mean; NaN if there are few values."""
     count = int(end * len(column)) - int(begin * len(column))
     values = pick_part(column, begin, end)
     return float(values.mean()) * count if len(values) >= MIN_VALUES else math.nan
 
 
 def calc_tenths(column: Array) -> list[float]:
-    """The mean of each tenth of the values that are known."""
+    """The mean of each tenth of the known values."""
     return [float(part.mean()) if len(part) else math.nan for part in np.array_split(pick_known(column), 10)]
 
 
@@ -151,7 +151,7 @@ def has_trained(table: Table) -> bool:
 
 
 def calc_best_reward(table: Table) -> float:
-    """The largest mean reward per step of any tenth of the rows; NaN if episodes were not counted."""
+    """The largest mean reward per step of any tenth of the rows; NaN without a count of episodes."""
     frame, episode, score = (table.get(name, EMPTY) for name in ("frame", "epi", "total_reward"))
     if not len(frame) == len(episode) == len(score):
         return math.nan

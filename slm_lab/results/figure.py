@@ -1,4 +1,4 @@
-"""Charts of curves as PNG, by matplotlib; `plot.py` says what is drawn."""
+"""Charts of curves as PNG, with matplotlib; `plot.py` chooses the curves."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class Chart:
 
     @property
     def shows_legend(self) -> bool:
-        """Whether curves are named: one alone is named by the title."""
+        """Whether to show a legend: a single curve is named by the title."""
         return self.has_legend and (len(self.lines) > 1 or any(line.is_mean for line in self.lines))
 
     def weight(self, line: Line) -> tuple[float, float]:
@@ -93,7 +93,7 @@ def shorten(value: float, _position: int | None = None) -> str:
 
 
 def wrap(title: str) -> str:
-    """A long title on two lines, which is all the room above a figure."""
+    """A long title on at most two lines."""
     return textwrap.fill(title, 72, max_lines=2, placeholder=" ...")
 
 
@@ -120,7 +120,7 @@ def to_png(figure: Figure) -> bytes:
 
 
 def _encode(canvas: FigureCanvasAgg) -> bytes:
-    """What a canvas shows as PNG with a palette, a third of the size of one without."""
+    """A canvas as PNG with a palette, a third of the size of one without."""
     buffer = BytesIO()
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
     picture.quantize(256, method=Image.Quantize.FASTOCTREE).save(buffer, "PNG", dpi=(_DPI, _DPI))
@@ -133,7 +133,7 @@ def draw_chart(chart: Chart) -> bytes:
 
 
 def draw_alike(charts: Sequence[Chart]) -> list[bytes]:
-    """Charts of the same kinds of curves, on axes that hold them all."""
+    """Charts of the same kinds of curves, with common axes."""
     every = [
         replace(lines[0], x=np.concatenate([line.x for line in lines]), y=np.concatenate([line.y for line in lines]))
         for lines in zip(*(chart.lines for chart in charts), strict=True)
@@ -146,7 +146,7 @@ def draw_alike(charts: Sequence[Chart]) -> list[bytes]:
 def draw_panels(
     names: Sequence[str], sessions: Sequence[Mapping[str, Curve]], titles: Sequence[str], color: str, note: str
 ) -> list[bytes]:
-    """A picture per session: a panel per metric over the same frames, and a note below them."""
+    """A figure per session: a panel per metric over the same frames, and a note below."""
     count = len(names)
     columns = {1: 1, 2: 2, 4: 2}.get(count, 3)
     rows = -(-count // columns)
@@ -177,7 +177,7 @@ def draw_panels(
 
 
 def _build_figure(chart: Chart) -> tuple[Figure, Text]:
-    """A chart of matplotlib and its title; without pyplot there is no state shared between threads."""
+    """A matplotlib chart and its title; it avoids pyplot, which shares state between threads."""
     figure = Figure(figsize=_SIZE, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     axes = figure.add_subplot()
     style_axes(axes, font_size=10)
@@ -215,7 +215,7 @@ def _build_figure(chart: Chart) -> tuple[Figure, Text]:
 
 
 class _Sheet:
-    """A figure of which only curves and the title change: all else is drawn once, which is most of the work."""
+    """A figure in which only curves and the title change: everything else is drawn once, to save time."""
 
     def __init__(self, figure: Figure, lines: Sequence[Line2D], title: Text) -> None:
         self.figure, self.lines, self.title = figure, lines, title
@@ -240,7 +240,7 @@ class _Sheet:
 
 
 def _clip(axes: Axes, x: Array, y: Array) -> None:
-    """Keep a few extreme values from flattening a panel, and mark where they are."""
+    """Cut off outliers that would flatten a panel, and mark them."""
     limits = find_limits([(x, y)])
     if limits is None:
         return

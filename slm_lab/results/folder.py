@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def is_published(self) -> bool:
-        """Whether the published SLM-Lab made the run, which saved other weights and nothing to continue from."""
+        """Whether the run is of the published SLM-Lab, which saved other weights and no state to resume from."""
         return not self.spec_file.exists()
 
     @property
@@ -71,7 +71,7 @@ class RunFolder:
         return self.path / REPORT_NAME
 
     def prefix(self, trial: int | None = None, session: int | None = None) -> str:
-        """What the names of files begin with: of the run, of a trial, or of a session."""
+        """The prefix of file names: of the run, of a trial, or of a session."""
         parts = (("t", trial), ("s", session))
         return "_".join([self.name, *(f"{letter}{number}" for letter, number in parts if number is not None)])
 
@@ -82,11 +82,11 @@ class RunFolder:
         return self.path / f"{self.prefix(trial)}_trial_metrics.json"
 
     def published_metrics_file(self, trial: int) -> Path:
-        """Where the published SLM-Lab puts the metrics of a trial."""
+        """The file of a trial's metrics in the published SLM-Lab."""
         return self.path / "info" / self.trial_metrics_file(trial).name
 
     def find_spec_files(self, trial: int) -> list[Path]:
-        """The specs there are, the trial's own first."""
+        """The existing spec files, the trial's own first."""
         stems, suffixes = (self.prefix(trial), self.name), (SPEC_SUFFIX, PUBLISHED_SUFFIX)
         files = [self.path / f"{stem}{suffix}" for stem in stems for suffix in suffixes]
         return [file for file in files if file.exists()]
@@ -101,7 +101,7 @@ class RunFolder:
         return self.path / "model" / f"{self.prefix(trial, session)}_ckpt-{which}_net_model{STATE_SUFFIX}"
 
     def find_model(self, trial: int, session: int, which: str) -> Path:
-        """A model as this version writes it, or one that torch wrote: of the published SLM-Lab, or of before."""
+        """A model file of this version, or one of torch: of the published SLM-Lab or an older version."""
         path = self.model_file(trial, session, which)
         return path if path.exists() else path.with_suffix(".pt")
 
@@ -147,7 +147,7 @@ def find_table_files(path: Path, trial: int | None = None) -> Iterator[TableFile
 
 
 def find_best_trial(path: Path) -> int:
-    """The best trial of a search; 0 in any other run, which has but one."""
+    """The best trial of a search; 0 in any other run, which has only one."""
     for file in path.glob("info/*_search.json"):
         best = read_document(file).get("best_trial")
         if isinstance(best, int):
@@ -156,7 +156,7 @@ def find_best_trial(path: Path) -> int:
 
 
 def is_search(path: Path) -> bool:
-    """Whether a run is a search, also one that has not come to an end."""
+    """Whether a run is a search, finished or not."""
     return any(any((path / "info").glob(f"*_{kind}")) for kind in ("study.log", "search.json"))
 
 
@@ -166,17 +166,17 @@ def is_running(path: Path) -> bool:
 
 
 def previous_file(path: Path) -> Path:
-    """Where the checkpoint before the last is kept."""
+    """The file of the previous checkpoint."""
     return path.with_name(path.name.replace("ckpt-last", "ckpt-prev"))
 
 
 def replay_file(prefix: Path, start: int, end: int) -> Path:
-    """Where the rows of a replay from one number up to another are kept."""
+    """The file of some rows of a replay."""
     return prefix.with_name(f"{prefix.name}_{start}-{end}{STATE_SUFFIX}")
 
 
 def save_spec(path: Path, spec: Spec) -> None:
-    """Write a spec as a run keeps it: with the commit of the code, which is no part of the spec when it is read."""
+    """Save a spec with the commit of the code, which reading it ignores."""
     document = dump_spec(spec)
     document[spec.name]["meta"]["git_sha"] = git_sha() or "unknown"
     write_yaml(path, document)
@@ -187,21 +187,21 @@ def open_run_folder(
 ) -> tuple[RunFolder, Spec]:
     """The run meant by a folder, a file in it, a glob, or `latest`, with its saved spec.
 
-    With a name the run is one of that spec; a run of the published lab can only be played.
+    With a name, it must be a run of that spec; a run of the published lab can only be played.
     """
     suffixes = (SPEC_SUFFIX, PUBLISHED_SUFFIX) if may_be_published else (SPEC_SUFFIX,)
     path = find_run_path(where, data_dir, name, suffixes)
     files = _find_spec_files(path, SPEC_SUFFIX)
     if not files and (files := _find_spec_files(path, PUBLISHED_SUFFIX)) and not may_be_published:
         raise RunFolderError(
-            f"{path} is a run of the published SLM-Lab, which saved nothing to continue from; play it with "
+            f"{path} is a run of the published SLM-Lab, which saved no state to resume from; play it with "
             f"enjoy@{path}, or train its spec again: slm-lab run {files[0]} train"
         )
     if not files:
         raise RunFolderError(f"{path} is not a run of this lab: it has no *{SPEC_SUFFIX} ({_where_runs_are(data_dir)})")
     saved_name = _name_of(files[0])
     if list(read_specs(files[0])) != [saved_name]:
-        raise RunFolderError(f"{files[0]} does not hold the one spec '{saved_name}'; was it renamed?")
+        raise RunFolderError(f"{files[0]} does not contain exactly the spec '{saved_name}'; was it renamed?")
     if name is not None and not is_run_of(files[0], name):
         raise RunFolderError(f"{path} is a run of '{saved_name}', not of '{name}'; leave the spec out")
     folder = RunFolder(path, saved_name)
@@ -211,7 +211,7 @@ def open_run_folder(
 
 @contextmanager
 def import_hint(folder: RunFolder) -> Iterator[None]:
-    """Where something of a run is unknown, name the modules it was started with; only the user may import them."""
+    """Add to an error the modules that the run was started with; only the user may import them."""
     try:
         yield
     except (SpecError, EnvError) as error:
@@ -223,7 +223,7 @@ def import_hint(folder: RunFolder) -> Iterator[None]:
 
 
 def _find_missing_imports(folder: RunFolder) -> list[str]:
-    """Modules that a run was started with and that are not imported here."""
+    """Modules that a run was started with and that are not imported yet."""
     try:
         names = read_document(folder.provenance_file).get("imports")
     except (LabError, OSError):
@@ -234,7 +234,7 @@ def _find_missing_imports(folder: RunFolder) -> list[str]:
 
 
 def _find_spec_files(path: Path, suffix: str) -> list[Path]:
-    """The spec files of a run, that of the whole run first: `{name}_t0_spec.yaml` of a trial is longer."""
+    """The spec files of a run, that of the whole run first, since `{name}_t0_spec.yaml` of a trial is longer."""
     files = [file for file in path.glob(f"*{suffix}") if file.is_file()]
     return sorted(files, key=lambda file: (len(file.name), file.name))
 
@@ -244,7 +244,7 @@ def _name_of(file: Path) -> str:
 
 
 def is_run_of(file: Path, name: str) -> bool:
-    """Whether a saved spec is that of a name, or of the name extended by the env that was given at the start."""
+    """Whether a saved spec has a name, or that name with the env appended."""
     saved_name = _name_of(file)
     if not saved_name.startswith(f"{name}_"):
         return saved_name == name
@@ -257,21 +257,19 @@ def is_run_of(file: Path, name: str) -> bool:
 def find_run_path(
     where: str, data_dir: Path, name: str | None = None, suffixes: tuple[str, ...] = (SPEC_SUFFIX, PUBLISHED_SUFFIX)
 ) -> Path:
-    """The folder meant by its name, a file in it, a glob, or `latest`; refused if what is written would leave it."""
+    """The folder meant by its name, a file in it, a glob, or `latest`; refused if a link leads out of it."""
     path = _find_latest(data_dir, name, suffixes) if where == "latest" else _find_path(where, data_dir)
     if not path.name.isprintable():
-        raise RunFolderError(f"{printable(str(path), 300)}: a character of its name controls terminals; rename it")
+        raise RunFolderError(f"{printable(str(path), 300)}: its name contains a control character; rename it")
     # other files are replaced, and not written to through a link
     for item in (*path.glob("*/"), *path.glob("*/*/"), *path.glob("info/*_study.log")):
         if item.is_symlink():
-            raise RunFolderError(
-                f"{item} is a link: what is written to it would land elsewhere; put what it leads to in its place"
-            )
+            raise RunFolderError(f"{item} is a link, so writes would go elsewhere; replace it with its target")
     return path
 
 
 def _find_latest(data_dir: Path, name: str | None, suffixes: tuple[str, ...]) -> Path:
-    """The run whose spec was saved last, of one spec or of any; one that cannot be read is passed over."""
+    """The run whose spec was saved last, of one spec or of any; unreadable ones are skipped."""
     ages: dict[Path, int] = {}
     for folder in data_dir.glob("*"):
         try:
@@ -279,7 +277,7 @@ def _find_latest(data_dir: Path, name: str | None, suffixes: tuple[str, ...]) ->
             if files and (name is None or is_run_of(files[0], name)):
                 ages[folder] = max(file.stat().st_mtime_ns for file in files)
         except (LabError, OSError) as error:
-            logger.warning(f"Passed over {folder}: {describe_failure(error)}")
+            logger.warning(f"Skipped {folder}: {describe_failure(error)}")
     if not ages:
         of_spec = "" if name is None else f" of '{name}'"
         raise RunFolderError(f"there is no run{of_spec} in {data_dir} yet; start one with `slm-lab run`")
@@ -287,7 +285,7 @@ def _find_latest(data_dir: Path, name: str | None, suffixes: tuple[str, ...]) ->
 
 
 def describe_failure(error: LabError | OSError) -> str:
-    """Why something of a run cannot be read, on one line."""
+    """Why a file of a run cannot be read, in one line."""
     if isinstance(error, LabError) or error.strerror is None:
         return printable(str(error), limit=400)
     return printable(f"{error.filename}: cannot be read ({error.strerror})", limit=400)
@@ -305,7 +303,7 @@ def _find_path(where: str, data_dir: Path) -> Path:
         matches = sorted({_find_run_above(match) for match in base.glob(pattern)})
         if len(matches) != 1:
             found = "".join(f"\n  {printable(str(match), 300)}" for match in matches) or " nothing"
-            raise RunFolderError(f"'{shown}' should match one run, it matches{found}")
+            raise RunFolderError(f"'{shown}' must match one run, but matches{found}")
         return matches[0]
     known = [folder.name for folder in data_dir.glob("*") if folder.is_dir()]
     raise RunFolderError(f"no run folder '{shown}'{nearest(Path(where).name, known)} ({_where_runs_are(data_dir)})")
@@ -319,7 +317,7 @@ def _find_run_above(path: Path) -> Path:
 
 
 def find_same_run(spec: Spec, data_dir: Path, is_search: bool) -> Path | None:
-    """The newest run of this very spec; None where no run has its name, an error where its settings were others."""
+    """The newest run of this spec; None if no run has its name, an error if its settings differ."""
     other: tuple[Path, str] | None = None
     runs = {path.parent for path in data_dir.glob(f"*/{spec.name}{SPEC_SUFFIX}")}
     for path in sorted(runs, key=lambda path: -(path / f"{spec.name}{SPEC_SUFFIX}").stat().st_mtime_ns):
@@ -339,7 +337,7 @@ def find_same_run(spec: Spec, data_dir: Path, is_search: bool) -> Path | None:
 
 
 def _describe_difference(saved: Spec, spec: Spec) -> str | None:
-    """The first key in which a saved spec is not the one given, with both values."""
+    """The first key in which a saved spec differs from the given one, with both values."""
     there, here = (flatten_spec(dump_spec(each)[each.name]) for each in (saved, spec))
     if spec.meta.compile == "auto":
         # the saved spec has what was chosen
@@ -351,6 +349,6 @@ def _describe_difference(saved: Spec, spec: Spec) -> str | None:
 
 
 def _where_runs_are(data_dir: Path) -> str:
-    """What to type to see the runs there are."""
+    """The command that lists the runs."""
     option = [] if data_dir == DATA_DIR else ["--data-dir", str(data_dir)]
     return f"`{shlex.join(['slm-lab', 'list', *option])}` shows the runs in {data_dir}"

@@ -1,4 +1,4 @@
-"""Scores of sessions and trials with their uncertainty: computed from tables, written as JSON and read back.
+"""Scores of sessions and trials with their uncertainty: computed from tables, saved as JSON and read back.
 
 s_i is the strength at checkpoint i: the return R_i minus that of a random policy. t_i is the frame or opt_step.
 """
@@ -73,7 +73,7 @@ class SessionResult:
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over sessions with its uncertainty; the bounds are NaN where there is no interval."""
+    """A mean over sessions with its uncertainty; the bounds are NaN without an interval."""
 
     mean: Number
     std: Number = math.nan
@@ -84,13 +84,13 @@ class Spread:
 
 
 class _File(BaseModel):
-    """A file of a run, which may be of another version, or anyone's: keys that are unknown are left out."""
+    """A file of a run, perhaps from another version or another person: unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
     @classmethod
     def read(cls, *paths: Path) -> Self | None:
-        """The first of some files that can be read; None where none can."""
+        """The first file that can be read; None if none can."""
         for path in paths:
             try:
                 return cls.model_validate_json(read_text(path, MAX_JSON_BYTES))
@@ -99,7 +99,7 @@ class _File(BaseModel):
         return None
 
     def write(self, path: Path) -> None:
-        """Write the file, without what is not known."""
+        """Write the file, without unknown values."""
         write_json(path, self.model_dump(exclude_none=True))
 
 
@@ -126,13 +126,13 @@ class SessionFile(SessionMetrics):
 
 
 class MeanMetrics(SessionMetrics):
-    """The means over sessions, and how much alike they are."""
+    """The means over sessions, and their consistency."""
 
     consistency: Number = math.nan
 
 
 class TrialMetrics(_File):
-    """`trial_metrics.json`: what the sessions of a trial came to."""
+    """`trial_metrics.json`: the results of a trial's sessions."""
 
     scalar: Known[MeanMetrics] = None
     total_reward_ma: Known[Spread] = None
@@ -153,19 +153,19 @@ def calc_total_reward_ma(total_reward: Array) -> float:
 
 
 def mask_partial_ma(table: Table) -> Array:
-    """total_reward_ma for a curve: NaN where fewer rows than its window have a score."""
+    """total_reward_ma for a curve: NaN until its window is full."""
     is_full = np.isfinite(table["total_reward"]).cumsum() >= MA_WINDOW
     return np.where(is_full, table["total_reward_ma"], math.nan)
 
 
 def calc_efficiency(strength: Array, t: Array) -> float:
-    """Mean strength weighted by 1/t: what is learned early counts more."""
+    """Mean strength weighted by 1/t: early learning counts more."""
     weight = 1 / np.maximum(t, 1)
     return float((strength * weight).sum() / weight.sum())
 
 
 def calc_stability(strength: Array) -> float:
-    """One minus the share of strength lost in falls between checkpoints."""
+    """One minus the fraction of strength lost in drops between checkpoints."""
     total = strength[:-1].sum()
     if len(strength) < 2 or total == 0:
         return 1.0
@@ -194,7 +194,7 @@ def calc_session_metrics(table: Table, random_return: float) -> SessionMetrics:
 
 
 def calc_consistency(strengths: Sequence[Array]) -> float:
-    """One minus twice the relative spread between sessions, over the checkpoints all of them have."""
+    """One minus twice the relative std between sessions, over their common checkpoints."""
     length = min(len(strength) for strength in strengths)
     if len(strengths) < 2 or length == 0:
         return 1.0
@@ -216,7 +216,7 @@ def calc_spread(values: Sequence[float]) -> Spread:
 
 
 def calc_interval(values: Array, num_resample: int = NUM_RESAMPLE) -> tuple[Array, Array] | None:
-    """The 95 % bootstrap interval of the mean over sessions, the first axis; None of too few.
+    """The 95 % bootstrap interval of the mean over sessions, the first axis; None for too few.
 
     Means of sessions drawn with replacement stay between the lowest and the highest of them, so the interval holds
     nothing impossible. Its percentiles are those of Hesterberg (2015, the expanded percentile interval): a plain
@@ -235,7 +235,7 @@ def calc_interval(values: Array, num_resample: int = NUM_RESAMPLE) -> tuple[Arra
 
 
 def format_spread(spread: Spread) -> str:
-    """A mean with its interval and what it is of; of one value alone that value."""
+    """A mean with its interval and values; a single value alone."""
     text = f"{spread.mean:.2f}"
     if math.isfinite(spread.low):
         text += f", 95% interval [{spread.low:.2f}, {spread.high:.2f}]"
@@ -245,7 +245,7 @@ def format_spread(spread: Spread) -> str:
 
 
 def calc_trial_metrics(tables: Mapping[int, Table], random_return: float) -> TrialMetrics:
-    """Mean metrics of a trial, the spread of its score, and every session's own."""
+    """Mean metrics of a trial, the spread of its score, and the metrics of each session."""
     sessions = tuple(calc_session_metrics(table, random_return) for table in tables.values())
     rows = [session.model_dump() for session in sessions]
     strengths = [table["total_reward"][np.isfinite(table["total_reward"])] - random_return for table in tables.values()]
@@ -261,13 +261,13 @@ def calc_trial_metrics(tables: Mapping[int, Table], random_return: float) -> Tri
 
 
 def calc_final_eval(returns: Sequence[Sequence[float]]) -> Spread | None:
-    """The spread over sessions of the mean return of their last evaluation; None where no session has one."""
+    """The spread over sessions of the mean return of the final evaluation; None without one."""
     means = [float(np.mean(values)) for values in returns if len(values)]
     return calc_spread(means) if means else None
 
 
 def format_trial_metrics(scalar: MeanMetrics) -> str:
-    """The line people grep for."""
+    """The log line `trial_metrics: ...`."""
     values = scalar.model_dump()
     parts = [f"frame:{scalar.frame or 0:.2e}", f"total_reward_ma:{scalar.total_reward_ma:.2f}"]
     parts += [f"{name}:{values[name]:.4g}" for name in (*METRICS[1:], "consistency")]

@@ -18,7 +18,7 @@ NOTHING = "–"
 
 
 def render_page(data: ReadOnlyDocument) -> str:
-    """The page with the data in it; it holds no text of a spec, a name or a log outside its JSON and its title."""
+    """The page with its data; text of specs, names and logs appears only in its JSON and title."""
     script = "".join((PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     style = (PAGE / "page.css").read_text(encoding="utf-8") + _write_colors()
     # "<" is what could end the block early; the rest is ASCII
@@ -34,7 +34,7 @@ def render_page(data: ReadOnlyDocument) -> str:
 
 
 def color_variable(name: str) -> str:
-    """What the page calls a colour."""
+    """The name of a colour's variable in the page."""
     return f"var(--color-{name})"
 
 
@@ -45,7 +45,7 @@ def _write_colors() -> str:
 
 
 def _hash(text: str) -> str:
-    """What the page's policy knows a script or style by."""
+    """The hash of a script or style for the page's content policy."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -56,7 +56,7 @@ def to_number(value: Any) -> float | None:
 
 
 def format_number(value: Any) -> str:
-    """A number as people read it."""
+    """A number for people."""
     number = to_number(value)
     if number is None:
         return NOTHING
@@ -68,5 +68,5 @@ def format_number(value: Any) -> str:
 
 
 def format_interval(low: float, high: float) -> str:
-    """Both bounds, or nothing."""
+    """Both bounds, or an empty text."""
     return f"[{format_number(low)}, {format_number(high)}]" if math.isfinite(low) and math.isfinite(high) else NOTHING

@@ -60,7 +60,7 @@ class Look:
 
 
 def find_look(algorithm: str, count: int = 0) -> Look:
-    """The look of an algorithm, the same in every figure; `count` is how many other curves of it are there already."""
+    """The look of an algorithm, the same in every figure; `count` is the number of its other curves in the figure."""
     name, dash = _ALGORITHMS.get(algorithm) or (_OTHERS[crc32(algorithm.encode()) % len(_OTHERS)], 3)
     return Look(name, (dash + count) % len(DASHES))
 
@@ -71,5 +71,5 @@ def find_looks(algorithms: list[str]) -> list[Look]:
 
 
 def find_place(algorithm: str) -> int:
-    """Where figures list an algorithm: those from elsewhere come last."""
+    """The position of an algorithm in legends; unknown ones come last."""
     return list(_ALGORITHMS).index(algorithm) if algorithm in _ALGORITHMS else len(_ALGORITHMS)

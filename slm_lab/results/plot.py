@@ -48,12 +48,12 @@ class DrawnRun:
 
 
 def to_drawn(run: Run, name: str) -> DrawnRun:
-    """A run by the sessions that count."""
+    """A run with only the sessions that count."""
     return DrawnRun(name, run.label, list(run.counted_tables.values()), list(run.evaluations.values()))
 
 
 def plot_run(run: Run) -> None:
-    """Draw all graphs of a run; a session that failed has some of its own."""
+    """Plot all graphs of a run, including those of failed sessions."""
     folder = RunFolder(run.path, run.name)
     for kind, tables in (("train", run.tables), ("eval", run.eval_tables)):
         for name in GRAPHS:
@@ -87,19 +87,19 @@ def plot_runs(runs: Sequence[DrawnRun], prefix: Path, title: str, has_legend: bo
 
 
 def name_figure(title: str) -> str:
-    """A title as the beginning of file names."""
+    """A title as a prefix of file names."""
     return re.sub(r"[^\w.+-]+", "_", title.rsplit("/", 1)[-1]).strip("_") or "runs"
 
 
 def draw_runs(runs: Sequence[DrawnRun], title: str) -> bytes | None:
-    """Runs side by side as a PNG: their returns, or the moving averages where only those are kept of some run."""
+    """Runs side by side as a PNG: their returns, or the moving averages if some run has only those."""
     has_returns = all(RETURN in table for run in runs for table in run.tables)
     chart = _build_runs_chart(runs, title, RETURN if has_returns else AVERAGE)
     return None if chart is None else draw_chart(chart)
 
 
 def build_session_charts(run: Run, kind: str, name: str) -> dict[int, Chart]:
-    """The returns of each session that has some, training with evaluations as dots, or the evaluations alone."""
+    """The returns of each session: training with evaluations as dots, or only the evaluations."""
     tables = run.tables if kind == "train" else run.eval_tables
     labels = RETURN_LABELS if kind == "train" else _EVAL_LABELS
     look = Look(find_look(run.label).name)
@@ -119,7 +119,7 @@ def build_session_charts(run: Run, kind: str, name: str) -> dict[int, Chart]:
 
 
 def _draw_metrics(run: Run, tables: Sequence[Table], sessions: Sequence[int]) -> list[bytes]:
-    """What the algorithm reports, a picture per session; none where nothing changes."""
+    """The columns of the algorithm, a figure per session; none if nothing changes."""
     metrics = [{name: read_curve(table, name) for name in list_metrics(tables)} for table in tables]
     names = [name for name in list_metrics(tables) if any(curves[name][0].size for curves in metrics)]
     constants = {name: find_constant([curves[name] for curves in metrics]) for name in names}
@@ -132,7 +132,7 @@ def _draw_metrics(run: Run, tables: Sequence[Table], sessions: Sequence[int]) ->
 
 
 def build_trial_chart(run: Run, name: str) -> Chart | None:
-    """The returns of a trial's sessions, their mean and its interval; None where there are none."""
+    """The returns of a trial's sessions, their mean and its interval; None without returns."""
     tables, look = run.counted_tables, Look(find_look(run.label).name)
     shown = _choose_column(list(tables.values()), GRAPHS[name])
     curves = {session: curve for session, table in tables.items() if (curve := read_curve(table, shown))[0].size}
@@ -167,7 +167,7 @@ def _add_mean(chart: Chart, look: Look) -> Chart:
 
 
 def build_runs_chart(runs: Sequence[DrawnRun], title: str, column: str, has_legend: bool = True) -> Chart | None:
-    """Runs side by side; their returns where no moving average has a full window."""
+    """Runs side by side; returns if no moving average has a full window."""
     shown = _choose_column([table for run in runs for table in run.tables], column)
     chart = _build_runs_chart(runs, title, shown, has_legend)
     return chart if chart is None or shown == column else _without_average(chart)
@@ -207,11 +207,11 @@ def _without_average(chart: Chart) -> Chart:
 
 
 def _choose_column(tables: Sequence[Table], column: str) -> str:
-    """The column itself, or the returns where no moving average has a full window."""
+    """The column itself, or the returns if no moving average has a full window."""
     return column if read_curves(tables, column) else RETURN
 
 
 def _average_evals(tables: Sequence[Table], look: Look) -> list[Line]:
-    """The mean over sessions of their evaluations, as dots; nothing where there are none."""
+    """The mean of the sessions' evaluations, as dots; nothing without evaluations."""
     average = average_curves(read_curves(tables, RETURN))
     return [] if average is None else [Line(_EVALUATION, average.x, average.mean, look, is_dotted=True)]

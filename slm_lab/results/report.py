@@ -1,4 +1,4 @@
-"""A run, or several, as one page that opens offline: all that the page shows, as plain data."""
+"""A run, or several, as one page that opens offline: its content, as plain data."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def write_report(
     problems: Sequence[str] = (),
     symptoms: Sequence[Sequence[Symptom]] | None = None,
 ) -> None:
-    """Write the page; `comparison` is of `compare_runs`, `problems` what else could not be read."""
+    """Write the page; `comparison` is that of `compare_runs`, `problems` are runs that could not be read."""
     write_text(path, render_page(build_report(runs, path.parent, comparison, problems, symptoms)))
 
 
@@ -56,7 +56,7 @@ def build_report(
     problems: Sequence[str] = (),
     symptoms: Sequence[Sequence[Symptom]] | None = None,
 ) -> dict[str, Any]:
-    """All that the page shows, as plain data; links to files are relative to `folder`."""
+    """The content of the page, as plain data; links to files are relative to `folder`."""
     names = name_runs(runs)
     labels, envs = (dict.fromkeys(words) for words in ([run.label for run in runs], [run.env_name for run in runs]))
     kind = find_common_kind(runs)
@@ -74,7 +74,7 @@ def build_report(
 
 
 def name_runs(runs: Sequence[Run]) -> list[str]:
-    """The folders' names, or their paths where names are not enough to tell them apart."""
+    """The names of the folders, or their paths if names are not distinct."""
     names = [run.path.resolve().name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
@@ -103,7 +103,7 @@ def _build_run(run: Run, folder: Path, kind: ScoreKind) -> dict[str, Any]:
 
 
 def find_problems(run: Run) -> list[str]:
-    """What a reader should know about a run that was read, a line each."""
+    """Notes on a run for the reader, a line each."""
     problems = list(run.score_notes)
     if run.failed:
         problems.append(f"failed and not in the score: session {', '.join(map(str, run.failed))}")
@@ -127,7 +127,7 @@ def find_problems(run: Run) -> list[str]:
 
 
 def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
-    """The numbers at the top: name, value, what to know about it."""
+    """The numbers at the top: name, value, explanation."""
     asked = (run.metrics.num_session if run.metrics is not None else None) or len(run.tables)
     count = sum(math.isfinite(value) for value in spread.values)
     facts = [["Score", format_number(spread.mean), run.score_meaning]]
@@ -147,7 +147,7 @@ def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
 
 
 def _build_doctor(run: Run, symptoms: Sequence[Symptom]) -> Document:
-    """What stands out in the tables, and a line for where nothing does."""
+    """What stands out in the tables, or a line if nothing does."""
     return {
         "symptoms": [asdict(symptom) | {"keys": symptom.keys} for symptom in symptoms],
         "conclusion": "" if symptoms else describe_health(run),
@@ -167,7 +167,7 @@ def _build_sessions(run: Run, scores: Mapping[int, float]) -> dict[str, Any]:
 
 
 def _build_metrics(run: Run) -> dict[str, Any] | None:
-    """The lab's metrics as they were written at the end: over all sessions, and for each."""
+    """The saved metrics: over all sessions, and for each."""
     if run.metrics is None or run.metrics.scalar is None:
         return None
     means = run.metrics.scalar.model_dump()
@@ -182,7 +182,7 @@ def _build_metrics(run: Run) -> dict[str, Any] | None:
 
 
 def _build_phases(run: Run) -> dict[str, Any] | None:
-    """How the time was spent: over all sessions, and for each."""
+    """Time by phase: over all sessions, and for each."""
     parts = {f"session {session}": file.phases for session, file in run.session_metrics.items() if file.phases}
     parts = {label: phases for label, phases in parts.items() if sum(phases.values()) > 0}
     names = list(dict.fromkeys(name for phases in parts.values() for name in phases))
@@ -200,7 +200,7 @@ def _build_phases(run: Run) -> dict[str, Any] | None:
 
 
 def _find_videos(run: Run, folder: Path) -> list[dict[str, str]]:
-    """Recorded episodes, the newest last, by links that hold as long as the folders stay beside each other."""
+    """Links to recorded episodes, the newest last; they work as long as the folders stay side by side."""
     prefix = f"{run.name}_t{run.trial}_"
     found = []
     for file in (run.path / "video").glob("*.mp4"):
@@ -212,7 +212,7 @@ def _find_videos(run: Run, folder: Path) -> list[dict[str, str]]:
 
 
 def build_commands(run: Run) -> list[list[str]]:
-    """What to type to go on with a run: a name for it, and the line."""
+    """The next commands for a run: a label, and the command."""
     extra = list_imports(run.provenance)
     commands = []
     spec_file = RunFolder(run.path, run.name).spec_file
@@ -226,13 +226,13 @@ def build_commands(run: Run) -> list[list[str]]:
 
 
 def list_imports(provenance: ReadOnlyDocument) -> list[str]:
-    """The options that load the modules a run was made with."""
+    """The options that import the modules of a run."""
     imports = provenance.get("imports")
     return [word for name in imports for word in ("--import", str(name))] if isinstance(imports, list) else []
 
 
 def _build_machine(provenance: ReadOnlyDocument) -> list[list[str]]:
-    """Where a run happened, name and value."""
+    """Machine and versions of a run, name and value."""
     rows = []
     command = provenance.get("command")
     if isinstance(command, list):
@@ -247,7 +247,7 @@ def _build_machine(provenance: ReadOnlyDocument) -> list[list[str]]:
 
 
 def build_spec_diff(runs: Sequence[Run], names: Sequence[str]) -> Document:
-    """The keys in which the specs differ, with what each has."""
+    """The keys in which the specs differ, with the value in each."""
     flat = [flatten_spec(run.spec) for run in runs]
     keys = dict.fromkeys(key for spec in flat for key in spec)
     rows = []
@@ -259,13 +259,13 @@ def build_spec_diff(runs: Sequence[Run], names: Sequence[str]) -> Document:
 
 
 def _last(table: Table, column: str) -> float:
-    """The last known value of a column, NaN if there is none."""
+    """The last known value of a column; NaN if there is none."""
     values = np.asarray(table.get(column, ()), float)
     known = values[np.isfinite(values)]
     return float(known[-1]) if known.size else math.nan
 
 
 def find_furthest(run: Run, column: str) -> float:
-    """The last value of the session that has the largest."""
+    """The largest last value of all sessions."""
     values = [_last(table, column) for table in run.tables.values()]
     return max((value for value in values if math.isfinite(value)), default=math.nan)

@@ -1,4 +1,4 @@
-"""The learning curves of runs as a page draws them: fewer points that look the same, as plain data."""
+"""The learning curves of runs for a page: fewer points with the same shape, as plain data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
@@ -33,7 +33,7 @@ MA_TITLE = f"total_reward_ma while training, mean of the last {MA_WINDOW} rows, 
 
 
 def write_graph(runs: Sequence[Run], names: Sequence[str], title: str, path: Path, has_legend: bool = True) -> None:
-    """Write a page of curves alone."""
+    """Write a page with only the curves."""
     write_text(path, render_page(build_graph(runs, names, title) | {"is_graph": True, "has_legend": has_legend}))
 
 
@@ -110,7 +110,7 @@ def _build_curves(
 
 
 def _plain(values: Array) -> list[float | int]:
-    """Numbers as short as a chart needs them."""
+    """Numbers rounded to what a chart can show."""
     return [int(value) if value.is_integer() and abs(value) < 1e15 else value for value in _round(values)]
 
 

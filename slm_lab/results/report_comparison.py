@@ -1,4 +1,4 @@
-"""Runs beside each other in a report. A module of its own, since the statistics it needs take a second to load."""
+"""Runs side by side in a report. A separate module, since importing its statistics takes a second."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ SCORES = {
 
 
 def compare_runs(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """The table of several runs, each compared with the first one in its env; None of a run alone."""
+    """The table of several runs, each compared with the first one in its env; None for a single run."""
     if len(runs) < 2:
         return None
     kind = find_common_kind(runs)

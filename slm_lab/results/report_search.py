@@ -1,6 +1,6 @@
 """A search as a page: its trials, which keys mattered, the best trial's curve, and the next command.
 
-All is read from the search's files, so that a page can be written at its end, later, or of a search that was pulled.
+Everything comes from the files of the search, so the page can be written later, also for a pulled search.
 """
 
 import csv
@@ -41,7 +41,7 @@ def write_search_report(path: Path, page: Path) -> None:
 
 
 def build_search_report(path: Path, folder: Path) -> dict[str, Any]:
-    """What the page of a search shows: that of its best trial, and the search above it."""
+    """The content of a search's page: the search, then the page of its best trial."""
     files = RunFolder(path, _find_name(path))
     rows = _read_trials(files.experiment_table_file)
     document = read_document(files.spec_file).get(files.name) if files.spec_file.exists() else None
@@ -78,11 +78,11 @@ def build_search_report(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _find_name(path: Path) -> str:
-    """The name of the spec that was searched."""
+    """The name of the searched spec."""
     for ending in ("_search.json", "_study.log"):
         for file in sorted((path / "info").glob(f"*{ending}")):
             return file.name.removesuffix(ending)
-    raise RunFolderError(f"{path} is no search: it has no info/*_search.json")
+    raise RunFolderError(f"{path} is not a search: it has no info/*_search.json")
 
 
 def _read_trials(path: Path) -> list[dict[str, str]]:
@@ -91,7 +91,7 @@ def _read_trials(path: Path) -> list[dict[str, str]]:
         rows = [dict(row) for row in csv.DictReader(io.StringIO(read_text(path), newline=""))]
     except FileNotFoundError:
         raise RunFolderError(
-            f"{path.parent} has no {path.name}: the search has not come to an end; go on with it by "
+            f"{path.parent} has no {path.name}: the search has not ended; resume it with "
             f"`slm-lab run search@{path.parent}`"
         ) from None
     except (csv.Error, UnicodeDecodeError) as error:
@@ -100,7 +100,7 @@ def _read_trials(path: Path) -> list[dict[str, str]]:
 
 
 def _find_keys(rows: Sequence[Mapping[str, str]], spec: ReadOnlyDocument, importance: Any) -> list[SearchedKey]:
-    """The searched keys: the columns between what every trial has and what it scored."""
+    """The searched keys: the columns between those of every trial and the scores."""
     searched = spec.get("search")
     spaces = dict(key.rpartition("__")[::2] for key, _ in dimensions(dict(searched))) if searched else {}
     shares = importance if isinstance(importance, Mapping) else {}
@@ -198,7 +198,7 @@ def _build_parallel(rows: Sequence[Mapping[str, str]], keys: Sequence[SearchedKe
 
 
 def _build_commands(files: RunFolder, spec: ReadOnlyDocument, runs: Sequence[Run]) -> list[list[str]]:
-    """What to type next."""
+    """The next commands."""
     imports = list_imports(runs[0].provenance) if runs else []
     commands: list[tuple[str, list[str]]] = []
     if files.best_spec_file.exists():

@@ -1,4 +1,4 @@
-"""A run read back from its folder, by this lab or by the published one before it; needs no torch."""
+"""A run of this lab or the published one, read from its folder; needs no torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class NoResultsError(RunFolderError):
 
 @dataclass(frozen=True)
 class Run:
-    """What a trial of a run left behind."""
+    """The results of a trial."""
 
     path: Path
     name: str
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The algorithm by the name that papers use."""
+        """The algorithm, by its usual name."""
         return printable(name_algorithm(self.spec))
 
     @property
@@ -87,13 +87,13 @@ class Run:
 
     @property
     def counted_tables(self) -> dict[int, Mapping[str, Array]]:
-        """Tables of the sessions that count: of those with a result if the run has ended, else of all."""
+        """Tables of the sessions that count: those with a result if the run has ended, otherwise all."""
         ended = (self.metrics.session_index if self.metrics is not None else None) or ()
         return {s: table for s, table in self.tables.items() if s in ended} or dict(self.tables)
 
     @property
     def session_scores(self) -> dict[int, float]:
-        """The score of each session that counts, all of one kind; NaN for one that has none."""
+        """The score of each session that counts, all of one kind; NaN without a score."""
         return self.get_scores(self.score_kind)
 
     @property
@@ -103,13 +103,13 @@ class Run:
 
     @property
     def spread(self) -> Spread | None:
-        """Mean and interval of the scores; None where no session has one."""
+        """Mean and interval of the scores; None without a score."""
         known = [score for score in self.scores if math.isfinite(score)]
         return calc_spread(known) if known else None
 
     @property
     def score_notes(self) -> list[str]:
-        """Which sessions keep the score from being that of the final evaluation, or have none; a line each."""
+        """Sessions without a score, or without the final evaluation that a better kind needs; a line each."""
         notes = []
         finals = self.get_scores("final")
         missing = [session for session, score in finals.items() if math.isnan(score)]
@@ -141,11 +141,11 @@ class Run:
 
     @property
     def score_meaning(self) -> str:
-        """What a session's score is, in words."""
+        """The kind of a session's score, in words."""
         return self.describe_kind(self.score_kind)
 
     def describe_kind(self, kind: ScoreKind) -> str:
-        """What a score of one kind is, in words."""
+        """A kind of score, in words."""
         each = " each" if len(self.counted_tables) > 1 else ""
         match kind:
             case "final":
@@ -159,12 +159,12 @@ class Run:
 
     @property
     def session_ma(self) -> dict[int, float]:
-        """total_reward_ma of each session that counts: the mean of its last 100 rows, as benchmarks have it."""
+        """total_reward_ma of each session that counts: the mean of its last 100 rows, as in benchmarks."""
         return {s: calc_total_reward_ma(table["total_reward"]) for s, table in self.counted_tables.items()}
 
     @property
     def final_evals(self) -> dict[int, float]:
-        """The mean return of the evaluation at a session's end, of those that have one."""
+        """The mean return of each session's final evaluation, if it has one."""
         evals = {}
         for session, metrics in self.session_metrics.items():
             end = self.tables[session]["frame"][-1]
@@ -175,7 +175,7 @@ class Run:
 
     @property
     def evaluations(self) -> dict[int, dict[str, Array]]:
-        """Frames and returns of the evaluations of each session that counts; the last one is that at its end."""
+        """Frames and returns of the evaluations of each session that counts, including the final one."""
         finals = self.final_evals
         found = {}
         for session, table in self.counted_tables.items():
@@ -191,7 +191,7 @@ class Run:
 
     @property
     def last_evals(self) -> dict[int, float]:
-        """The mean return of a session's last evaluation during training, unless training went on long after it."""
+        """The mean return of a session's last evaluation during training, if it is from the second half."""
         evals = {}
         for session, table in self.eval_tables.items():
             frames = table["frame"][np.isfinite(table["total_reward"])]
@@ -201,18 +201,18 @@ class Run:
 
     @property
     def fps(self) -> float:
-        """Frames per second of a session that counts, their mean; NaN where the tables do not say."""
+        """Mean frames per second of the sessions that count; NaN if unknown."""
         speeds = [table["fps"][-1] for table in self.counted_tables.values() if "fps" in table]
         return float(np.mean(speeds)) if speeds else math.nan
 
     @property
     def ended(self) -> float:
-        """When the newest table was last written to, in seconds since 1970."""
+        """When the newest table was last changed, in seconds since 1970."""
         return max(file.path.stat().st_mtime for file in find_table_files(self.path) if file.kind == "train")
 
     @property
     def random_return(self) -> float | None:
-        """Mean return of random play: as the run has it, or as shipped for its env; None where it is not known."""
+        """Mean return of random play: that of the run, or the shipped one; None if unknown."""
         known = self.metrics.random_return if self.metrics is not None else None
         return find_shipped_random_return(self.env_name) if known is None else known
 
@@ -223,7 +223,7 @@ class Run:
 
     @property
     def frame(self) -> int:
-        """The last frame of the session that went furthest."""
+        """The last frame of the longest session."""
         return max(int(table["frame"][-1]) for table in self.tables.values())
 
 
@@ -236,13 +236,13 @@ def _is_same(table: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
 
 
 def _get_last(column: Array) -> float:
-    """The last value that is known."""
+    """The last known value."""
     known = column[np.isfinite(column)]
     return float(known[-1]) if len(known) else math.nan
 
 
 def name_algorithm(spec: Any) -> str:
-    """The algorithm of a spec by the name that papers use."""
+    """The algorithm of a spec, by its usual name."""
     name = str(look_up(spec, "agent", "algorithm", "name") or "unknown algorithm")
     label = _LABEL_OF.get(name, name)
     is_prioritized = str(look_up(spec, "agent", "memory", "name")).startswith("Prioritized")
@@ -250,7 +250,7 @@ def name_algorithm(spec: Any) -> str:
 
 
 def look_up(data: Any, *keys: str) -> Any:
-    """A value deep in plain data, None where there is no such thing; lists of one, as old specs have, count as it."""
+    """A value deep in plain data, or None; a list of one, as in old specs, counts as its element."""
     for key in keys:
         if isinstance(data, list) and data:
             data = data[0]
@@ -261,13 +261,13 @@ def look_up(data: Any, *keys: str) -> Any:
 
 
 def find_common_kind(runs: Sequence[Run]) -> ScoreKind:
-    """The kind of score to compare runs by: what training last saw where theirs differ, since every run has that."""
+    """The kind of score to compare runs by: if theirs differ, the last training episodes, which every run has."""
     kinds = {run.score_kind for run in runs}
     return kinds.pop() if len(kinds) == 1 else "train"
 
 
 def find_runs(data_dir: Path) -> tuple[list[Run], list[str]]:
-    """All runs of a folder that have results, the newest first, and a line for each that cannot be read."""
+    """All runs in a folder with results, the newest first, and a line for each unreadable one."""
     runs: list[tuple[float, Run]] = []
     problems: list[str] = []
     for folder in sorted(data_dir.glob("*")):
@@ -282,14 +282,14 @@ def find_runs(data_dir: Path) -> tuple[list[Run], list[str]]:
 
 
 def load_run(where: str, data_dir: Path, trial: int | None = None) -> Run:
-    """The run meant by a folder, a file in it, a glob or `latest`; what cannot be read is listed in `problems`."""
+    """The run meant by a folder, a file in it, a glob or `latest`; `problems` lists unreadable parts."""
     return read_run(find_run_path(where, data_dir), trial)
 
 
 def load_runs(places: Sequence[str], data_dir: Path) -> tuple[list[tuple[str, Run]], list[str]]:
-    """Runs that can be read, each with the place that was asked for, and a line for each that cannot; one at least can.
+    """The readable runs, each with the given place, and a line for each unreadable one; raises if none can be read.
 
-    What is wrong inside a run that can be read is in its `problems`.
+    Problems inside a readable run are in its `problems`.
     """
     runs: list[tuple[str, Run]] = []
     problems: list[str] = []
@@ -304,7 +304,7 @@ def load_runs(places: Sequence[str], data_dir: Path) -> tuple[list[tuple[str, Ru
 
 
 def read_run(path: Path, trial: int | None = None) -> Run:
-    """The run in a folder; of a search its best trial, unless another is asked for."""
+    """The run in a folder; for a search its best trial, unless another is given."""
     if trial is None:
         trial = find_best_trial(path)
     problems: list[str] = []
@@ -343,7 +343,7 @@ def read_run(path: Path, trial: int | None = None) -> Run:
 
 
 def _read_spec(folder: RunFolder, trial: int, problems: list[str]) -> ReadOnlyDocument:
-    """The spec of the trial, or that of all trials; under its name, or bare as the published lab wrote it."""
+    """The spec of the trial, or that of all trials; under its name, or bare as in the published lab."""
     for file in folder.find_spec_files(trial):
         try:
             specs = read_specs(file)
@@ -358,7 +358,7 @@ def _read_spec(folder: RunFolder, trial: int, problems: list[str]) -> ReadOnlyDo
 
 
 def _without_bookkeeping(spec: ReadOnlyDocument) -> Document:
-    """A saved spec without what a lab wrote into it, such as paths and the commit: no settings."""
+    """A saved spec without what a lab added, such as paths and the commit."""
     kept = {key: value for key, value in spec.items() if key != "name"}
     if isinstance(meta := spec.get("meta"), Mapping):
         kept["meta"] = {key: value for key, value in meta.items() if key not in META_DROPPED}

@@ -1,4 +1,4 @@
-"""Searched keys as axes: values of any kind as places between 0 and 1; needs no renderer."""
+"""Searched keys as axes: values of any kind as positions from 0 to 1."""
 
 import json
 import math
@@ -23,14 +23,14 @@ class SearchedKey:
 
     @property
     def name(self) -> str:
-        """The last part of the path, with its parent where that alone says little."""
+        """The last part of the path, with its parent if that is ambiguous."""
         *parents, last = self.path.split(".")
         return f"{parents[-1]}.{last}" if len(last) < 4 and parents else last
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values of a key as numbers between 0 and 1, with what to write beside them."""
+    """Values of a key as positions from 0 to 1, with their labels."""
 
     place: Array
     ticks: list[float]
@@ -38,7 +38,7 @@ class Axis:
 
 
 def read_axis(key: SearchedKey, values: Sequence[Any]) -> Axis:
-    """Where the values of a key lie on its axis."""
+    """The positions of a key's values on its axis."""
     if key.is_choice:
         names = [show_name(value) for value in values]
         known = sorted(set(names), key=lambda name: (_as_number(name), name))

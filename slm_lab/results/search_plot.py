@@ -39,7 +39,7 @@ class DrawnTrial:
 
     @property
     def look(self) -> Look:
-        """The algorithm's own for the best trial; the others are dark, those that were stopped grey."""
+        """The algorithm's colour for the best trial, grey for stopped ones, dark for the others."""
         return Look(find_look(self.algorithm).name if self.is_best else "ink" if self.is_done else "grey")
 
 
@@ -59,7 +59,7 @@ def plot_search(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], folde
 
 
 def _draw_scatter(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], title: str) -> bytes:
-    """The score against each key: what was stopped early is pale."""
+    """The score against each key; trials stopped early are pale."""
     columns = min(len(keys), 3)
     rows = -(-len(keys) // columns)
     size = (max(6.0, 3.6 * columns), 3.0 * rows + 1.3)
@@ -137,7 +137,7 @@ def _draw_parallel(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], ti
 
 
 def _draw_curves(trials: Sequence[DrawnTrial], title: str, column: str) -> bytes:
-    """The mean curve of each trial: where the weak ones were stopped is seen."""
+    """The mean curve of each trial, which shows where weak ones were stopped."""
     lines = []
     for trial in sorted(trials, key=lambda one: (one.is_best, one.is_done)):
         sessions = read_curves(trial.tables, column)

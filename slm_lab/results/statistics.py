@@ -1,6 +1,6 @@
-"""How sure a result is, and whether two differ; pure functions of per-session scores.
+"""Uncertainty of a result, and comparison of two; pure functions of per-session scores.
 
-scipy.stats takes as long to load as all else in a session, so what a run itself needs is in `metrics.py`.
+Importing scipy.stats takes as long as everything else in a session, so `metrics.py` has what a run itself needs.
 """
 
 import math
@@ -21,14 +21,14 @@ NOT_DISTINGUISHABLE = "not distinguishable"
 
 @dataclass(frozen=True)
 class Interval:
-    """A number and its 95 % interval; the bounds are NaN where there is none."""
+    """A number and its 95 % interval; the bounds are NaN without one."""
 
     value: float
     low: float
     high: float
 
     def covers(self, value: float) -> bool:
-        """Whether a value is not ruled out."""
+        """Whether the interval contains a value."""
         return not (self.low > value or self.high < value)
 
 
@@ -50,7 +50,7 @@ class ScoreComparison:
 
 
 def calc_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Difference of means with Welch's interval, which does not take the spreads for equal."""
+    """Difference of means with Welch's interval, which does not assume equal variances."""
     difference = float(np.mean(ours) - np.mean(theirs))
     if min(len(ours), len(theirs)) < 2:
         return Interval(difference, math.nan, math.nan)
@@ -64,7 +64,7 @@ def calc_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 
 def calc_probability(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Share of all pairs of sessions in which ours scores higher, equal ones as half: Mann-Whitney's U, scaled."""
+    """Fraction of all pairs of sessions in which ours scores higher, ties as half: a scaled Mann-Whitney U."""
     wins = np.sign(np.subtract.outer(np.asarray(ours, float), np.asarray(theirs, float)))
     return float((wins.mean() + 1) / 2)
 
@@ -93,7 +93,7 @@ def calc_improvement(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -
 
 
 def _calc_variance(probability: float, num_ours: int, num_theirs: int) -> float:
-    """Variance of the share of won pairs, if this is the true one."""
+    """Variance of the fraction of won pairs, if this is the true one."""
     rest = 1 - probability
     mean_size = (num_ours + num_theirs) / 2
     spread = rest / (2 - probability) + probability / (1 + probability)
@@ -101,7 +101,7 @@ def _calc_variance(probability: float, num_ours: int, num_theirs: int) -> float:
 
 
 def calc_num_session(ours: Sequence[float], theirs: Sequence[float]) -> int | None:
-    """Sessions of each run at which a t test would see this difference with a chance of 80 %."""
+    """Sessions of each run that a t test needs to detect this difference with a power of 80 %."""
     if min(len(ours), len(theirs)) < 2:
         return None
     spread = math.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / 2)
@@ -115,7 +115,7 @@ def calc_num_session(ours: Sequence[float], theirs: Sequence[float]) -> int | No
 
 
 def _calc_power(effect: float, count: int) -> float:
-    """Chance that a two-sided t test of two samples of this size sees an effect, in units of the spread."""
+    """Power of a two-sided t test with samples of this size for an effect in units of the std."""
     freedom, shift = 2 * count - 2, effect * math.sqrt(count / 2)
     critical = stats.t.ppf(0.5 + LEVEL / 2, freedom)
     return float(stats.nct.sf(critical, freedom, shift) + stats.nct.cdf(-critical, freedom, shift))

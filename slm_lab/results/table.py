@@ -1,4 +1,4 @@
-"""The one reader of a session's table, by this lab or by anyone."""
+"""The one reader of a session's table, from any source."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ _PLAIN = b"0123456789+-.eE,\n"
 
 
 def read_session_table(path: Path) -> dict[str, Array]:
-    """The table of a session; one that cannot be read, or lacks a column that every table has, is an error."""
+    """The table of a session; raises if it cannot be read or lacks a required column."""
     try:
         table = read_table(path)
     except (OSError, ValueError, UnicodeDecodeError) as error:
@@ -39,7 +39,7 @@ def read_session_table(path: Path) -> dict[str, Array]:
 
 
 def read_table(path: Path) -> dict[str, Array]:
-    """Columns of numbers; a row cut short by a kill is left out. Read piece by piece, since a file may be huge."""
+    """Columns of numbers; a row truncated by a kill is dropped. Read in chunks, since a file may be huge."""
     header: list[str] | None = None
     blocks: list[Array] = []
     count = 0
@@ -65,7 +65,7 @@ def read_table(path: Path) -> dict[str, Array]:
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
-    """Whole lines, some at a time; what is not ended by a line break may be half a number."""
+    """Complete lines, some at a time; text after the last line break may be half a number."""
     with open_file(path) as file:
         rest = b""
         while piece := file.read(_PIECE):
@@ -79,7 +79,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 
 
 def _parse(lines: bytes, num_column: int) -> Array:
-    """The numbers of lines, a row each; rows with more or fewer cells are left out, and an empty cell is NaN."""
+    """The numbers of lines, a row each; rows with more or fewer cells are dropped, and an empty cell is NaN."""
     text = lines.replace(b"\r\n", b"\n").removesuffix(b"\n")
     if text.translate(None, _PLAIN):
         return _parse_any(lines, num_column)
@@ -97,7 +97,7 @@ def _parse(lines: bytes, num_column: int) -> Array:
 
 
 def _parse_any(lines: bytes, num_column: int) -> Array:
-    """The same for quotes, spaces and whatever else; slower, and it names the cell that is no number."""
+    """The same with quotes, spaces and so on; slower, and it names a cell that is not a number."""
     rows = [[float(cell or "nan") for cell in row] for row in _split(lines) if len(row) == num_column]
     return np.array(rows).reshape(-1, num_column)
 

@@ -1,4 +1,4 @@
-"""The run card: a README.md beside the shared files, which says what the run came to and how to have it again."""
+"""The run card: a README.md with the results of a shared run and the commands to reproduce it."""
 
 import math
 import re
@@ -19,7 +19,7 @@ _CURVES = ("trial_graph_mean_returns_ma_vs_frames.png", "trial_graph_mean_return
 
 
 def write_card(run: Run, summary: Summary, paths: Sequence[str]) -> str:
-    """The card as Markdown. It names no repo, so that it is true wherever the run is copied to."""
+    """The card as Markdown. It names no repo, so it stays correct when the run is copied."""
     folder = run.path.resolve().name
     parts = [
         _front_matter(run),
@@ -105,7 +105,7 @@ def _commands(run: Run, folder: str, paths: Sequence[str], summary: Summary) -> 
 
 
 def find_spec(run: Run, paths: Sequence[str]) -> str | None:
-    """The spec that repeats the run: that of the trial, as it was trained."""
+    """The spec of the trial, which reproduces the run."""
     for stem in (f"{run.name}_t{run.trial}", run.name):
         for suffix in (".yaml", ".json"):
             if (path := f"{stem}_spec{suffix}") in paths:
@@ -135,5 +135,5 @@ def _number(value: float) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Text as text: names come from specs that others wrote."""
+    """Text with Markdown escaped: names come from specs of others."""
     return _MARKUP.sub(r"\\\1", " ".join(str(value).split()))

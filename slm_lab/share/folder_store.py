@@ -1,4 +1,4 @@
-"""A folder as a place to share runs, e.g. on a disk that a team mounts."""
+"""A folder as a place to share runs, e.g. on a shared disk."""
 
 import os
 import shutil
@@ -14,37 +14,37 @@ from slm_lab.share.store import MAX_LISTED, MissingStoreError, StoredFile
 
 
 class FolderStore:
-    """Files below a root. Links in it are not followed: they may lead anywhere."""
+    """Files below a root; links are not followed, since they may lead anywhere."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser()
         self.name = self.root_url = str(self.root)
 
     def url(self, folder: str) -> str:
-        """The folder in it."""
+        """The path of a folder."""
         return str(self._at(folder)) if folder else self.root_url
 
     def check_write(self) -> None:
-        """The folder is made if it is missing, but not the disk it is on."""
+        """Create the folder if it is missing, but not the disk it is on."""
         if not self.root.exists() and not self.root.parent.exists():
             raise ShareError(f"HF_REPO is the folder {self.root}, but there is no {self.root.parent}; is it mounted?")
         try:
             self.root.mkdir(exist_ok=True)
         except OSError as error:
-            raise ShareError(f"HF_REPO: the folder {self.root} cannot be made ({error.strerror})") from None
+            raise ShareError(f"HF_REPO: the folder {self.root} cannot be created ({error.strerror})") from None
         if not os.access(self.root, os.W_OK | os.X_OK):
-            raise ShareError(f"HF_REPO: you may not write into the folder {self.root}; ask its owner")
+            raise ShareError(f"HF_REPO: no permission to write to the folder {self.root}; ask its owner")
 
     def is_public(self) -> bool:
-        """Anyone who has the disk has its files."""
+        """Everyone with access to the disk can read its files."""
         return True
 
     def list_folders(self, folder: str) -> Iterator[str]:
-        """Folders that are no links."""
+        """Folders, without links."""
         yield from sorted(item.name for item in self._scan(folder) if item.is_dir(follow_symlinks=False))
 
     def list_files(self, folder: str, with_hashes: bool = True) -> Iterator[StoredFile]:
-        """Files that are no links, with their hashes."""
+        """Files, without links, with their hashes."""
         for item in self._scan(folder):
             path = f"{folder}/{item.name}"
             if not is_safe(path):
@@ -93,11 +93,11 @@ class FolderStore:
             raise ShareError(f"{self.url(path)} cannot be copied ({error.strerror}); pull again to resume") from None
 
     def upload(self, files: Mapping[str, Path], message: str) -> None:
-        """Copy files in, each under a temporary name until it is whole."""
+        """Copy files in, each under a temporary name until it is complete."""
         for path, source in files.items():
             target = self._at(path)
             if self._has_link(path):
-                raise ShareError(f"{target} is or lies behind a link, which is not followed; nothing is written there")
+                raise ShareError(f"{target} is a link or behind one; the lab writes nothing through links")
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 temporary = temporary_name(target)
@@ -114,7 +114,7 @@ class FolderStore:
 
     def _check_there(self) -> None:
         if not self.root.is_dir():
-            raise MissingStoreError(f"HF_REPO is the folder {self.root}, which is not there; is its disk mounted?")
+            raise MissingStoreError(f"HF_REPO is the folder {self.root}, which does not exist; is its disk mounted?")
 
     def _has_link(self, path: str) -> bool:
         places = [self.root / path, *(self.root / path).parents]

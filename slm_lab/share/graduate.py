@@ -1,4 +1,4 @@
-"""From the repo one works in to the public one: finished runs as they are, the docs, and links that lead there."""
+"""Copies finished runs and the docs from the working repo to the public one, and rewrites links."""
 
 import re
 import tempfile
@@ -27,7 +27,7 @@ _DOC_SUFFIXES = (".md", ".png", ".svg", ".gif", ".jpg", ".json", ".yaml", ".csv"
 
 @dataclass(frozen=True)
 class Graduation:
-    """What is copied, and what is not for which reason."""
+    """Runs to copy, and those that are not, with the reason."""
 
     runs: tuple[Manifest, ...]
     # these are in the public repo already
@@ -36,7 +36,7 @@ class Graduation:
 
 
 def plan(pattern: str, source: Store, target: Store) -> Graduation:
-    """Which runs are to be copied: finished trainings that the target does not have as they are."""
+    """Runs to copy: finished trainings that the target lacks or has in another state."""
     if source.root_url == target.root_url:
         raise ShareError(f"{target.name}: source and target are the same; name the public repo with --to")
     if pattern:
@@ -53,7 +53,7 @@ def plan(pattern: str, source: Store, target: Store) -> Graduation:
 
 
 def _find_obstacle(manifest: Manifest) -> str:
-    """Why a run is not copied; empty where nothing speaks against it."""
+    """Why a run is not copied; empty if it can be."""
     if not manifest.identity:
         return "it has no manifest; pull it, and push it to the public repo"
     if manifest.summary.kind != "train":
@@ -70,14 +70,14 @@ def _is_there(manifest: Manifest, target: Store) -> bool:
 
 
 def copy_run(manifest: Manifest, source: Store, target: Store) -> str:
-    """Copy a run as it is: what the target lacks is fetched, verified and sent."""
+    """Copy a run: download, verify and upload the files that the target lacks."""
     with tempfile.TemporaryDirectory() as made:
         fetch_files(find_missing(target, manifest.name, manifest.files), manifest.name, source, Path(made))
         return send(manifest, lambda path: Path(made) / DATA / manifest.name / path, target)
 
 
 def rewrite_links(text: str, source: Store, target: Store, is_there: Callable[[str], bool]) -> str:
-    """The text with links to runs that are in the target leading there; all others stay."""
+    """The text with links to runs in the target rewritten; all others stay."""
     lead = re.escape(source.root_url) + r"(?P<view>/(?:tree|blob|resolve|raw)/main)?" + f"/{DATA}/"
 
     def change(match: re.Match[str]) -> str:
@@ -89,7 +89,7 @@ def rewrite_links(text: str, source: Store, target: Store, is_there: Callable[[s
 
 
 def graduate(graduation: Graduation, source: Store, target: Store, root: Path, may_rewrite: bool) -> list[str]:
-    """Copy the runs, send README.md and docs/ of `root`, and rewrite the links of its benchmark page."""
+    """Copy the runs, upload README.md and docs/ of `root`, and rewrite the links of its benchmark page."""
     target.check_write()
     urls = []
     for manifest in graduation.runs:
@@ -113,7 +113,7 @@ def graduate(graduation: Graduation, source: Store, target: Store, root: Path, m
 
 
 def send_docs(root: Path, target: Store, change: Callable[[str], str]) -> None:
-    """Send README.md and docs/ where they differ from what is there."""
+    """Upload the files of README.md and docs/ that differ from those in the target."""
     held = {stored.path: stored for stored in target.list_files("docs")}
     with tempfile.TemporaryDirectory() as made:
         changed: dict[str, Path] = {}
@@ -130,7 +130,7 @@ def send_docs(root: Path, target: Store, change: Callable[[str], str]) -> None:
             if not is_same_there:
                 changed[path] = folder / path
         if changed:
-            logger.info(f"Sending {len(changed)} files of docs to {target.name}")
+            logger.info(f"Uploading {len(changed)} files of docs to {target.name}")
             target.upload(changed, "Update docs")
 
 

@@ -1,4 +1,4 @@
-"""Requests to the hub: a time limit on each, and one place that tries again."""
+"""Requests to the hub, with a time limit each, and retries in one place."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ _BACKOFF = wait_exponential_jitter(initial=1.0, max=30.0)
 
 
 class TransientError(Exception):
-    """A failure that may pass by itself: the server is busy, or the connection was cut."""
+    """A temporary failure: the server is busy, or the connection was cut."""
 
     def __init__(self, reason: str, retry_after: float = 0.0) -> None:
         super().__init__(reason)
@@ -35,14 +35,14 @@ class TransientError(Exception):
 
 
 class LabClient(httpx2.Client):
-    """What huggingface_hub sends requests with: it would wait without limit, and as long as a server asks."""
+    """The HTTP client for huggingface_hub, which by itself would wait without limit, and as long as a server asks."""
 
     def __init__(self, timeout: float) -> None:
         super().__init__(follow_redirects=True)
         self.longest = timeout
 
     def send(self, request: httpx2.Request, **kwargs: Any) -> httpx2.Response:
-        """Send a request; what may pass is an error that huggingface_hub does not catch."""
+        """Send a request; a temporary failure raises an error that huggingface_hub does not catch."""
         limits = request.extensions.get("timeout", {})
         request.extensions["timeout"] = {
             kind: min(limits.get(kind) or self.longest, self.longest) for kind in ("connect", "read", "write", "pool")
@@ -74,7 +74,7 @@ def _read_retry_after(response: httpx2.Response) -> float:
 
 
 def find_transient(error: BaseException | None) -> TransientError | None:
-    """The passing failure behind an error; None where there is another cause."""
+    """The temporary failure behind an error; None if it has another cause."""
     while error is not None:
         if isinstance(error, TransientError):
             return error
@@ -85,7 +85,7 @@ def find_transient(error: BaseException | None) -> TransientError | None:
 
 
 def retry(function: Callable[[], T], what: str, where: str, attempts: int) -> T:
-    """The function's result, tried again while it fails for reasons that may pass."""
+    """Call a function, and retry after temporary failures."""
 
     def cause(state: RetryCallState) -> TransientError:
         found = find_transient(state.outcome.exception() if state.outcome else None)

@@ -1,4 +1,4 @@
-"""A dataset repo of the Hugging Face hub, or of a server that speaks its protocol."""
+"""A dataset repo on the Hugging Face hub, or on a server with its protocol."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -74,10 +74,10 @@ class HubStore:
         return f"{self.root_url}/tree/main/{quote(folder)}" if folder else self.root_url
 
     def check_write(self) -> None:
-        """The token may write to the repo, which is made if it is missing."""
+        """Check write access to the repo, and create it if it is missing."""
         if not self.token:
             raise ShareError(
-                f"{self.name}: sending needs a token: set HF_TOKEN in the environment or in .env "
+                f"{self.name}: uploading needs a token: set HF_TOKEN in the environment or in .env "
                 f"({TOKENS_PAGE}, with write access)"
             )
         try:
@@ -87,7 +87,7 @@ class HubStore:
                 "make the repo",
                 lambda: self.api.create_repo(self.name, repo_type=_TYPE, private=self.is_private, exist_ok=True),
             )
-            logger.info(f"Made the {'private' if self.is_private else 'public'} dataset repo {self.name}")
+            logger.info(f"Created the {'private' if self.is_private else 'public'} dataset repo {self.name}")
 
     def is_public(self) -> bool:
         """Whether the repo can be read without a token."""
@@ -104,7 +104,7 @@ class HubStore:
                 yield item.path.rpartition("/")[2]
 
     def list_files(self, folder: str, with_hashes: bool = True) -> Iterator[StoredFile]:
-        """Files with the hash that the hub has: of large ones the content's, of small ones git's."""
+        """Files with the hub's hashes: SHA-256 for large files, git's for small ones."""
         for item in self._list(folder, is_recursive=True):
             if isinstance(item, RepoFile):
                 if item.lfs is not None:
@@ -122,7 +122,7 @@ class HubStore:
         except FileNotFoundError:
             return []
         if len(items) > MAX_LISTED:
-            raise ShareError(f"{self.name}: {folder} holds more than {MAX_LISTED:,} files; that is no folder of runs")
+            raise ShareError(f"{self.name}: {folder} has more than {MAX_LISTED:,} files; that is not a folder of runs")
         return items
 
     def read(self, path: str, max_size: int) -> bytes | None:
@@ -141,7 +141,7 @@ class HubStore:
             return None
 
     def download(self, path: str, folder: Path) -> None:
-        """Fetch a file."""
+        """Download a file."""
         try:
             self._call(
                 f"fetch {path.rpartition('/')[2]}",
@@ -151,7 +151,7 @@ class HubStore:
             raise ShareError(f"{self.url(path)} is missing") from None
 
     def upload(self, files: Mapping[str, Path], message: str) -> None:
-        """Send files in one commit; large ones that have arrived before are not sent again."""
+        """Upload files in one commit; large ones that already arrived are skipped."""
 
         def send() -> None:
             with ExitStack() as stack:
@@ -169,7 +169,7 @@ class HubStore:
         self._call("send files", send)
 
     def _call(self, what: str, function: Callable[[], T]) -> T:
-        """Try, and say in one line what went wrong; a missing file or folder is a `FileNotFoundError`."""
+        """Call the hub, and turn errors into one line; a missing file or folder is a `FileNotFoundError`."""
         if is_offline_mode():
             raise ShareError(f"{self.name}: cannot {what}: HF_HUB_OFFLINE is set; unset it")
         try:

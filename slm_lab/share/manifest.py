@@ -1,4 +1,4 @@
-"""The list of a shared run's files with their hashes, and what the run came to; read with suspicion."""
+"""The manifest of a shared run: its files with their hashes, and its results; everything read is checked."""
 
 import json
 import math
@@ -33,16 +33,16 @@ _Score = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 
 
 class BadRunError(ShareError):
-    """What is wrong with one shared run, and with no other."""
+    """A problem of a single shared run."""
 
 
 class ManifestError(BadRunError):
-    """A manifest that cannot be believed."""
+    """An invalid manifest."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run is and came to, in short."""
+    """A summary of a run and its results."""
 
     spec: _Text
     algorithm: _Text
@@ -56,7 +56,7 @@ class Summary:
 
     @property
     def score(self) -> float:
-        """Their mean; NaN where there is none."""
+        """Their mean; NaN without values."""
         return calc_spread(self.values).mean if self.values else math.nan
 
 
@@ -73,11 +73,11 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     def to_bytes(self) -> bytes:
-        """The file; the same for the same run."""
+        """The content of the file; equal runs give equal bytes."""
         return (json.dumps(to_finite(asdict(self)), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
@@ -85,7 +85,7 @@ _READER = TypeAdapter(Manifest)
 
 
 def summarize(run: Run) -> Summary:
-    """What a run came to."""
+    """The results of a run."""
     if is_search(run.path):
         is_complete = any((run.path / "info").glob("*_search.json"))
     else:
@@ -103,13 +103,13 @@ def summarize(run: Run) -> Summary:
 
 
 def find_origin(paths: Sequence[str]) -> list[str]:
-    """The files that tell one run from another: its spec and where it comes from; they never change."""
+    """The files that identify a run: its spec and provenance, which never change."""
     specs = sorted((path for path in paths if re.fullmatch(r"[^/]+_spec\.(yaml|json)", path)), key=len)
     return [*specs[:1], *(path for path in paths if re.fullmatch(r"info/[^/]+_provenance\.json", path))]
 
 
 def read_manifest(store: Store, name: str) -> Manifest | None:
-    """The manifest of a shared run; None where it has none, so that its upload has not ended."""
+    """The manifest of a shared run; None without one: its upload has not finished."""
     try:
         data = store.read(f"{DATA}/{name}/{MANIFEST}", MAX_BYTES)
     except (TooLargeError, UnreadableError) as error:
@@ -118,13 +118,13 @@ def read_manifest(store: Store, name: str) -> Manifest | None:
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
-    """A manifest from elsewhere, whose every word is checked."""
+    """A manifest from elsewhere, fully checked."""
     try:
         manifest = _READER.validate_json(data, strict=True)
     except ValidationError:
         raise ManifestError(f"{name}: {MANIFEST} there is damaged, so nothing of the run is used") from None
     if manifest.format != FORMAT:
-        raise ManifestError(f"{name}: {MANIFEST} is of another format; update the lab")
+        raise ManifestError(f"{name}: {MANIFEST} has another format; update the lab")
     if manifest.name != name:
         raise ManifestError(f"{name}: {MANIFEST} there is that of '{printable(manifest.name)}'; was it moved?")
     check_files(name, manifest.files)
@@ -138,24 +138,24 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
 
 
 def check_files(name: str, files: Sequence[StoredFile]) -> None:
-    """Refuse more files than a run has, sizes that no file has, and names that some systems take for one."""
+    """Refuse too many files, impossible sizes, and names that are equal on some systems."""
     if len(files) > MAX_FILES:
-        raise ManifestError(f"{name}: it lists more than {MAX_FILES:,} files, which no run has")
+        raise ManifestError(f"{name}: it lists more than {MAX_FILES:,} files, too many for a run")
     if not all(0 <= file.size <= MAX_NUMBER for file in files):
-        raise ManifestError(f"{name}: {MANIFEST} there is damaged: it has a size that no file has")
+        raise ManifestError(f"{name}: {MANIFEST} there is damaged: it has an impossible size")
     if len({file.path.casefold() for file in files}) < len(files):
         raise ManifestError(f"{name}: {MANIFEST} lists a file twice")
 
 
 def find_missing(store: Store, name: str, files: Sequence[StoredFile]) -> list[StoredFile]:
-    """Files of a run that a store does not hold as they should be."""
+    """Files of a run that are missing or different in a store."""
     lead = f"{DATA}/{name}/"
     held = {stored.path.removeprefix(lead): stored for stored in store.list_files(f"{DATA}/{name}")}
     return [file for file in files if file.path not in held or not held[file.path].has_content_of(file)]
 
 
 def has_run(store: Store, name: str) -> bool:
-    """Whether a run is shared in full: its manifest is there, and all files that it names."""
+    """Whether a run is completely shared: its manifest, and all files in it."""
     try:
         manifest = read_manifest(store, name)
     except (MissingStoreError, ManifestError):

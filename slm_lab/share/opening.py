@@ -1,4 +1,4 @@
-"""From settings to a store; apart, since the hub's client takes a moment to load."""
+"""From settings to a store; a separate module, since importing the hub's client takes a moment."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from slm_lab.share.settings import ShareSettings
 def open_store(
     settings: ShareSettings, is_private: bool = False, attempts: int = 5, timeout: float = 30.0
 ) -> HubStore | FolderStore:
-    """The store that the settings mean; how often and how long to try matters for the hub alone."""
+    """The store of the settings; attempts and time limit only apply to the hub."""
     if settings.is_folder:
         return FolderStore(Path(settings.repo))
     return HubStore(settings.repo, settings.token, settings.endpoint, is_private, attempts, timeout)

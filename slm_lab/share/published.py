@@ -1,4 +1,4 @@
-"""Runs of the published SLM-Lab at a store: it writes no manifest, so one is made of what the store itself knows."""
+"""Runs of the published SLM-Lab at a store: they have no manifest, so one is built from the store's listing."""
 
 import json
 import math
@@ -20,9 +20,9 @@ _TABLE = re.compile(r"info/[^/]+_t0_s\d+_session_df_train\.csv")
 
 
 def describe_published(store: Store, name: str, to_fetch: bool) -> Manifest | None:
-    """A manifest for a folder that the published lab uploaded; None where it is none.
+    """A manifest for a folder uploaded by the published lab; None for any other folder.
 
-    To be fetched, files have the hashes that the store knows; else it says what the run came to.
+    For a download it has the store's hashes; otherwise the results of the run.
     """
     lead = f"{DATA}/{name}/"
     files = []
@@ -46,7 +46,7 @@ def describe_published(store: Store, name: str, to_fetch: bool) -> Manifest | No
 
 
 def _summarize(store: Store, lead: str, spec_name: str, num_session: int) -> Summary:
-    """What the run came to, as far as its files say."""
+    """The results of the run, as far as its files have them."""
     spec = _read(store, f"{lead}{spec_name}_spec.json")
     metrics = _read(store, f"{lead}{spec_name}_t0_trial_metrics_scalar.json")
     score, frame = (look_up(metrics, key) for key in ("total_reward_ma", "frame"))
@@ -64,7 +64,7 @@ def _summarize(store: Store, lead: str, spec_name: str, num_session: int) -> Sum
 
 
 def _read(store: Store, path: str) -> Any:
-    """A file of JSON, None where it cannot be used: a run can be fetched without it."""
+    """A JSON file; None if it cannot be used, since the run can be downloaded without it."""
     try:
         return json.loads(store.read(path, MAX_TEXT) or b"null")
     except (TooLargeError, UnreadableError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Fetching runs: verified, resumable, and never over what is here."""
+"""Downloading runs: verified, resumable, and without overwriting local files."""
 
 import functools
 import os
@@ -33,7 +33,7 @@ PARTIAL = ".pull"
 
 @dataclass(frozen=True)
 class SharedRun:
-    """A run at a store; without a manifest its upload has not ended, or what is there is no run."""
+    """A run at a store; without a manifest its upload has not finished, or it is not a run."""
 
     name: str
     manifest: Manifest | None
@@ -42,7 +42,7 @@ class SharedRun:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A run that is here now."""
+    """A downloaded run."""
 
     path: Path
     num_fetched: int
@@ -52,10 +52,10 @@ class Pulled:
 
 
 def find_names(store: Store, pattern: str = "") -> list[str]:
-    """Names of the runs at a store that a pattern means: a name, a glob, or a part of names."""
+    """Names of the runs at a store that match a pattern: a name, a glob, or a part of names."""
     names = [name for name in islice(store.list_folders(DATA), MAX_RUNS + 1) if is_safe(name)]
     if len(names) > MAX_RUNS:
-        raise ShareError(f"{store.name}: more than {MAX_RUNS:,} runs; give a fuller name")
+        raise ShareError(f"{store.name}: more than {MAX_RUNS:,} runs; give a more specific name")
     if pattern in names:
         return [pattern]
     if any(char in pattern for char in "*?["):
@@ -64,7 +64,7 @@ def find_names(store: Store, pattern: str = "") -> list[str]:
 
 
 def require_names(store: Store, pattern: str) -> list[str]:
-    """The same, of which there has to be one."""
+    """The same; raises without a match."""
     if names := find_names(store, pattern):
         return names
     hint = nearest(pattern, find_names(store))
@@ -72,7 +72,7 @@ def require_names(store: Store, pattern: str) -> list[str]:
 
 
 def list_runs(store: Store, pattern: str = "") -> list[SharedRun]:
-    """The runs at a store with what they came to."""
+    """The runs at a store with their results."""
     names = find_names(store, pattern)
     # a few requests each, most of which is waiting
     with ThreadPoolExecutor(NUM_READERS) as pool:
@@ -80,7 +80,7 @@ def list_runs(store: Store, pattern: str = "") -> list[SharedRun]:
 
 
 def _look(store: Store, name: str, to_fetch: bool = False) -> SharedRun:
-    """One run with its manifest, or with one made for it; to be fetched, it has hashes and needs no score."""
+    """One run with its manifest, or one built for it; for a download it has hashes and needs no score."""
     place = store.url(f"{DATA}/{name}")
     try:
         manifest = read_manifest(store, name) or describe_published(store, name, to_fetch)
@@ -96,7 +96,7 @@ def _look(store: Store, name: str, to_fetch: bool = False) -> SharedRun:
 def pull_runs(
     pattern: str, store: Store, data_dir: Path, max_size: int = MAX_SIZE
 ) -> tuple[list[Pulled], dict[str, str]]:
-    """Fetch the runs that a pattern means into a data folder; also what is wrong with those that cannot be, by name."""
+    """Download the runs that match a pattern into a data folder; also returns the problems of the others, by name."""
     names = require_names(store, pattern)
     manifests = []
     problems: dict[str, str] = {}
@@ -109,8 +109,8 @@ def pull_runs(
     total = sum(manifest.size for manifest in manifests)
     if total > max_size:
         raise ShareError(
-            f"'{pattern}' means {len(names)} runs of {format_size(total)}, and at most {format_size(max_size)} are "
-            "fetched at once; give a fuller name, or --max-size"
+            f"'{pattern}' matches {len(names)} runs of {format_size(total)}, more than the "
+            f"limit of {format_size(max_size)}; give a more specific name, or --max-size"
         )
     pulled = []
     for manifest in manifests:
@@ -125,7 +125,7 @@ def pull_runs(
 
 
 def pull_run(manifest: Manifest, store: Store, data_dir: Path) -> Pulled:
-    """Fetch one run: into a folder beside, then into place when all is whole and verified."""
+    """Download one run into a temporary folder, and move it into place when it is complete and verified."""
     manifest = _without_pages(manifest)
     target = data_dir / manifest.name
     partial = data_dir / PARTIAL / manifest.name
@@ -155,7 +155,7 @@ def _without_pages(manifest: Manifest) -> Manifest:
 
 
 def _compare(manifest: Manifest, target: Path) -> tuple[list[StoredFile], list[str]]:
-    """The files that are not here, and those that are here with other content."""
+    """The files that are missing locally, and those with different content."""
     wanted: list[StoredFile] = []
     kept: list[str] = []
     for file in manifest.files:
@@ -166,7 +166,7 @@ def _compare(manifest: Manifest, target: Path) -> tuple[list[StoredFile], list[s
             kept.append(file.path)
     if set(find_origin([file.path for file in manifest.files])) & set(kept):
         raise BadRunError(
-            f"{target} is another run than {manifest.name} at the store, so nothing is fetched into it; rename it, or "
+            f"{target} is not the same run as {manifest.name} at the store, so it stays unchanged; rename it, or "
             "pull with another --data-dir"
         )
     return wanted, kept
@@ -179,13 +179,13 @@ def _matches(folder: Path, path: str, file: StoredFile) -> bool:
 
 
 def fetch_files(wanted: Sequence[StoredFile], name: str, store: Store, folder: Path) -> None:
-    """Fetch and verify files of a run; they have the store's paths below the folder."""
+    """Download and verify files of a run; they keep the store's paths below the folder."""
     size = sum(file.size for file in wanted)
     folder.mkdir(parents=True, exist_ok=True)
     if size > (free := shutil.disk_usage(folder).free):
         raise ShareError(f"{name} needs {format_size(size)}, and {folder} has {format_size(free)} left")
     _refuse_other_sizes(wanted, name, store)
-    logger.info(f"Fetching {name}: {len(wanted)} files of {format_size(size)}")
+    logger.info(f"Downloading {name}: {len(wanted)} files of {format_size(size)}")
     with show_transfer(name, size) as advance:
         for file in wanted:
             path = f"{DATA}/{name}/{file.path}"
@@ -200,7 +200,7 @@ def fetch_files(wanted: Sequence[StoredFile], name: str, store: Store, folder: P
 
 
 def _refuse_other_sizes(wanted: Sequence[StoredFile], name: str, store: Store) -> None:
-    """A file that is larger than its manifest says could fill the disk, so sizes are compared beforehand."""
+    """Compare sizes before a download: a file larger than its manifest says could fill the disk."""
     sizes = {file.path: file.size for file in store.list_files(f"{DATA}/{name}", with_hashes=False)}
     for file in wanted:
         found = sizes.get(f"{DATA}/{name}/{file.path}")
@@ -217,7 +217,7 @@ def _describe_difference(file: StoredFile, name: str, store: Store, difference: 
 
 
 def _clear(partial: Path, run: Path, wanted: Sequence[StoredFile]) -> None:
-    """Remove what an earlier attempt fetched of another state of the run, and links and pipes."""
+    """Remove files of an earlier attempt that belong to another state of the run, and links and pipes."""
     known = {run / file.path for file in wanted}
     for place in partial.rglob("*"):
         mode = place.lstat().st_mode
@@ -237,13 +237,13 @@ def _move(files: Sequence[StoredFile], run: Path, target: Path) -> None:
             _refuse_links([*place.parents][: file.path.count("/") + 1])
             place.parent.mkdir(parents=True, exist_ok=True)
             if os.path.lexists(place):
-                logger.warning(f"{place} has come meanwhile and is kept")
+                logger.warning(f"{place} appeared in the meantime and is kept")
             else:
                 os.replace(run / file.path, place)
 
 
 def _refuse_links(places: Sequence[Path]) -> None:
-    """Nothing is written through a link, which may lead out of the data folder."""
+    """Refuse to write through a link, which may lead out of the data folder."""
     for place in places:
         if place.is_symlink():
-            raise BadRunError(f"{place} is a link, and nothing is fetched through one; remove it, or use --data-dir")
+            raise BadRunError(f"{place} is a link, and nothing is written through links; remove it, or use --data-dir")

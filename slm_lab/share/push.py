@@ -1,4 +1,4 @@
-"""Sending a run: what is missing at the store, and nothing over another run."""
+"""Uploading a run: only missing files, and never over another run."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,20 +24,20 @@ MAX_BATCH_BYTES = 50_000_000
 
 
 def push_run(path: Path, store: Store, with_checkpoints: bool = False) -> str:
-    """Send a run's folder to a store and return where it is there; what is there already is not sent again."""
+    """Upload a run folder to a store and return its URL; files that are already there are skipped."""
     with tempfile.TemporaryDirectory() as made:
         manifest, find, left_out = describe_run(path, with_checkpoints, Path(made))
         store.check_write()
         if left_out:
-            logger.info(f"{format_size(left_out)} of checkpoints stay here; --with-checkpoints sends them too")
+            logger.info(f"{format_size(left_out)} of checkpoints are not uploaded; --with-checkpoints uploads them too")
         return send(manifest, find, store)
 
 
 def describe_run(path: Path, with_checkpoints: bool, made: Path) -> tuple[Manifest, Callable[[str], Path], int]:
-    """The manifest of a local run, where each file is, and the bytes left out; the card is written into `made`."""
+    """The manifest of a local run, the path of each file, and the bytes left out; writes the card into `made`."""
     name = check_path(path.resolve().name)
     if is_running(path):
-        raise ShareError(f"{path} is still being trained; push it when it has ended")
+        raise ShareError(f"{path} is still training; push it when it has ended")
     run = read_run(path)
     paths, left_out = find_files(path, with_checkpoints)
     paths = [file for file in paths if file != CARD]
@@ -50,13 +50,13 @@ def describe_run(path: Path, with_checkpoints: bool, made: Path) -> tuple[Manife
     # what never changes in a run, so that two copies of it are known as one
     identity = "-".join(by_path[file].sha256[:32] for file in find_origin(paths))
     if not identity:
-        raise ShareError(f"{path} has no spec file, so it cannot be told from other runs; was it renamed?")
+        raise ShareError(f"{path} has no spec file that identifies the run; was it renamed?")
     manifest = Manifest(name, identity, summary, (*files, read_file(made, CARD)))
     return manifest, lambda file: made / CARD if file == CARD else path / file, left_out
 
 
 def send(manifest: Manifest, find: Callable[[str], Path], store: Store) -> str:
-    """Send the files of a manifest that a store does not have, the manifest last; never over another run."""
+    """Upload the files of a manifest that a store lacks, the manifest last; never over another run."""
     name = manifest.name
     there = read_manifest(store, name)
     _refuse_other(manifest, there, store)
@@ -68,7 +68,7 @@ def send(manifest: Manifest, find: Callable[[str], Path], store: Store) -> str:
         rest = tuple(file for file in there.files if file.path not in kept)
         manifest = replace(manifest, files=(*manifest.files, *rest))
     if not missing and there == manifest:
-        logger.info(f"{name} is there already, nothing to send")
+        logger.info(f"{name} is already there, nothing to upload")
         return url
     total = sum(file.size for file in missing)
     skipped = len(manifest.files) - len(missing)
@@ -82,9 +82,7 @@ def send(manifest: Manifest, find: Callable[[str], Path], store: Store) -> str:
         (Path(made) / MANIFEST).write_bytes(manifest.to_bytes())
         store.upload({f"{DATA}/{name}/{MANIFEST}": Path(made) / MANIFEST}, f"Add {name}")
     if lost := find_missing(store, name, manifest.files):
-        raise ShareError(
-            f"{store.name}: {len(lost)} files did not arrive as they were sent, e.g. {lost[0].path}; push again"
-        )
+        raise ShareError(f"{store.name}: {len(lost)} files did not arrive intact, e.g. {lost[0].path}; push again")
     return url
 
 
@@ -100,7 +98,7 @@ def _refuse_other(manifest: Manifest, there: Manifest | None, store: Store) -> N
         is_other = there.identity != manifest.identity
     if is_other:
         raise ShareError(
-            f"the name is taken: {place} is another run, which is not overwritten; rename the folder here and push it"
+            f"the name is taken: {place} is another run, which is not overwritten; rename the local folder and push it"
         )
     if there is not None and there.summary.frame > manifest.summary.frame:
         raise ShareError(
@@ -110,7 +108,7 @@ def _refuse_other(manifest: Manifest, there: Manifest | None, store: Store) -> N
 
 
 def _split(files: Sequence[StoredFile]) -> Iterator[list[StoredFile]]:
-    """Batches of a commit each."""
+    """Batches, one per commit."""
     batch: list[StoredFile] = []
     size = 0
     for file in files:

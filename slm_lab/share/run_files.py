@@ -1,4 +1,4 @@
-"""Which files belong to a run: an allow-list, for what is sent and for what is fetched."""
+"""Which files belong to a run: an allow-list for uploads and downloads."""
 
 import hashlib
 import os
@@ -41,7 +41,7 @@ _CHUNK = 1 << 20
 
 
 def belongs(path: str, with_checkpoints: bool = True) -> bool:
-    """Whether a path is that of a run's file."""
+    """Whether a path is a file of a run."""
     is_known = any(kind.fullmatch(path) for kind in _KINDS) or (with_checkpoints and is_checkpoint(path))
     return is_known and is_safe(path)
 
@@ -52,17 +52,17 @@ def is_model(path: str) -> bool:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Whether a run resumes from a file."""
+    """Whether a file is needed to resume a run."""
     return _CHECKPOINT.fullmatch(path) is not None
 
 
 def is_page(path: str) -> bool:
-    """Whether a file is a page or script, which every machine writes for itself."""
+    """Whether a file is a page or script, which every machine writes itself."""
     return _PAGE.fullmatch(path) is not None
 
 
 def find_files(folder: Path, with_checkpoints: bool) -> tuple[list[str], int]:
-    """The files of a run that are shared, and how many bytes of checkpoints are left out."""
+    """The files of a run to share, and the bytes of checkpoints left out."""
     found = sorted(path for path in _walk(folder) if belongs(path))
     if with_checkpoints:
         return found, 0
@@ -71,7 +71,7 @@ def find_files(folder: Path, with_checkpoints: bool) -> tuple[list[str], int]:
 
 
 def _walk(folder: Path, lead: str = "") -> Iterator[str]:
-    """Regular files, not what links point to."""
+    """Regular files; links are skipped."""
     with os.scandir(folder) as items:
         for item in items:
             if item.is_file(follow_symlinks=False):
@@ -91,12 +91,12 @@ def read_file(folder: Path, path: str) -> StoredFile:
             sha256.update(chunk)
             sha1.update(chunk)
     if count != size:
-        raise ShareError(f"{folder / path} changes while it is read; push the run once it has ended")
+        raise ShareError(f"{folder / path} changed while it was read; push the run when it has ended")
     return StoredFile(path, size, sha256.hexdigest(), sha1.hexdigest())
 
 
 def refuse_secrets(folder: Path, path: str) -> None:
-    """The last guard: a file that holds a secret is not sent."""
+    """The last guard: refuse to upload a file that contains a secret."""
     is_text = path.endswith(_TEXT)
     with open_file(folder / path) as file:
         found = search_file(file, is_text)

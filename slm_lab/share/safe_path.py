@@ -1,4 +1,4 @@
-"""Names from elsewhere: only those that stay where they are put, on any system."""
+"""Checks paths from elsewhere: they must stay below their folder, on any system."""
 
 import re
 
@@ -14,7 +14,7 @@ _RESERVED = {"con", "prn", "aux", "nul", *(f"{name}{digit}" for name in ("com", 
 
 
 def check_path(path: str) -> str:
-    """The path, if it is relative, plain and stays below where it is put."""
+    """The path, if it is relative, plain and stays below its folder."""
     problem = find_problem(path)
     if problem is not None:
         raise ShareError(f"the path '{printable(path, 120)}' is refused: {problem}")
@@ -27,7 +27,7 @@ def is_safe(path: str) -> bool:
 
 
 def find_problem(path: str) -> str | None:
-    """What is wrong with a path; None where nothing is."""
+    """What is wrong with a path; None if it is safe."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Where runs are shared: HF_REPO, HF_TOKEN and HF_ENDPOINT, of the environment or of `.env`."""
+"""Where runs are shared: HF_REPO, HF_TOKEN and HF_ENDPOINT, from the environment or `.env`."""
 
 import os
 import re
@@ -27,26 +27,26 @@ class ShareSettings:
 
 
 def is_folder(repo: str) -> bool:
-    """A path and not USER/NAME of the hub."""
+    """Whether a repo is a path, not USER/NAME on the hub."""
     return repo.startswith(("/", ".", "~")) or Path(repo).is_dir()
 
 
 def is_repo(repo: str) -> bool:
-    """USER/NAME, as repos of the hub are called."""
+    """Whether a repo is USER/NAME, as on the hub."""
     return _REPO.fullmatch(repo) is not None
 
 
 def get_repo() -> str | None:
-    """What HF_REPO says, None where it is not set."""
+    """The value of HF_REPO; None if it is not set."""
     return get_setting("HF_REPO")
 
 
 def read_settings(repo: str | None = None) -> ShareSettings:
-    """The settings, with another repo if one is given."""
+    """The settings, with another repo if given."""
     repo = repo or get_repo()
     if repo is None:
         raise ShareError(
-            "HF_REPO is not set, so there is no place to share runs: put HF_REPO=USER/NAME (a dataset repo of the "
+            "HF_REPO is not set, so there is no place to share runs: set HF_REPO=USER/NAME (a dataset repo of the "
             "Hugging Face hub) or HF_REPO=/a/folder into the environment or .env; see docs/SHARING.md"
         )
     if not is_folder(repo) and not is_repo(repo):
@@ -71,4 +71,4 @@ def _check_endpoint(endpoint: str) -> None:
         host, scheme = "", ""
     is_here = host in ("localhost", "127.0.0.1", "::1")
     if not host or not (scheme == "https" or (scheme == "http" and is_here)):
-        raise ShareError(f"HF_ENDPOINT: '{redact(endpoint)[:100]}' does not begin with https://")
+        raise ShareError(f"HF_ENDPOINT: '{redact(endpoint)[:100]}' does not start with https://")

@@ -1,4 +1,4 @@
-"""What a place to share runs can do: a repo of the Hugging Face hub, or a folder."""
+"""The interface of a place to share runs: a repo on the Hugging Face hub, or a folder."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ MAX_LISTED = 50_000
 
 
 class MissingStoreError(ShareError):
-    """There is no such repo or folder."""
+    """The repo or folder does not exist."""
 
 
 class TooLargeError(ShareError):
-    """A file that is larger than one of its kind can be."""
+    """A file that is too large for its kind."""
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file by its content; a hash that is not known is empty."""
+    """A file by its content; an unknown hash is empty."""
 
     # from the root of a store or of a run, with slashes
     path: str
@@ -33,7 +33,7 @@ class StoredFile:
     git_sha1: str = ""
 
     def has_content_of(self, other: "StoredFile") -> bool:
-        """Whether size and all hashes that are known of both agree, of which there is at least one."""
+        """Whether the sizes and all hashes known for both agree; at least one must be known."""
         pairs = ((self.sha256, other.sha256), (self.git_sha1, other.git_sha1))
         known = [own == others for own, others in pairs if own and others]
         return self.size == other.size and bool(known) and all(known)
@@ -51,25 +51,25 @@ class Store(Protocol):
         """Its address, without a slash at the end."""
 
     def url(self, folder: str) -> str:
-        """Where a person can look at one of its folders."""
+        """The address of one of its folders, for people."""
 
     def check_write(self) -> None:
-        """Raise unless files can be put here; make the place if it is missing."""
+        """Raise without write access; create the place if it is missing."""
 
     def is_public(self) -> bool:
-        """Whether anyone who has its address can read it."""
+        """Whether anyone with its address can read it."""
 
     def list_folders(self, folder: str) -> Iterator[str]:
-        """Names of the folders in a folder; none where there is no such folder."""
+        """Names of the folders in a folder; empty if it does not exist."""
 
     def list_files(self, folder: str, with_hashes: bool = True) -> Iterator[StoredFile]:
-        """All files below a folder; none where there is no such folder. Hashes may be left out if they take time."""
+        """All files below a folder; empty if it does not exist. Hashes that take time may be left out."""
 
     def read(self, path: str, max_size: int) -> bytes | None:
-        """A small file; None where there is no such file."""
+        """A small file; None if it does not exist."""
 
     def download(self, path: str, folder: Path) -> None:
-        """Fetch a file into a local folder, below which it has the same path."""
+        """Download a file into a local folder, under the same path."""
 
     def upload(self, files: Mapping[str, Path], message: str) -> None:
-        """Put local files at paths of the store in one step, in place of what is there."""
+        """Upload local files to paths of the store in one step, replacing existing ones."""

@@ -1,4 +1,4 @@
-"""What a person sees while files travel: a bar on a terminal, nothing elsewhere."""
+"""The progress of a transfer: a bar on a terminal, nothing elsewhere."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

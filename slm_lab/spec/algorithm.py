@@ -64,19 +64,19 @@ class AlgorithmSpec(Model):
     memories: ClassVar[tuple[str, ...]] = ()
 
     def calc_utd(self, num_envs: int) -> float:
-        """Gradient steps per frame, the update-to-data ratio; 0 where nothing is learned or it is not known."""
+        """Gradient steps per frame, the update-to-data ratio; 0 if nothing is learned or it is unknown."""
         return 0.0
 
     def find_conflicts(self, memory: str) -> dict[str, str]:
-        """By key, what contradicts another key; `memory` is the name of the agent's."""
+        """Contradictions between keys, by key; `memory` is the name of the agent's memory."""
         return {}
 
     def find_remarks(self, num_envs: int) -> list[str]:
-        """What is valid but may not be meant."""
+        """Notes on values that are valid but may be mistakes."""
         return []
 
     def sequence_keys(self, memory: str) -> tuple[str, ...]:
-        """Keys that have to be a multiple of the length of a recurrent net's sequences."""
+        """Keys that must be a multiple of a recurrent net's sequence length."""
         return ()
 
 
@@ -87,7 +87,7 @@ class RandomSpec(AlgorithmSpec):
 
 
 class OnPolicySpec(AlgorithmSpec):
-    """Algorithms that learn from what the policy does now."""
+    """Algorithms that learn from data of the current policy."""
 
     learns_from: ClassVar = "rollout"
 
@@ -225,7 +225,7 @@ class PPOSpec(OnPolicySpec):
 
 
 class SarsaSpec(EveryBatchSpec):
-    """SARSA: on-policy values of the actions that were really taken next."""
+    """SARSA: on-policy values, with the action actually taken next."""
 
     name: Literal["SARSA"] = "SARSA"
     actions: ClassVar = "joint"
@@ -298,7 +298,7 @@ QReduction = Literal["min", "mean"]
 
 
 class EntropyAnneal(Model):
-    """Share of the largest entropy that a discrete policy's entropy is held at, falling over frames."""
+    """Target entropy of a discrete policy as a fraction of the maximum, decaying over frames."""
 
     start_ratio: Fraction = Field(0.6, description="Share at the first frame.")
     end_ratio: Fraction = Field(description="Share from `frames` on.")

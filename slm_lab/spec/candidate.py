@@ -16,7 +16,7 @@ SEARCHED = ("agent.", "env.")
 
 
 def apply_values(spec: Spec, values: ReadOnlyDocument) -> Spec:
-    """A copy with values at dotted paths and nothing left to search; SpecError where they make no valid spec."""
+    """A copy with values at dotted paths and no search section; SpecError if it is not valid."""
     raw = dump_spec(spec)[spec.name] | {"name": spec.name, "search": {}}
     for path, value in values.items():
         *parents, last = nested_path(path).split(".")
@@ -29,9 +29,9 @@ def apply_values(spec: Spec, values: ReadOnlyDocument) -> Spec:
 
 
 def check_search(spec: Spec) -> None:
-    """Refuse a search that would come to values the spec rejects, before anything is trained.
+    """Refuse a search that could reach invalid values, before training starts.
 
-    Each end and each choice is tried by itself; values that only clash with each other fail the trial they meet in.
+    Checks each bound and each choice by itself; values that are invalid only in combination fail their trial.
     """
     found = read_dimensions(spec)
     if not found:
@@ -64,7 +64,7 @@ def check_search(spec: Spec) -> None:
 
 
 def _is_overruled(spec: Spec, path: str) -> bool:
-    """Whether a key of the nets is one that each of them has for itself."""
+    """Whether actor and critic each have their own value of a net key."""
     start, _, rest = path.partition("agent.net.")
     key = rest.partition(".")[0]
     return not start and key in spec.agent.net.actor and key in spec.agent.net.critic

@@ -1,4 +1,4 @@
-"""Combinations of valid keys that make no sense together; refused, never quietly corrected."""
+"""Combinations of valid keys that make no sense together; refused, never silently corrected."""
 
 from math import gcd
 
@@ -20,7 +20,7 @@ NO_WORKERS = {"ale": "with threads of its own", "array": "all envs at once", "en
 
 
 def check_combination(spec: Spec) -> list[str]:
-    """Every conflict in a spec whose keys are each valid."""
+    """Every conflict in a spec with valid keys."""
     algorithm, env, memory = spec.agent.algorithm, spec.env, spec.agent.memory
     problems = []
     if algorithm.action_policy in ("epsilon_greedy", "boltzmann") and algorithm.explore_var_spec is None:
@@ -72,7 +72,7 @@ def _recurrent_problems(spec: Spec) -> list[str]:
 
 
 def _sequence_problems(memory: ReplaySpec, net: RecurrentNetSpec, num_envs: int) -> list[str]:
-    """What a replay cannot do when whole sequences are drawn from it."""
+    """What a replay does not support when it samples sequences."""
     problems = []
     if isinstance(memory, PrioritizedReplaySpec):
         problems.append("agent.memory.name: sequences for a RecurrentNet are drawn uniformly; use Replay")
@@ -165,7 +165,7 @@ def _role_keys(net: NetSpec) -> list[tuple[str, str]]:
 
 
 def _target_problems(algorithm: AlgorithmSpec, nets: dict[str, NetSpec]) -> list[str]:
-    """Keys of a target net where there is none to follow."""
+    """Keys of a target net without a target net."""
     has_target = algorithm.has_target
     problems = [
         f"agent.net.{role}_{key}: {'an actor' if role == 'actor' else algorithm.name} has no target net; remove it"

@@ -1,4 +1,4 @@
-"""Older spellings of spec keys, brought to today's, each with a note for the log."""
+"""Translates older spellings of spec keys, each with a note for the log."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ REMOVED: Document = {"entropy_penalty_coef": 0, "spectral_norm": False}
 
 
 def modernize(spec: Document) -> tuple[Document, list[str]]:
-    """A copy of a raw spec in today's spelling, and what was changed."""
+    """A copy of a raw spec in the current spelling, and the changes."""
     notes: list[str] = []
     spec = dict(spec)
     for key in ("body", "git_sha"):
@@ -83,7 +83,7 @@ def modernize(spec: Document) -> tuple[Document, list[str]]:
 
 
 def _gather_workers(spec: Document, notes: list[str]) -> None:
-    """Workers that shared a net without locks (Hogwild) become one learner that all of their envs feed.
+    """Workers that shared a net without locks (Hogwild) become one learner with all their envs.
 
     Each had its own envs and an equal part of the frames, and applied its gradient to weights that others changed
     meanwhile. The average of their gradients at the same weights is that of one batch from all envs.
@@ -149,7 +149,7 @@ def _drop_removed(section: dict[str, Any], where: str) -> None:
 
 
 def _split_sil_memory(memory: dict[str, Any], algorithm: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Self-imitation keeps its own past apart from the on-policy batch."""
+    """Self-imitation has its own memory beside the on-policy batch."""
     if "sil_memory" in algorithm:
         raise SpecError(
             "agent.memory.sil_replay_name is also given as agent.algorithm.sil_memory; give only one of them"

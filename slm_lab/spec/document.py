@@ -1,4 +1,4 @@
-"""docs/SPEC.md, written from the schema so that it cannot drift from it."""
+"""docs/SPEC.md, generated from the schema."""
 
 import inspect
 import json
@@ -90,7 +90,7 @@ def spec_reference() -> str:
 
 
 def spec_file_schema() -> Document:
-    """JSON Schema of a file of specs as they may be written, for completion in editors."""
+    """JSON Schema of a spec file, for completion in editors."""
     spec = _standard_words(build_spec_model().model_json_schema())
     definitions = spec.pop("$defs")
     spec["required"] = [key for key in spec["required"] if key != "name"]  # its key in the file
@@ -113,7 +113,7 @@ def spec_file_schema() -> Document:
 
 
 def _standard_words(node: Any) -> Any:
-    """pydantic leaves the bounds of a type that has a validator in its own words, which no editor knows."""
+    """Translate bounds that pydantic writes in its own words, for types with a validator."""
     words = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
     if isinstance(node, dict):
         return {
@@ -132,7 +132,7 @@ def _search_section() -> str:
 
 
 def _family(title: str, tag: str, base: type[BaseModel], kinds: Iterable[type[BaseModel]]) -> Iterator[str]:
-    """The keys that every kind knows, then each kind with its own."""
+    """The common keys, then each kind with its own."""
     yield _section(f"## {title}", base)
     for kind in kinds:
         yield _kind(kind, tag, base)
@@ -187,7 +187,7 @@ def _type(field: FieldInfo) -> str:
 
 
 def _words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """A type as a reader of specs would say it."""
+    """A type in words."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _words(arguments[0], (*arguments[1:], *metadata))

@@ -89,7 +89,7 @@ def parse_spec(raw: Document, where: str = "spec", given: Given | None = None) -
 
 
 def _role_problems(net: NetSpec) -> list[str]:
-    """Keys of one role that do not go together with the common ones."""
+    """Keys of one role that contradict the common ones."""
     problems = []
     for role in ROLES:
         try:
@@ -100,7 +100,7 @@ def _role_problems(net: NetSpec) -> list[str]:
 
 
 def refuse_secrets(raw: ReadOnlyDocument, where: str) -> None:
-    """A spec is saved with its run and shared with it, so it may hold no secret."""
+    """Refuse a secret in a spec, which is saved and shared with its run."""
     if (found := find_secret(raw)) is not None:
         path, kind = found
         raise SpecError(
@@ -110,7 +110,7 @@ def refuse_secrets(raw: ReadOnlyDocument, where: str) -> None:
 
 
 def dump_spec(spec: Spec) -> Document:
-    """The resolved spec as a document that loads back to the same spec."""
+    """The resolved spec as a document that loads to the same spec."""
     data = spec.model_dump(mode="json", serialize_as_any=True)
     return {data.pop("name"): data}
 
@@ -150,7 +150,7 @@ def locate(source: str | Path, name: str | None) -> tuple[Path, str]:
 
 
 def find_bare_file(stem: str, name: str) -> Path | None:
-    """A shipped file by its name without suffix; if a spec is called so too, only with the name of a spec it holds."""
+    """A shipped file by its name without suffix; if a spec has the same name, only with a name of a spec in it."""
     for file in spec_files():
         if file.stem == stem and (name in (names := spec_names(file)) or stem not in names):
             return file
@@ -158,7 +158,7 @@ def find_bare_file(stem: str, name: str) -> Path | None:
 
 
 def find_file(path: Path, name: str | None = None) -> Path:
-    """A spec file by its path, also of a shipped file from any folder.
+    """A spec file by its path; shipped files are found from any folder.
 
     Published documents name files that are shipped elsewhere or with another suffix. Where there is no such file with
     that spec, its name is enough, or else the name of the spec.
@@ -186,7 +186,7 @@ def _candidates(path: Path) -> list[Path]:
 
 
 def _is_named(source: str | Path, found: Path) -> bool:
-    """Whether a file is the one that was asked for: by its path, or by no path at all."""
+    """Whether a file is the given one: by its path, or without a path."""
     return Path(source).suffix not in SUFFIXES or found in _candidates(Path(source))
 
 
@@ -200,12 +200,12 @@ def spec_files() -> list[Path]:
 
 
 def is_shipped(name: str) -> bool:
-    """Whether a shipped spec, or a shipped file without its suffix, is called so."""
+    """Whether a shipped spec, or a shipped file without its suffix, has this name."""
     return any(name == file.stem or name in spec_names(file) for file in spec_files())
 
 
 def read_specs(path: Path) -> Document:
-    """The specs of a file by name; the published lab saved one alone, with its name inside."""
+    """The specs of a file by name; the published lab saved a single spec with its name inside."""
     document = read_document(path)
     if isinstance(document.get("name"), str) and {"agent", "env"} <= document.keys():
         return {document["name"]: document}
@@ -239,7 +239,7 @@ def _select(document: Document, name: str, path: Path) -> Document:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`key=value` of the command line; the value is a number, true/false/null, JSON, or else text."""
+    """`key=value` of the command line; the value is a number, true/false/null, JSON, or text."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise SpecError(f"-s takes KEY=VALUE, got '{text}'")
@@ -296,7 +296,7 @@ def _override(raw: Document, values: ReadOnlyDocument, where: str, used: Iterabl
 
 
 def find_placeholders(source: str | Path, name: str) -> list[str]:
-    """The keys that a spec leaves to be filled in, such as `env`."""
+    """The placeholders of a spec, such as `env`."""
     path, name = locate(source, name)
     return list(_placeholders(_select(read_specs(path), name, path)))
 
@@ -313,7 +313,7 @@ def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _placeholder_places(raw: Document) -> Iterator[tuple[str, str]]:
-    """Where each placeholder stands."""
+    """The paths of each placeholder."""
     return ((path, key) for path, leaf in _walk(raw) if isinstance(leaf, str) for key in _PLACEHOLDER.findall(leaf))
 
 
@@ -329,13 +329,13 @@ def _refuse_unfilled(raw: Document, where: str) -> None:
 
 
 def name_for_env(name: str, env: str) -> str:
-    """The name of a spec whose env is given at the start: `ppo_atari` with `ALE/Pong-v5` becomes `ppo_atari_pong`."""
+    """The name of a spec with a given env: `ppo_atari` with `ALE/Pong-v5` becomes `ppo_atari_pong`."""
     bare = re.sub(r"-v\d+$", "", re.split(r"[/:]", env)[-1])
     return f"{name}_{re.sub(r'[^A-Za-z0-9]+', '_', bare).strip('_').lower() or 'env'}"
 
 
 def _inline_arc_files(raw: Document, path: Path) -> Document:
-    """Read `arc_file` beside the spec into `arc`, so that the saved spec is complete by itself."""
+    """Read `arc_file` beside the spec into `arc`, so that the saved spec is self-contained."""
     agent = raw.get("agent")
     if not isinstance(agent, dict):
         return raw

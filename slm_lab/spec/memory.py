@@ -26,7 +26,7 @@ class OnPolicyBatchReplaySpec(MemorySpec):
 
 
 class OnPolicyCrossEntropySpec(MemorySpec):
-    """Whole episodes, of which only those with the best returns are learned from."""
+    """Whole episodes; trains only on those with the best returns."""
 
     name: Literal["OnPolicyCrossEntropy"] = "OnPolicyCrossEntropy"
     cross_entropy: Annotated[Float, Field(ge=0, le=100)] = Field(
@@ -35,7 +35,7 @@ class OnPolicyCrossEntropySpec(MemorySpec):
 
 
 class ReplaySpec(MemorySpec):
-    """The last `max_size` transitions, drawn uniformly."""
+    """The last `max_size` transitions, sampled uniformly."""
 
     name: Literal["Replay"] = "Replay"
     batch_size: PositiveInt = Field(64, description="Transitions per batch; sequences for a recurrent net.")
@@ -51,7 +51,7 @@ class ReplaySpec(MemorySpec):
 
 
 class PrioritizedReplaySpec(ReplaySpec):
-    """A replay that draws transitions in proportion to (|TD error| + epsilon)^alpha."""
+    """A replay that samples transitions in proportion to (|TD error| + epsilon)^alpha."""
 
     name: Literal["PrioritizedReplay"] = "PrioritizedReplay"  # type: ignore[assignment]
     alpha: Fraction = Field(0.6, description="How much priority matters; 0 is uniform.")

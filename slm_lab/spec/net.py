@@ -95,7 +95,7 @@ OptimSpec = Annotated[AdamSpec | AdamWSpec | RMSpropSpec | SGDSpec | OtherOptimS
 
 
 class LinearToZeroSpec(Model):
-    """Learning rate falling in a line to zero at `frame`."""
+    """Learning rate that decays linearly to zero at `frame`."""
 
     name: Literal["LinearToZero"] = "LinearToZero"
     frame: PositiveInt | None = Field(
@@ -104,7 +104,7 @@ class LinearToZeroSpec(Model):
 
 
 class LinearToMinSpec(Model):
-    """Learning rate falling in a line to `min_factor` of itself at `frame`."""
+    """Learning rate that decays linearly to `min_factor` of its start at `frame`."""
 
     name: Literal["LinearToMin"] = "LinearToMin"
     frame: PositiveInt | None = Field(None, description="Frame at which the floor is reached; default env.max_frame.")
@@ -164,7 +164,7 @@ LrSchedulerSpec = Annotated[
 
 
 class LossSpec(Model):
-    """How value predictions are compared with their targets."""
+    """The loss of value predictions against their targets."""
 
     name: Literal["MSELoss", "SmoothL1Loss", "HuberLoss", "L1Loss"] = "MSELoss"
 
@@ -221,7 +221,7 @@ class NetSpec(Model):
     @field_validator(*ROLES)
     @classmethod
     def _check_own_keys(cls, own: dict[str, Any]) -> dict[str, Any]:
-        """The keys of one role with their defaults filled in; what it lacks is among the common ones."""
+        """The keys of one role with defaults; missing ones are among the common keys."""
         faults = [
             InitErrorDetails(type="extra_forbidden", loc=(key,), input=own[key]) for key in own if key in PAIR_KEYS
         ]
@@ -263,7 +263,7 @@ class NetSpec(Model):
         return self
 
     def for_role(self, role: Role) -> Self:
-        """The net as one role sees it: the common keys with that role's own on top."""
+        """The net of one role: the common keys, overridden by the role's own."""
         override = self.actor if role == "actor" else self.critic
         if not override:
             return self

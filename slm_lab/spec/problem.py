@@ -34,7 +34,7 @@ _EXPECTED = {
 
 
 def refuse(problems: list[str], where: str, given: Given) -> None:
-    """Raise all problems at once, each under the name it has on the command line if it was made there."""
+    """Raise all problems at once, each under its name on the command line if it comes from there."""
     problems = [_name_origin(problem, given) for problem in dict.fromkeys(problems)]
     if not problems:
         return
@@ -63,7 +63,7 @@ def _show_change(key: str, value: Any) -> str:
 
 
 def describe_all(error: ValidationError, model: type[BaseModel], data: Any, where: str = "") -> list[str]:
-    """A line for each mistake in `data`, which is what the model was given; `where` is its place in the spec."""
+    """A line for each mistake in `data`, the input of the model; `where` is its place in the spec."""
     every = error.errors(include_url=False)
     details = [detail for detail in every if not _is_other_branch(detail)] or every
     described = [_describe(detail, model, data, where) for detail in details[:MAX_PROBLEMS]]
@@ -72,13 +72,13 @@ def describe_all(error: ValidationError, model: type[BaseModel], data: Any, wher
 
 
 def describe_first(error: ValidationError, model: type[BaseModel], data: Any, where: str) -> str:
-    """The mistake to begin with: an unknown key is often the one that is missing."""
+    """The mistake to report first: an unknown key is often a misspelled missing one."""
     lines = describe_all(error, model, data, where)
     return next((line for line in lines if ": unknown key" in line), lines[0])
 
 
 def _is_other_branch(error: ErrorDetails) -> bool:
-    """Whether an error is about a form of the value that was not meant: no list for a number, no number for a list."""
+    """Whether an error is about another form of the value than the given one, such as a list for a number."""
     branch = next((part for part in reversed(error["loc"]) if isinstance(part, str)), "")
     if branch.startswith(("tuple[", "list[", "is-instance[")):
         return error["type"] in ("tuple_type", "list_type", "needs_python_object")
@@ -121,7 +121,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel], data: Any, where: str
 
 
 def _keys(error: ErrorDetails, data: Any) -> Iterator[str | int]:
-    """The keys of an error's location; the other parts of it name a member of a union, which no data has."""
+    """The keys of an error's location, without the parts that name a member of a union."""
     last = len(error["loc"]) - 1
     for index, key in enumerate(error["loc"]):
         if isinstance(data, (list, tuple)):
@@ -134,7 +134,7 @@ def _keys(error: ErrorDetails, data: Any) -> Iterator[str | int]:
 
 
 def _known_key(path: list[str | int], model: type[BaseModel], data: Any, is_whole: bool) -> str:
-    """The nearest key that is known in a place, or else where the key is known."""
+    """The nearest known key in a place, or where the key belongs."""
     *place, key = (str(part) for part in path)
     holder = _model_at(path[:-1], model, data)
     known = list(holder.model_fields) if holder else []
@@ -181,13 +181,13 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _is_tagged(kind: type[BaseModel], data: Document) -> bool:
-    """Whether the `name` or `type` of a mapping chooses this model."""
+    """Whether the `name` or `type` of a mapping selects this model."""
     fields = [(key, kind.model_fields[key]) for key in ("name", "type") if key in kind.model_fields]
     return any(data.get(key) in get_args(field.annotation) for key, field in fields)
 
 
 def show(value: Any) -> str:
-    """A value as it was written, cut short."""
+    """A value as written, shortened."""
     return printable(json.dumps(value, default=str, ensure_ascii=False), limit=60)
 
 

@@ -1,4 +1,4 @@
-"""Specs of the published SLM-Lab, read as that program read them; one note per cause.
+"""Specs of the published SLM-Lab, read as that program does; one note per reason.
 
 It ignored every key that it did not know or had no use for. This lab refuses such keys in specs of its own, since a
 spec should say what it does. `meta.distributed` marks a published spec: that program does not start without it.
@@ -44,7 +44,7 @@ def is_published(spec: Raw) -> bool:
 
 
 def translate(spec: Raw, notes: list[str]) -> None:
-    """Change a raw spec in place to what the published lab made of it."""
+    """Change a raw spec in place to what it means in the published lab."""
     agent, env = spec.get("agent"), spec.get("env")
     if not isinstance(agent, dict) or not isinstance(env, dict) or not isinstance(agent.get("algorithm"), dict):
         return  # refused as what they are
@@ -64,7 +64,7 @@ def translate(spec: Raw, notes: list[str]) -> None:
 
 
 def _rename_game(net: Raw, env: Raw, notes: list[str]) -> None:
-    """Older ids of Atari games give raw pictures, which no published net reads."""
+    """Older ids of Atari games give raw images, which no published net reads."""
     game = _OLD_GAME.fullmatch(str(env.get("name")))
     if game is not None and net.get("type") in IMAGE_NETS:
         notes.append(f"env.name '{env['name']}' is now 'ALE/{game[1]}-v5'")
@@ -72,7 +72,7 @@ def _rename_game(net: Raw, env: Raw, notes: list[str]) -> None:
 
 
 def _fill_defaults(agent: Raw, env: Raw, notes: list[str]) -> None:
-    """Keys that are not given and have another default there."""
+    """Missing keys that have another default there."""
     algorithm, memory, net = agent["algorithm"], agent["memory"], agent["net"]
     name, batch_size = algorithm.get("name"), memory.get("batch_size")
     wanted: list[tuple[str, Raw, str, Any]] = []
@@ -102,7 +102,7 @@ def _fill_defaults(agent: Raw, env: Raw, notes: list[str]) -> None:
 
 
 def _drop_contradictions(agent: Raw, notes: list[str]) -> None:
-    """Keys that another key overrules there."""
+    """Keys that another key overrides there."""
     algorithm, memory = agent["algorithm"], agent["memory"]
     name = algorithm.get("name")
     if name in PPO and "training_frequency" in algorithm:
@@ -167,7 +167,7 @@ def _own(net: Raw, role: str) -> Raw:
 
 
 def _fit_recurrent(agent: Raw, notes: list[str]) -> None:
-    """A RecurrentNet saw one observation `seq_len` times over there; here it remembers."""
+    """A RecurrentNet saw one observation `seq_len` times there; here it has memory."""
     algorithm, memory, net = agent["algorithm"], agent["memory"], agent["net"]
     name = algorithm.get("name")
     if net.get("type") != "RecurrentNet":
@@ -255,7 +255,7 @@ def _drop_unused(spec: Raw, notes: list[str]) -> None:
 
 
 def _is_default(net: Raw, key: str) -> bool:
-    """Whether a key says what holds anyway, so that there is nothing to note."""
+    """Whether a key has the default value, so that dropping it needs no note."""
     field = NetSpec.model_fields.get(key)
     return field is not None and net.get(key, field.default) == field.default
 

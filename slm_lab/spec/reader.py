@@ -1,4 +1,4 @@
-"""Reads spec files from anyone: duplicate keys are errors, nothing runs, and hostile sizes are refused early."""
+"""Reads spec files from any source: duplicate keys are errors, nothing runs, and hostile sizes are refused early."""
 
 import json
 import math
@@ -24,7 +24,7 @@ _STRING_OR_PLACEHOLDER = re.compile(r'"(?:[^"\\]++|\\.)*+"?|(\$\{[^{}"\n]*\})')
 
 
 class _TooLargeError(Exception):
-    """A document that grows beyond what any spec needs."""
+    """A document that is too large for a spec."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -113,7 +113,7 @@ def _strict_json(text: str) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """A value as typed on the command line: a number, true/false/null, JSON, or else the text itself."""
+    """A value from the command line: a number, true/false/null, JSON, or the text itself."""
     try:
         return _plain(_typed(text))
     except (_TooLargeError, RecursionError):
@@ -166,7 +166,7 @@ def _whole_number(digits: str) -> int:
 
 
 def _plain(data: Any) -> Any:
-    """A copy without shared references, within the limits; what is not plain data is refused."""
+    """A copy without shared references, within the limits; refuses anything but plain data."""
     count = 0
 
     def copy(value: Any, depth: int) -> Any:
@@ -215,7 +215,7 @@ def _number(value: int | float) -> int | float:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in words of a spec's reader."""
+    """The kind of a value, in words."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -225,7 +225,7 @@ def kind_of(value: Any) -> str:
 
 
 def printable(text: str, limit: int = 80) -> str:
-    """Text of a file as it may stand in a message: short, on one line, without codes that move the cursor."""
+    """Text of a file for a message: short, on one line, without terminal codes."""
     shown = text if len(text) <= limit else text[: limit - 3] + "..."
     return shown if shown.isprintable() else ascii(shown)[1:-1]
 

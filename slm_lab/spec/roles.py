@@ -1,4 +1,4 @@
-"""Keys of one of two nets: what users write as `agent.net.actor_KEY` is `KEY` in the mapping `agent.net.actor`."""
+"""Keys of actor or critic: users write `agent.net.actor_KEY`, the spec has `KEY` in the mapping `agent.net.actor`."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _NESTED = re.compile(r"^(agent\.(?:critic_)?net)\.(actor|critic)\.")
 
 
 def nested_path(path: str) -> str:
-    """The dotted path of a key as the spec holds it: `agent.net.actor.init_std`."""
+    """The dotted path of a key in the spec: `agent.net.actor.init_std`."""
     return _PREFIXED.sub(r"\1.\2.", path)
 
 

@@ -20,7 +20,7 @@ M = TypeVar("M", bound=Model)
 
 
 def _built_in(module: ModuleType, base: type[M], tag: str) -> dict[str, type[M]]:
-    """The models of a module that a spec can name, in the order in which they stand there."""
+    """The models of a module that a spec can name, in their order."""
     kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, base)]
     return {name: kind for kind in kinds for name in get_args(kind.model_fields[tag].annotation)}
 
@@ -88,7 +88,7 @@ class EnvSpec(Model):
 
 
 class SearchResources(Model):
-    """What each session of a search needs; as many run at once as there is room for."""
+    """Resources of each session of a search; as many run in parallel as fit."""
 
     cpu: PositiveFloat = Field(1.0, description="Cores.")
     gpu: Annotated[Float, Field(ge=0)] = Field(0.0, description="GPUs; a share where several sessions use one.")
@@ -196,7 +196,7 @@ class AgentSpec(Model):
 
 
 class Spec(Model):
-    """One experiment: everything a run needs to be repeated."""
+    """One experiment: everything needed to repeat a run."""
 
     name: Str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="Name of the run's files.")
     agent: AgentSpec
@@ -207,7 +207,7 @@ class Spec(Model):
     @model_validator(mode="before")
     @classmethod
     def _fill_training_iter(cls, data: Any) -> Any:
-        """One gradient step per frame for algorithms that ask for it, unless the spec says otherwise."""
+        """By default one gradient step per frame, for algorithms that ask for it."""
         match data:
             case {"agent": {"algorithm": {"name": str(name)} as algorithm}, "env": dict(env)}:
                 kind = ALGORITHM_SPECS.get(name, AlgorithmSpec)
@@ -250,7 +250,7 @@ class Spec(Model):
 
 
 def _with_last_frame(net: Any, max_frame: Any) -> Any:
-    """The same net, with a frame in each schedule that goes by frames."""
+    """The same net, with an end frame in each schedule that counts frames."""
     if not isinstance(net, dict):
         return net
     filled: dict[str, Any] = {key: _with_last_frame(net[key], max_frame) for key in ROLES if key in net}
@@ -268,7 +268,7 @@ def _union(kinds: tuple[Any, ...], tag: str) -> Any:
 
 
 def build_spec_model() -> type[Spec]:
-    """The spec's model over everything registered now; the single source of validation and of the JSON Schema."""
+    """The model of a spec with everything registered; the single source of validation and the JSON Schema."""
     return _build_spec_model(tuple(ALGORITHM_SPECS.values()), tuple(MEMORY_SPECS.values()), tuple(NET_SPECS.values()))
 
 

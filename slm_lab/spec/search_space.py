@@ -45,17 +45,17 @@ class Dimension:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a sampler draws whole numbers."""
+        """Whether a sampler suggests whole numbers."""
         return "int" in self.space or self.space == "choice"
 
     @property
     def is_log(self) -> bool:
-        """Whether a sampler draws on a logarithmic scale."""
+        """Whether a sampler uses a logarithmic scale."""
         return "log" in self.space
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """What a sampler draws between, both included."""
+        """The bounds of a sampler, both included."""
         if self.space == "choice":
             return 0, len(self.args) - 1
         if "randn" in self.space:
@@ -67,7 +67,7 @@ class Dimension:
         return float(low), float(high)
 
     def decode(self, drawn: float) -> Any:
-        """The value of the spec for what a sampler has drawn."""
+        """The value in the spec for a sampler's suggestion."""
         if self.space == "choice":
             return self.args[int(drawn)]
         value = drawn
@@ -101,7 +101,7 @@ def dimensions(search: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def read_dimensions(spec: Spec) -> list[Dimension]:
-    """The searched keys of a spec that was checked."""
+    """The searched keys of a checked spec."""
     found = []
     for key, arguments in dimensions(spec.search):
         path, _, space = key.rpartition("__")
@@ -110,7 +110,7 @@ def read_dimensions(spec: Spec) -> list[Dimension]:
 
 
 def search_problems(spec: Spec) -> dict[str, str]:
-    """What is wrong with the search section of a spec, by its keys."""
+    """Mistakes in the search section of a spec, by key."""
     problems: dict[str, str] = {}
     known = set(_paths(spec.model_dump(mode="json", serialize_as_any=True)))
     written = {written_path(path) for path in known}

@@ -23,7 +23,7 @@ class Model(BaseModel):
 
 
 def _whole(value: Any) -> Any:
-    """Let `1e6` stand where an integer is due; a fraction, text or true/false is still refused."""
+    """Accept `1e6` as an integer; fractions, text and true/false are still refused."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int) and abs(value) >= 2**63:

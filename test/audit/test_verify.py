@@ -176,7 +176,7 @@ def test_what_was_found_is_told_although_another_file_is_damaged(copied: RunFold
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
     copied.table_file(0, 0, "eval").write_text("nothing\nof the kind\n")
     first, second, *_ = verify(copied.path).describe()
-    assert "is no table of a session" in first
+    assert "is not a table of a session" in first
     assert second == "row at frame 1,200: nothing there, a row here; 1 row differs"
 
 
@@ -344,7 +344,7 @@ def test_an_env_that_cannot_be_rebuilt_is_told(copied: RunFolder) -> None:
 
 
 def test_a_run_under_way_is_left_alone(copied: RunFolder) -> None:
-    with lock_file(copied.lock_file(0, 0), 0), pytest.raises(RunFolderError, match="is being trained"):
+    with lock_file(copied.lock_file(0, 0), 0), pytest.raises(RunFolderError, match="is training"):
         verify(copied.path)
 
 
@@ -562,7 +562,7 @@ def test_a_table_that_is_no_file_is_told_in_one_line(copied: RunFolder, make: Ca
 def test_a_table_with_a_cell_without_end_is_told_in_one_line(copied: RunFolder) -> None:
     path = copied.table_file(0, 0, "train")
     path.write_text("frame,x\n1," + "9" * 200_000 + "\n")
-    assert verify(copied.path).problem == f"{path}: is no table of a session; was it changed?"
+    assert verify(copied.path).problem == f"{path}: is not a table of a session; was it changed?"
 
 
 def test_frames_aside_cannot_ask_for_memory(framed: Replay, tmp_path: Path) -> None:

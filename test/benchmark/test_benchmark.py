@@ -132,7 +132,7 @@ def test_filters_are_words_that_all_fit() -> None:
     assert len(select_rows(["classic"])) == 18
     assert {row.algorithm for row in select_rows(["atari ppo"])} == {"PPO"}
     assert len(select_rows(["CartPole-v1 PPO", "box2d"])) == 11
-    with pytest.raises(LabError, match=r"no row fits 'clasic'; did you mean 'classic'"):
+    with pytest.raises(LabError, match=r"no row matches 'clasic'; did you mean 'classic'"):
         select_rows(["clasic"])
 
 

@@ -44,11 +44,11 @@ def test_mistakes_are_told_in_one_line(words: tuple[str, ...], message: str) -> 
 @pytest.mark.parametrize(
     ("fault", "code", "message"),
     [
-        ("space = gym.spaces.Box(-1, 1, (0,))", 2, "has observations without a number"),
+        ("space = gym.spaces.Box(-1, 1, (0,))", 2, "has empty observations"),
         ("actions = gym.spaces.Box(-1, 1, (0,))", 2, "have no number to choose"),
         ("raise ValueError(token)", 1, "ValueError: [secret]"),
         ("self.step = lambda action: open(token)", 1, "No such file or directory: '[secret]'"),
-        ("import sys; sys.exit(0)", 2, "ends the process when it is made"),
+        ("import sys; sys.exit(0)", 2, "exits the process when it is made"),
         ("self.close = lambda: open(token)", 0, "Train in it with"),
     ],
 )

@@ -266,7 +266,7 @@ def test_an_env_of_the_users_own_by_this_name_is_not_taken(monkeypatch: pytest.M
         (
             settings(2, backend="array", kwargs={"max_episode_steps": 7}),
             None,
-            "env.kwargs: the array backend does not take max_episode_steps; use env.backend gymnasium",
+            "env.kwargs: the array backend has no max_episode_steps; use env.backend gymnasium",
         ),
     ],
 )
@@ -279,5 +279,5 @@ def test_what_is_refused(given: EnvSettings, num_workers: int | None, text: str)
 def test_a_drawn_env_is_gymnasiums(log: list[str]) -> None:
     env = build_vec_env(settings(backend="array"), None, "rgb_array")
     assert isinstance(env, LocalVecEnv)
-    assert "Env backend gymnasium, not array, for an env that is drawn" in log[-1]
+    assert "Env backend gymnasium, not array, for rendering" in log[-1]
     env.close()

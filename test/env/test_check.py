@@ -78,9 +78,9 @@ def test_a_sound_env() -> None:
         ("bounds", "step 3: the observation is 7.0 at [1], outside [-1.0, 1.0]"),
         ("dtype", "step 3: the observation is of type complex128, the space says float32"),
         ("infinite reward", "step 1: the reward is inf"),
-        ("text reward", "step 1: the reward is str of shape (), a number is due"),
-        ("parts of an end", "step 1: terminated is ndarray, true or false is due"),
-        ("no info", "step 1: info is NoneType, a dict is due"),
+        ("text reward", "step 1: the reward is str of shape (), a number expected"),
+        ("parts of an end", "step 1: terminated is ndarray, true or false expected"),
+        ("no info", "step 1: info is NoneType, a dict expected"),
         ("text actions", "env.name: actions of Text are not supported"),
     ],
 )

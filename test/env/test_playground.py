@@ -46,7 +46,7 @@ def test_a_missing_package_is_told_with_the_command(monkeypatch: pytest.MonkeyPa
     [
         (EnvSettings(CARTPOLE, 2, backend="gymnasium"), {}, "env.backend: .* use auto"),
         (EnvSettings(CARTPOLE, 2), {"num_workers": 2}, "env.num_workers: .* leave it out"),
-        (EnvSettings(CARTPOLE, 2), {"render_mode": "human"}, "cannot be drawn"),
+        (EnvSettings(CARTPOLE, 2), {"render_mode": "human"}, "cannot be rendered"),
     ],
 )
 def test_what_such_envs_cannot_do_is_said(settings: EnvSettings, given: dict[str, Any], message: str) -> None:

@@ -361,7 +361,7 @@ def test_a_session_repeats_and_continues_statistically(pool: Any, tmp_path: Path
 def test_a_missing_package_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
     monkeypatch.delitem(sys.modules, "slm_lab.env.pool", raising=False)
-    with pytest.raises(EnvError, match="envpool is not installed; get it with `uv sync --group envpool`"):
+    with pytest.raises(EnvError, match="envpool is not installed; install it with `uv sync --group envpool`"):
         build_vec_env(settings())
 
 
@@ -375,8 +375,8 @@ def test_other_envs_are_refused(pool: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "text"),
     [
-        ({"healthy_z_range": [0.5, 2.0]}, "the envpool backend does not take healthy_z_range"),
-        ({"xml_file": "hopper.xml"}, "the envpool backend does not take xml_file"),
+        ({"healthy_z_range": [0.5, 2.0]}, "the envpool backend has no healthy_z_range"),
+        ({"xml_file": "hopper.xml"}, "the envpool backend has no xml_file"),
         ({"wrong": 1}, "does not take an option given"),
         ({"reset_noise_scale": "much"}, "envpool cannot make 'Hopper-v5' with {'reset_noise_scale': 'much'}"),
     ],
@@ -400,7 +400,7 @@ def test_other_spaces_are_refused(pool: Any, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_drawn_env_is_gymnasiums(log: list[str]) -> None:
     env = build_vec_env(settings(), None, "rgb_array")
     assert isinstance(env, LocalVecEnv)
-    assert "Env backend gymnasium, not envpool, for an env that is drawn" in "".join(log)
+    assert "Env backend gymnasium, not envpool, for rendering" in "".join(log)
     env.close()
 
 

@@ -135,10 +135,10 @@ def test_rendering_changes_no_number() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Unpaintable-v0", "'Unpaintable-v0' cannot be drawn: RuntimeError: no context$"),
-        ("Grey-v0", r"'Grey-v0' draws uint8 \(4, 6\), not a picture"),
-        ("probe/ConstantReward-v0", "cannot be drawn: it does not know the render mode rgb_array"),
-        ("Bare-v0", "cannot be drawn: it takes no render_mode"),
+        ("Unpaintable-v0", "'Unpaintable-v0' cannot be rendered: RuntimeError: no context$"),
+        ("Grey-v0", r"'Grey-v0' renders uint8 \(4, 6\), not an 8-bit image"),
+        ("probe/ConstantReward-v0", "cannot be rendered: it has no render mode rgb_array"),
+        ("Bare-v0", "cannot be rendered: it takes no render_mode"),
     ],
 )
 def test_an_env_that_cannot_be_drawn_says_so_in_one_line(name: str, message: str) -> None:

@@ -375,12 +375,12 @@ def step_given(space: gym.Space[Any], good: Any, *given: Any) -> Step:
         (PARTS, GOOD, ({"a": GOOD["a"], "b": GOOD["b"]},), "the observation has no part 'c'"),
         (spaces.Discrete(3), 0, (1.5,), "the observation is 1.5, the space says Discrete(3)"),
         (FLOATS, np.zeros(2), (np.zeros(2), 10**400), "the reward is too large for a float"),
-        (FLOATS, np.zeros(2), (np.zeros(2), None), "the reward is NoneType of shape (), a number is due"),
-        (FLOATS, np.zeros(2), (np.zeros(2), np.zeros(2)), "the reward is ndarray of shape (2,), a number is due"),
-        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, None), "terminated is None, true or false is due"),
-        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, "no"), "terminated is 'no', true or false is due"),
-        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, np.nan), "terminated is nan, true or false is due"),
-        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, False, np.zeros(2)), "truncated is ndarray, true or false is due"),
+        (FLOATS, np.zeros(2), (np.zeros(2), None), "the reward is NoneType of shape (), a number expected"),
+        (FLOATS, np.zeros(2), (np.zeros(2), np.zeros(2)), "the reward is ndarray of shape (2,), a number expected"),
+        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, None), "terminated is None, true or false expected"),
+        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, "no"), "terminated is 'no', true or false expected"),
+        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, np.nan), "terminated is nan, true or false expected"),
+        (FLOATS, np.zeros(2), (np.zeros(2), 1.0, False, np.zeros(2)), "truncated is ndarray, true or false expected"),
     ],
 )
 def test_what_does_not_fit_the_spaces_is_named(
@@ -483,7 +483,7 @@ def test_options_that_an_env_cannot_use(name: str, kwargs: dict[str, Any], messa
     [
         (spaces.Dict(a=spaces.Sequence(spaces.Discrete(2))), "which no net can read"),
         (spaces.Dict(), "the observation has no parts"),
-        (spaces.Box(-1, 1, (0,)), "has observations without a number"),
+        (spaces.Box(-1, 1, (0,)), "has empty observations"),
         (spaces.Dict({"a.b": spaces.Discrete(2), "a": spaces.Dict(b=spaces.Discrete(2))}), "have the same name"),
     ],
 )

@@ -272,7 +272,7 @@ def test_an_env_that_leaves_fails_a_session_of_a_process_of_its_own(tmp_path: Pa
 
 
 def test_an_env_that_leaves_when_it_is_made_is_told_before_a_run_starts(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="'bad_env:Bad-v0' ends the process when it is made"):
+    with pytest.raises(LabError, match="'bad_env:Bad-v0' exits the process when it is made"):
         start(make_spec("leaves at once"), Options(tmp_path / "data"))
     assert not (tmp_path / "data").exists()
 
@@ -360,7 +360,7 @@ def test_a_hanging_worker_is_closed_with_all_that_it_has_started(monkeypatch: py
     ("mode", "reason"),
     [
         ("raises", "ZeroDivisionError: planted"),
-        ("sleeps", "has not ended after"),
+        ("sleeps", "did not end within"),
         ("leaves", "ended with exit code 0"),
         ("exits", "SystemExit: 0"),
     ],

@@ -541,7 +541,7 @@ SPOILT: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", [*SPOILT, "nothing", "half", "large"])
 def test_a_bundle_that_is_not_what_it_seems_is_refused_in_one_line(name: str, rich_run: Run, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
-    match = {"nothing": "cannot be read", "half": "damaged", "large": "more than a fault bundle has"}.get(name, "")
+    match = {"nothing": "cannot be read", "half": "damaged", "large": "more than a fault bundle can have"}.get(name, "")
     if name == "half":
         other.write_bytes(rich_run.bundle.read_bytes()[:-100])
     elif name == "large":

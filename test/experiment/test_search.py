@@ -765,7 +765,7 @@ gym.register("Deadly-v0", entry_point=Deadly)
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("exit", "'deadly_env:Deadly-v0' ends the process when it is made: SystemExit.0."),
+        ("exit", "'deadly_env:Deadly-v0' exits the process when it is made: SystemExit.0."),
         (
             "kill",
             "no trial was started, since a session of the spec fails: the process of session 0 was killed by signal 11",

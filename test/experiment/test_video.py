@@ -230,7 +230,7 @@ def test_enjoy_films_every_step_and_the_start_of_each_episode(name: str, trained
     ("kind", "message"),
     [
         (BlankCartPole, "pictures are blank"),
-        (BrokenCartPole, "'CartPole-v1' cannot be drawn: RuntimeError: the context is lost"),
+        (BrokenCartPole, "'CartPole-v1' cannot be rendered: RuntimeError: the context is lost"),
     ],
 )
 def test_enjoy_ends_with_one_line_when_nothing_can_be_drawn(

@@ -107,7 +107,7 @@ def test_a_volume_that_is_not_there_is_refused_by_name(server) -> None:
     ran = run_remote(server, "ppo_cartpole", "-n", "no-volume", "--volume", "not-there")
     assert ran.returncode == 1
     assert "not-there" in ran.stdout + ran.stderr
-    assert "dstack did not take the run 'no-volume'" in ran.stderr
+    assert "dstack refused the run 'no-volume'" in ran.stderr
 
 
 @pytest.mark.parametrize("name", ["fleet-cpu.yml", "fleet-gpu.yml"])

@@ -98,7 +98,7 @@ def test_without_a_token_nothing_is_sent(dstack, monkeypatch, capsys) -> None:
 def test_a_run_under_way_is_not_replaced(dstack, monkeypatch, capsys) -> None:
     dstack.answer("run", json.dumps({"status": "running"}))
     assert call(monkeypatch, "run-remote", "ppo_cartpole") == 2
-    assert "a run 'ppo-cartpole' is running already" in capsys.readouterr().err
+    assert "a run 'ppo-cartpole' is already running" in capsys.readouterr().err
     assert [words[0] for words, *_ in dstack.calls] == ["run"]
     # one that has ended gives its name away
     dstack.answer("run", json.dumps({"status": "failed"}))
@@ -110,9 +110,9 @@ def test_a_run_under_way_is_not_replaced(dstack, monkeypatch, capsys) -> None:
     ("command", "answer", "code", "message"),
     [
         ("run", ("No default project, specify one\n", "", 1), 2, "dstack is not configured: No default project"),
-        ("run", ("", "connection refused\n", 3), 3, "dstack cannot be asked about runs: connection refused"),
-        ("run", ("nothing of use", "", 0), 2, "gave no status but: nothing of use"),
-        ("apply", ("", "no such volume\n", 7), 7, "no such volume\nError: dstack did not take the run 'ppo-cartpole'"),
+        ("run", ("", "connection refused\n", 3), 3, "dstack cannot list runs: connection refused"),
+        ("run", ("nothing of use", "", 0), 2, "returned no status but: nothing of use"),
+        ("apply", ("", "no such volume\n", 7), 7, "no such volume\nError: dstack refused the run 'ppo-cartpole'"),
     ],
 )
 def test_what_dstack_says_is_passed_on(command, answer, code, message, dstack, monkeypatch, capfd) -> None:

@@ -161,7 +161,7 @@ def test_a_shipped_spec_is_named_as_on_any_machine_and_no_token(environ) -> None
         (TaskRequest("ppo_cartpole", changes=("x=1; touch pwned",)), "-s x: "),
         (TaskRequest("ppo_cartpole", changes=("env.max_frame=many",)), "whole number expected"),
         (TaskRequest("ppo_cartpole", run_name="My_Run"), "did you mean 'my-run'"),
-        (TaskRequest("ppo_cartpole", run_name="x" * 42), "2 to 41 small letters"),
+        (TaskRequest("ppo_cartpole", run_name="x" * 42), "2 to 41 lower-case letters"),
         (TaskRequest("ppo_cartpole", volume="a;b"), "--volume: 2 to 41"),
         (TaskRequest("ppo_cartpole", mode="search", changes=("search.nonsense__uniform=[0, 1]",)), "no key 'nonsense'"),
         (TaskRequest("ppo_cartpole", imports=("no_such_module",)), "--import no_such_module"),

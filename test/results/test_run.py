@@ -473,7 +473,7 @@ def test_a_folder_whose_name_controls_terminals_is_refused(
     assert call_main(monkeypatch, command, f"data/{path.name}") == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
-    assert "a character of its name controls terminals; rename it" in err
+    assert "its name contains a control character; rename it" in err
 
 
 def test_a_folder_with_brackets_in_its_name_is_no_pattern(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_push_list_pull_at_a_hub(lab, hub: LocalHub, make_run) -> None:
         (("push", "latest"), {}, "HF_REPO is not set"),
         (("pull", "x"), {"HF_REPO": "one/two/three"}, "neither USER/NAME nor a path"),
         (("push", "latest"), {"HF_REPO": "me/runs", "HF_ENDPOINT": "ftp://x"}, "HF_ENDPOINT"),
-        (("pull", "x"), {"HF_REPO": "./nowhere"}, "is not there; is its disk mounted?"),
+        (("pull", "x"), {"HF_REPO": "./nowhere"}, "does not exist; is its disk mounted?"),
         (("push", "latest"), {"HF_REPO": "/no/such/disk/x"}, "is it mounted?"),
         (("pull", "x", "--max-size", "much"), {"HF_REPO": "."}, "--max-size"),
         (("push", "nothing"), {"HF_REPO": "."}, "no run folder 'nothing'"),

@@ -128,7 +128,7 @@ def test_a_bad_folder_does_not_block_the_others(store: HubStore, there: Path, tm
 
 
 def test_limits_hold_without_a_manifest(store: HubStore, there: Path, tmp_path: Path) -> None:
-    with pytest.raises(ShareError, match=r"'\*' means 2 runs of .* at most 10\.0 kB are fetched at once"):
+    with pytest.raises(ShareError, match=r"'\*' matches 2 runs of .* limit of 10\.0 kB"):
         pull_runs("*", store, tmp_path / "b", max_size=10_000)
     # one file on some systems, two on others
     (there / DATA / PPO / "log" / "PPO_CartPole.log").write_text("twice")

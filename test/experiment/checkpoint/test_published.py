@@ -226,7 +226,7 @@ def test_a_published_ppo_run_plays(tmp_path: Path) -> None:
         assert torch.equal(tensor, net.state_dict()[name])
     assert load_agent(folder).act(np.zeros(4)) in (0, 1)
     # nothing to continue from was saved, and nothing is written into the folder
-    with pytest.raises(RunFolderError, match="published SLM-Lab, which saved nothing to continue from; play it with"):
+    with pytest.raises(RunFolderError, match="published SLM-Lab, which saved no state to resume from; play it with"):
         resume(str(folder), Options(tmp_path))
     assert not list(folder.glob("*.yaml"))
 
