@@ -357,9 +357,9 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, exists: bool) -> None
     link = tmp_path / "run" / "link"
     link.parent.mkdir()
     link.symlink_to(outside)
-    with pytest.raises(RunFolderError, match=r"run/link is a link: .*; delete it"), lock_file(link, wait=0):
+    with pytest.raises(RunFolderError, match=r"run/link is a link, .*; delete it"), lock_file(link, wait=0):
         pass
-    with pytest.raises(RunFolderError, match=r"run/link is a link: .*; delete it"):
+    with pytest.raises(RunFolderError, match=r"run/link is a link, .*; delete it"):
         AppendFile(link)
     assert outside.exists() == exists
     assert not exists or outside.read_text() == "years of work"

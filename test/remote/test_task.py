@@ -199,7 +199,7 @@ def test_a_spec_of_a_copy_without_git_is_sent_and_one_elsewhere_refused(tmp_path
     assert list_archive(project / "data/best/spec.yaml") == ["spec.yaml"]
     assert not [name for name in list_archive(project) if "/data" in name]
     outside = shutil.copy(project / "data/best/spec.yaml", tmp_path / "outside.yaml")
-    with pytest.raises(LabError, match="lies outside"):
+    with pytest.raises(LabError, match="is outside"):
         render_task(TaskRequest(str(outside)), environ, project)
     odd = shutil.copy(outside, project / "a$1.yaml")
     with pytest.raises(LabError, match="rename it"):
