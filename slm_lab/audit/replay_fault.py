@@ -76,7 +76,7 @@ def show(text: str) -> str:
 # --- reading
 
 
-def read_bundle(path: Path, is_trusted: bool = False) -> dict[str, Any]:
+def read_bundle(path: Path, is_trusted: bool = False) -> State:
     """A bundle of a local run; one from elsewhere only with `trust`, since replaying builds what it names."""
     try:
         size = path.stat().st_size
@@ -99,7 +99,7 @@ def read_bundle(path: Path, is_trusted: bool = False) -> dict[str, Any]:
     return bundle
 
 
-def _is_own(bundle: dict[str, Any], path: Path) -> bool:
+def _is_own(bundle: State, path: Path) -> bool:
     """Whether a bundle is in the run that it names; `slm-lab pull` never downloads bundles."""
     (name,) = bundle["spec"]
     folder = RunFolder(path.parent.parent, str(name))
@@ -133,7 +133,7 @@ def _box(state: State) -> spaces.Box:
     return spaces.Box(low, state["high"], dtype=low.dtype.type)
 
 
-_SPACES: dict[str, Callable[[dict[str, Any]], Any]] = {
+_SPACES: dict[str, Callable[[State], Any]] = {
     "Box": _box,
     "Discrete": lambda state: spaces.Discrete(int(state["n"]), start=int(state["start"])),
     "MultiDiscrete": lambda state: spaces.MultiDiscrete(state["nvec"], start=state["start"]),
@@ -151,7 +151,7 @@ def unpack_facts(state: State) -> EnvFacts:
 # --- doing it again
 
 
-def replay_fault(bundle: dict[str, Any], path: Path, is_plain: bool = False) -> Replayed:
+def replay_fault(bundle: State, path: Path, is_plain: bool = False) -> Replayed:
     """Repeat the failed step of a bundle."""
     with bundle_errors(path):
         ((name, raw),) = bundle["spec"].items()
@@ -162,7 +162,7 @@ def replay_fault(bundle: dict[str, Any], path: Path, is_plain: bool = False) -> 
         return _replay_env(bundle) if bundle["kind"] == "env" else _replay_agent(bundle, spec, is_plain)
 
 
-def _replay_env(bundle: dict[str, Any]) -> Replayed:
+def _replay_env(bundle: State) -> Replayed:
     record = bundle["env"]
     key = tuple(int(part) for part in record["seed_key"])
     settings = EnvSettings(str(record["name"]), 1, record["max_t"], dict(record["kwargs"]), key, "gymnasium")
@@ -183,7 +183,7 @@ def _replay_env(bundle: dict[str, Any]) -> Replayed:
     return Replayed(False, f"the env gave a good observation and a finite reward, {slots.reward[0]}, this time")
 
 
-def _replay_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool) -> Replayed:
+def _replay_agent(bundle: State, spec: Spec, is_plain: bool) -> Replayed:
     agent, notes = build_agent(bundle, spec, is_plain)
     step = agent.context.guard.steps[int(bundle["step"])]
     agent.context.guard.is_deferred = False
@@ -202,12 +202,12 @@ def _replay_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool) -> Replaye
     return Replayed(False, f"the loss is {loss} and the norm of the gradient {norm} this time", notes)
 
 
-def _is_same(found: Finding, saved: dict[str, Any]) -> bool:
+def _is_same(found: Finding, saved: State) -> bool:
     now = asdict(found)
     return all(now[name] == saved[name] for name in ("tensor", "module", "value", "count"))
 
 
-def build_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool = True) -> tuple[Agent, tuple[str, ...]]:
+def build_agent(bundle: State, spec: Spec, is_plain: bool = True) -> tuple[Agent, tuple[str, ...]]:
     """The agent before the failed step, without env and memory, and notes."""
     device = pick_device("auto" if bundle["device"] == "cuda" else "cpu", 0)
     facts, num_envs = unpack_facts(bundle["facts"]), int(bundle["facts"]["num_envs"])
@@ -235,7 +235,7 @@ def build_agent(bundle: dict[str, Any], spec: Spec, is_plain: bool = True) -> tu
 # --- looking
 
 
-def tabulate(bundle: dict[str, Any]) -> tuple[list[Row], list[Row]]:
+def tabulate(bundle: State) -> tuple[list[Row], list[Row]]:
     """The tensors of the batch and those of the nets, in numbers."""
     batch = unpack(bundle.get("args", []), torch.device("cpu"))
     parts = _walk(batch, "batch"), _walk(bundle.get("modules", {}), "")
@@ -263,7 +263,7 @@ def _measure(name: str, tensor: Tensor) -> Row:
     return Row(show(name), tuple(tensor.shape), low, high, mean, int(tensor.isnan().sum()), int(tensor.isinf().sum()))
 
 
-def advise(bundle: dict[str, Any]) -> str:
+def advise(bundle: State) -> str:
     """What to try, by the first tensor that is not finite."""
     finding = bundle.get("finding")
     tensor = str(finding["tensor"]) if isinstance(finding, dict) else ""

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from slm_lab.experiment.checkpoint.state import content_errors, load_state
 from slm_lab.experiment.control import FORMAT, Session, read_frame
 from slm_lab.experiment.launch import describe_machine, prepare
 from slm_lab.experiment.options import Options
-from slm_lab.lib.data import State
+from slm_lab.lib.data import Document, State
 from slm_lab.lib.errors import CheckpointError, DivergenceError, LabError, RunFolderError, WorkerError
 from slm_lab.lib.io import is_locked, storage_errors
 from slm_lab.lib.runtime import import_modules
@@ -108,7 +107,7 @@ class Verification:
 
     def _plan(self, saved: Spec) -> Spec:
         """The spec of the replay, without keys that do not affect numbers."""
-        meta: dict[str, Any] = {
+        meta: Document = {
             "tensorboard": False,
             "wandb": False,
             "video_frequency": None,
@@ -185,7 +184,7 @@ class Verification:
             first = f"the first row is at frame {rows[0]:,}" if rows else "the run has no rows"
             raise CheckpointError(f"nothing to compare up to frame {verdict.last:,}; {first}")
 
-    def _read_target(self, key: tuple[int, int], verdict: Verdict) -> dict[str, Any] | None:
+    def _read_target(self, key: tuple[int, int], verdict: Verdict) -> State | None:
         """The last checkpoint; None if there is none."""
         path = self.folder.resume_file(*key)
         if not path.exists():
@@ -198,9 +197,7 @@ class Verification:
         read_frame(state)
         return state
 
-    def _find_start(
-        self, key: tuple[int, int], target: dict[str, Any] | None, verdict: Verdict
-    ) -> dict[str, Any] | None:
+    def _find_start(self, key: tuple[int, int], target: State | None, verdict: Verdict) -> State | None:
         """The checkpoint to replay from; None for the start of the run."""
         if self.settings.from_start or self.settings.segment is not None or target is None:
             return None
@@ -246,9 +243,7 @@ class Verification:
             session.run()
         return session
 
-    def _compare(
-        self, key: tuple[int, int], target: dict[str, Any] | None, scratch: RunFolder, verdict: Verdict
-    ) -> None:
+    def _compare(self, key: tuple[int, int], target: State | None, scratch: RunFolder, verdict: Verdict) -> None:
         comparison = verdict.comparison
         is_eval_left_out = self.spec.meta.num_eval_episode == 0 or (target is not None and target["is_eval_due"])
         for kind, label in TABLES.items():
@@ -271,7 +266,7 @@ def list_replay_files(folder: RunFolder, key: tuple[int, int], state: State) -> 
     return files
 
 
-def flatten(data: dict[str, Any]) -> dict[str, str]:
+def flatten(data: Document) -> dict[str, str]:
     """The recorded facts that can change a result, by name."""
     found = {"git_sha": str(data["git_sha"])} if data.get("git_sha") else {}
     for section in ("versions", "machine", "torch", "variables"):

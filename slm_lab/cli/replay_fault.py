@@ -2,13 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from slm_lab.audit.replay_fault import Row, advise, bundle_errors, read_bundle, replay_fault, show, tabulate
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import ImportsOption
+from slm_lab.lib.data import State
 from slm_lab.lib.runtime import import_modules
 
 app = typer.Typer(add_completion=False)
@@ -43,7 +44,7 @@ def replay(
         sys.exit(1)
 
 
-def _describe(content: dict[str, Any]) -> list[str]:
+def _describe(content: State) -> list[str]:
     """The numbers in a bundle, and what to try."""
     lines = [f"It was: {show(content['message'])}\n"]
     if content.get("left_out"):

@@ -113,7 +113,7 @@ class Session:
         self.watch = Stopwatch(CLOCK)
         self.last_save = time.perf_counter()
         self.save_seconds = 0.0
-        self.best_model: dict[str, Any] | None = None
+        self.best_model: State | None = None
 
     def run(self) -> SessionResult:
         """Train to the end or until asked to stop; either way everything is saved."""
@@ -299,7 +299,7 @@ class Session:
         for name, files in self.replay_files.items():
             files.load(state["rows"][name])
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> State:
         """What must not differ between a checkpoint and the run that continues it."""
         spec = dump_spec(self.spec)[self.spec.name]
         # how envs are stepped changes no number

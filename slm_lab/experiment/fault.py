@@ -13,6 +13,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.diagnosis import diagnose, find_bad_weight
 from slm_lab.agent.learn.gradient import GradientFaultError
 from slm_lab.experiment.checkpoint.state import save_state
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import DivergenceError, EnvFaultError
 from slm_lab.lib.secret import redact
 from slm_lab.results.folder import RunFolder
@@ -63,9 +64,9 @@ def report_fault(
 
 def describe_fault(
     error: DivergenceError | EnvFaultError, spec: Spec, trial: int, session: int, frame: int, agent: Agent
-) -> dict[str, Any]:
+) -> State:
     """All that a fault can be looked at and done again from, as plain data."""
-    bundle: dict[str, Any] = {
+    bundle: State = {
         "format": FORMAT,
         "spec": dump_spec(spec),
         "trial": trial,
@@ -97,7 +98,7 @@ def describe_fault(
     return bundle
 
 
-def _describe_env_fault(error: EnvFaultError, frame: int) -> dict[str, Any]:
+def _describe_env_fault(error: EnvFaultError, frame: int) -> State:
     record = error.record
     obstacle = None
     if record is None or not record["is_exact"]:
@@ -110,9 +111,9 @@ def _describe_env_fault(error: EnvFaultError, frame: int) -> dict[str, Any]:
     return {"kind": "env", "message": message, "error": text, "env": record, "obstacle": obstacle}
 
 
-def _describe_gradient_fault(error: GradientFaultError, agent: Agent, parts: dict[str, Any]) -> dict[str, Any]:
+def _describe_gradient_fault(error: GradientFaultError, agent: Agent, parts: State) -> State:
     algorithm, context = agent.algorithm, agent.context
-    own: dict[str, Any] = {
+    own: State = {
         "kind": "gradient",
         "step": context.guard.steps.index(error.step),
         "loss": error.loss,
@@ -137,7 +138,7 @@ def _describe_gradient_fault(error: GradientFaultError, agent: Agent, parts: dic
     return own
 
 
-def _capture(agent: Agent) -> dict[str, Any]:
+def _capture(agent: Agent) -> State:
     """The state of an agent without its memory, the dearest part of it last; copies, so that one can go on looking."""
     whole = agent.state_dict()
     algorithm = whole.pop("algorithm")
@@ -148,11 +149,11 @@ def _capture(agent: Agent) -> dict[str, Any]:
     }
 
 
-def _fits(parts: dict[str, Any], names: tuple[str, ...]) -> bool:
+def _fits(parts: State, names: tuple[str, ...]) -> bool:
     return sum(count_bytes(parts[name]) for name in names if name in parts) <= MAX_BYTES - _ROOM
 
 
-def _add_what_fits(bundle: dict[str, Any], parts: dict[str, Any]) -> None:
+def _add_what_fits(bundle: State, parts: State) -> None:
     """Put parts into a bundle, those that doing it again needs first, as long as there is room."""
     room = MAX_BYTES - _ROOM
     for name in ("modules", "args", "rollout", "agent", "optimizers"):
@@ -203,11 +204,11 @@ def name_tuple(kind: type[tuple[Any, ...]]) -> str:
     return "" if kind is tuple else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def pack_facts(agent: Agent) -> dict[str, Any]:
+def pack_facts(agent: Agent) -> State:
     """What the agent knows of its env, so that it can be built without one."""
     facts = agent.facts
     action: Any = facts.action_space
-    own: dict[str, Any]
+    own: State
     if isinstance(action, spaces.Box):
         own = {"low": action.low, "high": action.high}
     elif isinstance(action, spaces.Discrete):

@@ -6,7 +6,6 @@ import secrets
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import torch
@@ -24,6 +23,7 @@ from slm_lab.experiment.options import Options
 from slm_lab.experiment.signals import no_exit
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.trial import Trial, TrialResult
+from slm_lab.lib.data import Document
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import EnvError, RunFolderError, SpecError, StorageError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json
@@ -153,7 +153,7 @@ def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:
     write_json(folder.provenance_file, facts)
 
 
-def describe_machine(spec: Spec) -> dict[str, Any]:
+def describe_machine(spec: Spec) -> Document:
     """All that may change the bits of a result, but for the spec."""
     return {
         "git_sha": git_sha(),

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
@@ -96,7 +96,7 @@ def render_task(request: TaskRequest, environ: Mapping[str, str], root: Path) ->
 
 def build_task(
     request: TaskRequest, root: Path, run_name: str, spec_file: str, command: Sequence[str], environ: Mapping[str, str]
-) -> dict[str, Any]:
+) -> Document:
     """The filled-in template of a request. A task contains only names of variables, never their values."""
     template = read_template(root, request)
     document: Document = {"type": template["type"], "name": run_name, **template}

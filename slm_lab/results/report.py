@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -55,7 +54,7 @@ def build_report(
     comparison: ReadOnlyDocument | None = None,
     problems: Sequence[str] = (),
     symptoms: Sequence[Sequence[Symptom]] | None = None,
-) -> dict[str, Any]:
+) -> Document:
     """The content of the page, as plain data; links to files are relative to `folder`."""
     names = name_runs(runs)
     labels, envs = (dict.fromkeys(words) for words in ([run.label for run in runs], [run.env_name for run in runs]))
@@ -79,7 +78,7 @@ def name_runs(runs: Sequence[Run]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
-def _build_run(run: Run, folder: Path, kind: ScoreKind) -> dict[str, Any]:
+def _build_run(run: Run, folder: Path, kind: ScoreKind) -> Document:
     scores = run.get_scores(kind)
     spread = calc_spread([score for score in scores.values() if math.isfinite(score)] or [math.nan])
     return {
@@ -154,7 +153,7 @@ def _build_doctor(run: Run, symptoms: Sequence[Symptom]) -> Document:
     }
 
 
-def _build_sessions(run: Run, scores: Mapping[int, float]) -> dict[str, Any]:
+def _build_sessions(run: Run, scores: Mapping[int, float]) -> Document:
     rows = []
     for session, table in run.tables.items():
         is_done = session in run.session_metrics and run.session_metrics[session].is_done
@@ -166,7 +165,7 @@ def _build_sessions(run: Run, scores: Mapping[int, float]) -> dict[str, Any]:
     return {"head": [*heads, "frames", "episodes", "gradient steps", "frames per second"], "rows": rows}
 
 
-def _build_metrics(run: Run) -> dict[str, Any] | None:
+def _build_metrics(run: Run) -> Document | None:
     """The saved metrics: over all sessions, and for each."""
     if run.metrics is None or run.metrics.scalar is None:
         return None
@@ -181,7 +180,7 @@ def _build_metrics(run: Run) -> dict[str, Any] | None:
     return {"head": ["metric", "all", *(f"session {number}" for number in numbers), "meaning"], "rows": rows}
 
 
-def _build_phases(run: Run) -> dict[str, Any] | None:
+def _build_phases(run: Run) -> Document | None:
     """Time by phase: over all sessions, and for each."""
     parts = {f"session {session}": file.phases for session, file in run.session_metrics.items() if file.phases}
     parts = {label: phases for label, phases in parts.items() if sum(phases.values()) > 0}

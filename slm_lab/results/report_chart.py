@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from slm_lab.lib.array import Array
+from slm_lab.lib.data import Document
 from slm_lab.lib.io import write_text
 from slm_lab.results.curve import (
     average_curves,
@@ -37,7 +37,7 @@ def write_graph(runs: Sequence[Run], names: Sequence[str], title: str, path: Pat
     write_text(path, render_page(build_graph(runs, names, title) | {"is_graph": True, "has_legend": has_legend}))
 
 
-def build_graph(runs: Sequence[Run], names: Sequence[str], title: str) -> dict[str, Any]:
+def build_graph(runs: Sequence[Run], names: Sequence[str], title: str) -> Document:
     """The curves of runs, by env, and the look of each run."""
     looks = find_looks([run.label for run in runs])
     return {
@@ -53,7 +53,7 @@ def build_graph(runs: Sequence[Run], names: Sequence[str], title: str) -> dict[s
     }
 
 
-def _build_env(runs: Sequence[Run], env: str) -> dict[str, Any]:
+def _build_env(runs: Sequence[Run], env: str) -> Document:
     """The curves of all runs in one env: returns first, then the columns of the algorithms that change."""
     here = {index: run for index, run in enumerate(runs) if run.env_name == env}
     charts = []
@@ -84,7 +84,7 @@ def _build_env(runs: Sequence[Run], env: str) -> dict[str, Any]:
 
 def _build_curves(
     runs: Mapping[int, Run], tables: Mapping[int, Mapping[int, Table]], column: str, num_point: int
-) -> list[dict[str, Any]]:
+) -> list[Document]:
     """One column: a curve for every session of every run that has values, then the mean of those that count."""
     result = []
     for index, run in runs.items():
@@ -97,7 +97,7 @@ def _build_curves(
         average = average_curves(counted) if len(counted) > 1 else None
         if average is not None:
             picked = pick_points(average.mean, num_point)
-            mean: dict[str, Any] = {
+            mean: Document = {
                 "run": index,
                 "session": None,
                 "x": _plain(average.x[picked]),

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
+from slm_lab.lib.data import Document
 from slm_lab.results.metrics import MA_WINDOW, calc_spread
 from slm_lab.results.page import NOTHING, format_interval, format_number
 from slm_lab.results.report import find_furthest, name_runs
@@ -17,7 +17,7 @@ SCORES = {
 }
 
 
-def compare_runs(runs: Sequence[Run]) -> dict[str, Any] | None:
+def compare_runs(runs: Sequence[Run]) -> Document | None:
     """The table of several runs, each compared with the first one in its env; None for a single run."""
     if len(runs) < 2:
         return None

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from slm_lab.lib.data import ReadOnlyDocument
+from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import read_text, write_text
 from slm_lab.results.folder import RunFolder
@@ -40,7 +40,7 @@ def write_search_report(path: Path, page: Path) -> None:
     write_text(page, render_page(build_search_report(path, page.parent)))
 
 
-def build_search_report(path: Path, folder: Path) -> dict[str, Any]:
+def build_search_report(path: Path, folder: Path) -> Document:
     """The content of a search's page: the search, then the page of its best trial."""
     files = RunFolder(path, _find_name(path))
     rows = _read_trials(files.experiment_table_file)
@@ -145,7 +145,7 @@ def _build_facts(rows: Sequence[Mapping[str, str]], best: Any) -> list[list[str]
     return [*facts, ["Frames", format_number(frames), "of all sessions"]]
 
 
-def _build_table(rows: Sequence[Mapping[str, str]], keys: Sequence[SearchedKey]) -> dict[str, Any]:
+def _build_table(rows: Sequence[Mapping[str, str]], keys: Sequence[SearchedKey]) -> Document:
     has_errors = any(row.get("error") for row in rows)
     head = ["trial", "state", "score", "frames", "sessions", *(key.name for key in keys)]
     cells = []
@@ -169,7 +169,7 @@ def _describe(row: Mapping[str, str], keys: Sequence[SearchedKey]) -> str:
     return "\n".join([f"trial {row['trial']}: {format_number(_read_score(row))}", *values])
 
 
-def _build_parallel(rows: Sequence[Mapping[str, str]], keys: Sequence[SearchedKey], best: Any) -> dict[str, Any] | None:
+def _build_parallel(rows: Sequence[Mapping[str, str]], keys: Sequence[SearchedKey], best: Any) -> Document | None:
     """A line per trial across the searched keys to its score, as numbers from 0 to 1."""
     known = [row for row in rows if math.isfinite(_read_score(row)) and all(row.get(key.path) for key in keys)]
     if len(known) < 2 or not keys:

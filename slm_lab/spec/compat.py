@@ -1,7 +1,5 @@
 """Translates older spellings of spec keys, each with a note for the log."""
 
-from typing import Any
-
 from slm_lab.lib.data import Document
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.published import is_published, translate
@@ -106,14 +104,14 @@ def _gather_workers(spec: Document, notes: list[str]) -> None:
     )
 
 
-def _rename(section: dict[str, Any], key: str, aliases: dict[str, str], where: str, notes: list[str]) -> None:
+def _rename(section: Document, key: str, aliases: dict[str, str], where: str, notes: list[str]) -> None:
     value = section.get(key)
     if isinstance(value, str) and aliases.get(value, value) != value:
         section[key] = aliases[value]
         notes.append(f"{where} '{value}' is now '{aliases[value]}'")
 
 
-def _move(section: dict[str, Any], old: str, new: str, where: str, notes: list[str]) -> None:
+def _move(section: Document, old: str, new: str, where: str, notes: list[str]) -> None:
     if old in section:
         if new in section:
             raise SpecError(f"{where}.{old} is the older name of {where}.{new}; give only one of them")
@@ -121,7 +119,7 @@ def _move(section: dict[str, Any], old: str, new: str, where: str, notes: list[s
         notes.append(f"{where}.{old} is now {where}.{new}")
 
 
-def _agent(agent: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _agent(agent: Document, notes: list[str]) -> Document:
     if isinstance(agent.get("algorithm"), dict):
         algorithm = agent["algorithm"] = dict(agent["algorithm"])
         _rename(algorithm, "name", ALGORITHM_ALIASES, "algorithm", notes)
@@ -142,13 +140,13 @@ def _agent(agent: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     return agent
 
 
-def _drop_removed(section: dict[str, Any], where: str) -> None:
+def _drop_removed(section: Document, where: str) -> None:
     for key, off in REMOVED.items():
         if section.pop(key, off) != off:
             raise SpecError(f"{where}.{key}: is not supported any more; remove it")
 
 
-def _split_sil_memory(memory: dict[str, Any], algorithm: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _split_sil_memory(memory: Document, algorithm: Document, notes: list[str]) -> Document:
     """Self-imitation has its own memory beside the on-policy batch."""
     if "sil_memory" in algorithm:
         raise SpecError(
@@ -161,7 +159,7 @@ def _split_sil_memory(memory: dict[str, Any], algorithm: dict[str, Any], notes: 
     return {} if name is None else {"name": name}
 
 
-def _net(net: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _net(net: Document, notes: list[str]) -> Document:
     _drop_removed(net, "agent.net")
     for key in ("gpu", "cuda_id"):
         if key in net:
@@ -179,7 +177,7 @@ def _net(net: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     return net
 
 
-def _env(env: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _env(env: Document, notes: list[str]) -> Document:
     _move(env, "normalize_state", "normalize_obs", "env", notes)
     kwargs = env.get("kwargs") or {}
     moved = {key: env.pop(key) for key in ENV_KWARGS if key in env}

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails
 
+from slm_lab.lib.data import Document
 from slm_lab.spec.roles import ROLES, Role
 from slm_lab.spec.types import (
     Bool,
@@ -206,8 +207,8 @@ class NetSpec(Model):
     )
     polyak_coef: Fraction = Field(0.005, description="Share of the net that goes into its target at each step.")
     update_frequency: PositiveInt = Field(1000, description="Frames between replacements of the target net.")
-    actor: dict[str, Any] = Field({}, description="Keys for the actor alone, gathered from `actor_KEY`.")
-    critic: dict[str, Any] = Field({}, description="Keys for the critic alone, gathered from `critic_KEY`.")
+    actor: Document = Field({}, description="Keys for the actor alone, gathered from `actor_KEY`.")
+    critic: Document = Field({}, description="Keys for the critic alone, gathered from `critic_KEY`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -220,7 +221,7 @@ class NetSpec(Model):
 
     @field_validator(*ROLES)
     @classmethod
-    def _check_own_keys(cls, own: dict[str, Any]) -> dict[str, Any]:
+    def _check_own_keys(cls, own: Document) -> Document:
         """The keys of one role with defaults; missing ones are among the common keys."""
         faults = [
             InitErrorDetails(type="extra_forbidden", loc=(key,), input=own[key]) for key in own if key in PAIR_KEYS
@@ -308,7 +309,7 @@ class TorchArcBodySpec(Model):
     """A body described by the TorchArc schema."""
 
     type: Literal["TorchArcNet"] = "TorchArcNet"
-    arc: dict[str, Any] = Field(description="`modules` and `graph` of the body.")
+    arc: Document = Field(description="`modules` and `graph` of the body.")
     hid_layers_activation: Activation | None = Field(None, description="Activation whose gain init_fn uses.")
     normalize: Bool = Field(False, description="Divide the input by 255.")
 
@@ -380,7 +381,7 @@ class TorchArcNetSpec(NetSpec):
     """A body described by the TorchArc schema; output layers are added by the lab."""
 
     type: Literal["TorchArcNet"] = "TorchArcNet"
-    arc: dict[str, Any] | None = Field(
+    arc: Document | None = Field(
         None,
         description="`modules` and `graph` of the body (or `arc_file`: a file holding them); required, "
         "unless actor and critic each have their own.",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from slm_lab.lib.data import Document
 from slm_lab.lib.errors import SpecError
@@ -34,7 +34,7 @@ def gather_roles(spec: Document, where: str) -> Document:
     return {**spec, "agent": {**agent, **nets}}
 
 
-def _gather(net: dict[str, Any], where: str) -> dict[str, Any]:
+def _gather(net: Document, where: str) -> Document:
     gathered = {key: value for key, value in net.items() if not key.startswith(("actor_", "critic_"))}
     for role in ROLES:
         given = gathered.setdefault(role, {})
@@ -46,7 +46,7 @@ def _gather(net: dict[str, Any], where: str) -> dict[str, Any]:
     return gathered
 
 
-def sections(net: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def sections(net: Document) -> Iterator[tuple[str, Document]]:
     """The common keys of a raw net, then those of each role, each with the prefix that users write."""
     yield "", net
     for role in ROLES:

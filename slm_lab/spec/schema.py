@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, create_model, model_validator
 
+from slm_lab.lib.data import Document
 from slm_lab.spec import algorithm as algorithms
 from slm_lab.spec import memory as memories
 from slm_lab.spec import net as nets
@@ -65,7 +66,7 @@ class EnvSpec(Model):
         "for ALE/ games.",
     )
     reward_scale: Float = Field(1.0, description="Factor on the reward for learning; scores stay raw.")
-    kwargs: dict[str, Any] = Field({}, description="Options passed to the env's constructor.")
+    kwargs: Document = Field({}, description="Options passed to the env's constructor.")
 
     @model_validator(mode="after")
     def _check_clip(self) -> Self:
@@ -202,7 +203,7 @@ class Spec(Model):
     agent: AgentSpec
     env: EnvSpec
     meta: MetaSpec = MetaSpec()
-    search: dict[str, Any] = Field({}, description="Search space: `path__space: arguments`.")
+    search: Document = Field({}, description="Search space: `path__space: arguments`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -240,7 +241,7 @@ class Spec(Model):
         """Frames between evaluations during training."""
         return self.meta.eval_frequency or max(1, self.env.max_frame // NUM_EVAL)
 
-    def replace(self, **sections: dict[str, Any]) -> Self:
+    def replace(self, **sections: Document) -> Self:
         """A copy with some keys of some sections changed, e.g. `replace(meta={"seed": 3})`."""
         changes = {
             section: getattr(self, section).model_copy(update=values)  # names of our own sections, not of a file
@@ -253,7 +254,7 @@ def _with_last_frame(net: Any, max_frame: Any) -> Any:
     """The same net, with an end frame in each schedule that counts frames."""
     if not isinstance(net, dict):
         return net
-    filled: dict[str, Any] = {key: _with_last_frame(net[key], max_frame) for key in ROLES if key in net}
+    filled: Document = {key: _with_last_frame(net[key], max_frame) for key in ROLES if key in net}
     match net.get("lr_scheduler_spec"):
         case {"name": "LinearToZero" | "LinearToMin" as name, **keys} if keys.get("frame") is None:
             filled["lr_scheduler_spec"] = {"name": name, **keys, "frame": max_frame}

@@ -5,6 +5,7 @@ from typing import Any
 
 from slm_lab.agent.memory.replay import Replay
 from slm_lab.experiment.checkpoint.state import content_errors, load_state, save_state
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import CheckpointError
 from slm_lab.results.folder import STATE_SUFFIX, replay_file
 
@@ -86,7 +87,7 @@ def parse_chunks(value: Any) -> list[Chunk]:
     return chunks
 
 
-def load_rows(path: Path) -> dict[str, Any]:
+def load_rows(path: Path) -> State:
     """The rows in a file of a replay."""
     rows = load_state(path).get("rows")
     if not isinstance(rows, dict):

@@ -182,7 +182,7 @@ def load_state(path: Path) -> State:
         ) from None
 
 
-def _read(path: Path, text: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _read(path: Path, text: str, tensors: Mapping[str, Tensor]) -> State:
     """The state of a file whose hash matches, which anyone can write."""
     if len(text) > MAX_TEXT:
         raise CheckpointError(f"{path}: refused (it has {len(text):,} bytes beside its tensors)")
@@ -223,9 +223,7 @@ def content_errors(path: Path, problem: str = "what it holds does not fit togeth
         raise CheckpointError(f"{path}: {problem} ({type(error).__name__}: {printable(reason, limit=1000)})") from None
 
 
-def load_latest(
-    path: Path, finish: Callable[[dict[str, Any]], None] = lambda _: None
-) -> tuple[dict[str, Any] | None, list[str]]:
+def load_latest(path: Path, finish: Callable[[State], None] = lambda _: None) -> tuple[State | None, list[str]]:
     """The last good state, or None if there is none yet, and what was wrong with those passed over.
 
     `finish` reads what belongs to a state and lies in other files; it may find that they are damaged.

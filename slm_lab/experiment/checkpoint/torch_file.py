@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slm_lab.lib.data import State
 from slm_lab.lib.errors import CheckpointError, UnreadableError
 from slm_lab.lib.io import read_bytes
 from slm_lab.spec.reader import printable
@@ -32,7 +33,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def load_old_model(path: Path) -> dict[str, Any]:
+def load_old_model(path: Path) -> State:
     """A model that this lab wrote with torch."""
     state = _decode(_load(path))
     if not isinstance(state, dict):
