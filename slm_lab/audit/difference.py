@@ -81,7 +81,7 @@ class Comparison:
                     self.rows.append(Difference(name, one[column] or "empty", two[column] or "empty"))
                     break
 
-    def compare_states(self, there: Any, here: Any, name: str = "", skip: Collection[str] = ()) -> None:
+    def compare_states(self, there: object, here: object, name: str = "", skip: Collection[str] = ()) -> None:
         """Compare nested states bit by bit, optionally without some top-level keys."""
         if isinstance(there, dict) and isinstance(here, dict):
             for key in dict.fromkeys([*there, *here]):
@@ -194,7 +194,7 @@ def _show(value: Tensor) -> str:
     return str(value.float().numpy() if value.dtype == torch.bfloat16 else value.cpu().numpy())
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, (Tensor, np.ndarray)):
         return f"{value.dtype} of shape {list(value.shape)}".replace("torch.", "")
     text = repr(value)

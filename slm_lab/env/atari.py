@@ -12,6 +12,7 @@ from ale_py import roms
 from gymnasium import spaces
 from pydantic import Field, ValidationError
 
+from slm_lab.env.gym_types import Info
 from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError
 from slm_lab.spec.problem import describe_first
@@ -109,7 +110,7 @@ class AtariEnv(gym.Env[Array, Any]):
                     raise EnvError(f"env.kwargs.{what}: the game has {known()}, not {value}")
                 choose(value)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
         """Start a game: fire if the game can, then a random number of frames without a move."""
         if seed is not None:
             seed = bound_seed(seed)
@@ -134,7 +135,7 @@ class AtariEnv(gym.Env[Array, Any]):
         if self.ale.game_over():
             self.ale.reset_game()
 
-    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[Array, float, bool, bool, Info]:
         """Repeat an action for `frameskip` frames; the observation is the pixel-wise maximum of the last two."""
         reward = 0.0
         truncated = False

@@ -110,7 +110,7 @@ def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[i
     return wrong, lengths, num_step / (time.perf_counter() - start)
 
 
-def _check_reward(reward: Any, step: int) -> dict[str, str]:
+def _check_reward(reward: object, step: int) -> dict[str, str]:
     try:
         is_finite = np.isfinite(read_reward(reward))
     except MisfitError as error:
@@ -118,7 +118,7 @@ def _check_reward(reward: Any, step: int) -> dict[str, str]:
     return {} if is_finite else {"reward": f"step {step}: the reward is {reward}"}
 
 
-def _check_obs(env: GymEnv, obs: Any, at: str) -> dict[str, str]:
+def _check_obs(env: GymEnv, obs: object, at: str) -> dict[str, str]:
     space = env.observation_space
     if not isinstance(space, spaces.Box):
         return {} if space.contains(obs) else {"obs": f"{at}: the observation is not in {in_one_line(space)}"}

@@ -6,3 +6,5 @@ import gymnasium as gym
 
 GymEnv = gym.Env[Any, Any]
 GymSpace = gym.Space[Any]
+# `info` of a reset or step, and `options` of a reset
+Info = dict[str, Any]

@@ -107,7 +107,7 @@ def _find_leaf_misfit(value: Any, space: GymSpace) -> str | None:
     return find_misfit(value, space.shape, space.dtype)
 
 
-def find_misfit(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str | None:
+def find_misfit(value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str | None:
     """Why an array does not match a space; None if it can be stored without loss."""
     try:
         array = np.asarray(value)
@@ -138,7 +138,7 @@ def read_reward(reward: Any) -> float:
         raise MisfitError(f"the reward is {type(reward).__name__} of shape {shape}, a number expected") from None
 
 
-def read_truth(name: str, value: Any) -> bool:
+def read_truth(name: str, value: object) -> bool:
     """Whether an episode ended; 0 and 1 are accepted."""
     array = np.asarray(value)
     if array.size == 1 and array.dtype.kind in "biuf" and array.item() in (0, 1):
@@ -146,7 +146,7 @@ def read_truth(name: str, value: Any) -> bool:
     raise MisfitError(f"{name} is {type(value).__name__ if array.ndim else repr(value)}, true or false expected")
 
 
-def flatten_obs(space: GymSpace, obs: Any) -> tuple[Array, bool]:
+def flatten_obs(space: GymSpace, obs: object) -> tuple[Array, bool]:
     """One observation or a batch as flat rows (N, size), as in training; and whether it was a batch.
 
     A batch is what a gymnasium vector env returns: the same structure, with one more dimension in front of each part.
@@ -173,7 +173,7 @@ def flatten_obs(space: GymSpace, obs: Any) -> tuple[Array, bool]:
     return np.concatenate(list(rows.values()), 1), bool(is_batch)
 
 
-def _take_parts(space: GymSpace, obs: Any, where: str) -> list[Any]:
+def _take_parts(space: GymSpace, obs: object, where: str) -> list[Any]:
     """The values of an observation in the order of `_leaves`."""
     if isinstance(space, spaces.Dict):
         if not isinstance(obs, Mapping) or not set(space.spaces) <= set(obs):

@@ -158,20 +158,20 @@ class Slots:
         text = f"{self._where(slot, episode)}: {problem}; {_HINT}"
         return EnvFaultError(text, tensor, self.indices[slot], "is not what it should be")
 
-    def _read_obs(self, obs: Any, slot: int, episode: int) -> Any:
+    def _read_obs(self, obs: object, slot: int, episode: int) -> Any:
         # a single number, if it were let in, would fill the whole row, and a fraction be cut off
         problem = find_misfit(obs, self.shape, self.dtype)
         if problem is not None:
             raise self._fault(slot, episode, f"the observation {problem}")
         return obs
 
-    def _read_reward(self, reward: Any, slot: int, episode: int) -> float:
+    def _read_reward(self, reward: object, slot: int, episode: int) -> float:
         try:
             return read_reward(reward)
         except MisfitError as error:
             raise self._fault(slot, episode, str(error), "reward") from None
 
-    def _read_truth(self, name: str, value: Any, slot: int, episode: int) -> bool:
+    def _read_truth(self, name: str, value: object, slot: int, episode: int) -> bool:
         try:
             return read_truth(name, value)
         except MisfitError as error:

@@ -18,10 +18,12 @@ from loguru import logger
 from mujoco_playground import dm_control_suite, locomotion, manipulation, registry
 from mujoco_playground._src.mjx_env import MENAGERIE_COMMIT_SHA, MENAGERIE_PATH
 
+from slm_lab.env.gym_types import Info
 from slm_lab.env.layout import calc_parts
 from slm_lab.env.make import PLAYGROUND_PREFIX, EnvFacts, EnvSettings
 from slm_lab.env.vec_env import Obs, Step, VecEnv
 from slm_lab.lib.array import Array
+from slm_lab.lib.data import Document
 from slm_lab.lib.errors import EnvError, nearest
 from slm_lab.lib.io import cache_folder
 
@@ -80,19 +82,19 @@ class Simulator:
         jax.block_until_ready(self.select(np.zeros(self.num_envs, bool), (new, new_obs), (state, obs)))
         self.is_compiled = True
 
-    def _start(self, seed: Any) -> Any:
+    def _start(self, seed: jax.Array) -> Any:
         return self.env.reset(jax.random.PRNGKey(seed))
 
-    def _reset(self, seed: Any) -> tuple[Any, Any]:
+    def _reset(self, seed: jax.Array) -> tuple[Any, jax.Array]:
         """States and observations at the start of the episodes with these seeds (N,)."""
         state = jax.vmap(self._start)(seed)
         # weakly typed numbers would have the step compiled a second time, for the strongly typed ones it returns
         return _as_typed(state, state), self._flatten(state.obs)
 
-    def _step(self, state: Any, action: Any) -> tuple[Any, Any, Any]:
+    def _step(self, state: Any, action: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
         """States, observations, and (3, N): rewards, whether the task ended, whether the physics diverged."""
 
-        def advance(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
+        def advance(carry: tuple[Any, jax.Array], _: None) -> tuple[tuple[Any, jax.Array], None]:
             now, total = carry
             new = _as_typed(jax.vmap(self.env.step)(now, action), now)
             if self.repeat == 1:
@@ -114,7 +116,7 @@ class Simulator:
         ended = (new.done > 0.5) | ~is_finite
         return new, obs, jnp.stack([jnp.where(is_finite, reward, 0.0), ended, ~is_finite])
 
-    def _flatten(self, obs: Any) -> Any:
+    def _flatten(self, obs: jax.Array | Mapping[str, jax.Array]) -> jax.Array:
         """Observations (N, ...), the parts of a dict one after the other."""
         if not isinstance(obs, Mapping):
             return obs.astype(jnp.float32)
@@ -136,14 +138,14 @@ class PlaygroundVecEnv(VecEnv):
         self.num_broken = 0
         self._state: Any = None
         # torch may still read these while jax would already reuse their memory
-        self._lent: tuple[Any, ...] = ()
+        self._lent: tuple[jax.Array, ...] = ()
 
     def _seeds(self, indices: Array, episode: Array) -> Array:
         seeds = np.zeros(self.num_envs, np.uint32)
         seeds[indices] = [self.episode_seed(int(index), int(episode[index])) for index in indices]
         return seeds
 
-    def _hand_over(self, obs: Any) -> Obs:
+    def _hand_over(self, obs: jax.Array) -> Obs:
         """Observations owned by the caller; on a GPU they stay there."""
         if self.simulator.is_on_gpu:
             return to_torch(obs)
@@ -224,7 +226,7 @@ class PlaygroundEnv(gym.Env[Array, Array]):
         self._state: Any = None
         self._t = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
         """Start an episode."""
         super().reset(seed=seed)
         self.simulator.compile()
@@ -233,7 +235,7 @@ class PlaygroundEnv(gym.Env[Array, Array]):
         self._t = 0
         return np.array(obs[0]), {}
 
-    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, Info]:
         """One step."""
         self._state, obs, outcome = self.simulator.step(self._state, np.asarray(action, np.float32)[None])
         reward, ended, is_broken = np.asarray(outcome)[:, 0]
@@ -243,16 +245,16 @@ class PlaygroundEnv(gym.Env[Array, Array]):
         return seen, float(reward), bool(ended), is_over and not ended, {}
 
 
-def to_torch(array: Any) -> torch.Tensor:
+def to_torch(array: jax.Array) -> torch.Tensor:
     """A copy as a tensor on the array's device, owned by the caller."""
     return torch.from_dlpack(array).clone()
 
 
-def _select(mask: Any, new: Any, old: Any) -> Any:
+def _select(mask: jax.Array, new: Any, old: Any) -> Any:
     """Rows of `new` where the mask (N,) is true, otherwise of `old`."""
     count = mask.shape[0]
 
-    def pick(one: Any, other: Any) -> Any:
+    def pick(one: jax.Array, other: jax.Array) -> jax.Array:
         # warp keeps the contacts of all envs in one list, which has no row per env
         if other.ndim == 0 or other.shape[0] != count:
             return other
@@ -270,13 +272,13 @@ def _unbounded(shape: tuple[int, ...]) -> spaces.Box:
     return spaces.Box(-np.inf, np.inf, shape, np.float32)
 
 
-def _build_space(obs: Any) -> spaces.Box | spaces.Dict:
+def _build_space(obs: jax.Array | Mapping[str, jax.Array]) -> spaces.Box | spaces.Dict:
     if isinstance(obs, Mapping):
         return spaces.Dict({name: _unbounded(part.shape) for name, part in obs.items()})
     return _unbounded(obs.shape)
 
 
-def _choose_device(name: str) -> Any:
+def _choose_device(name: str) -> jax.Device:
     """The jax device for a torch device."""
     kind, _, index = name.partition(":")
     if kind == "cuda":
@@ -313,7 +315,7 @@ def _check_name(full_name: str) -> str:
     return full_name.removeprefix(PLAYGROUND_PREFIX)
 
 
-def _build_config(name: str, kwargs: dict[str, Any], is_on_gpu: bool) -> Any:
+def _build_config(name: str, kwargs: Document, is_on_gpu: bool) -> Any:
     """The env's own options, updated with those of the spec."""
     config = registry.get_default_config(name)
     known = _list_options(config.to_dict())
@@ -332,7 +334,7 @@ def _build_config(name: str, kwargs: dict[str, Any], is_on_gpu: bool) -> Any:
     return config
 
 
-def _list_options(options: dict[str, Any]) -> list[str]:
+def _list_options(options: Document) -> list[str]:
     """Names of options; nested ones are joined by dots."""
     names = []
     for key, value in options.items():

@@ -7,11 +7,11 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-from slm_lab.env.gym_types import GymSpace
+from slm_lab.env.gym_types import GymSpace, Info
 from slm_lab.lib.array import Array
 
 
-class ProbeEnv(gym.Env[Array, Any]):
+class ProbeEnv(gym.Env[Array, Array]):
     """Base: one-number observations, two actions, episodes of fixed length."""
 
     length = 1
@@ -25,20 +25,20 @@ class ProbeEnv(gym.Env[Array, Any]):
         """The current observation."""
         return np.zeros(1, np.float32)
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action: Array) -> float:
         """The reward of an action."""
         return 1.0
 
     def begin(self) -> None:
         """Sample what an episode needs."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
         super().reset(seed=seed)
         self.t = 0
         self.begin()
         return self.obs(), {}
 
-    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, Info]:
         reward = self.reward(action)
         self.t += 1
         return self.obs(), reward, self.t >= self.length, False, {}
@@ -57,7 +57,7 @@ class ObsReward(ProbeEnv):
     def obs(self) -> Array:
         return np.array([self.sign], np.float32)
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action: Array) -> float:
         return self.sign
 
 
@@ -69,21 +69,21 @@ class TwoStep(ProbeEnv):
     def obs(self) -> Array:
         return np.array([float(self.t)], np.float32)
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action: Array) -> float:
         return float(self.t == 1)
 
 
 class ActionReward(ProbeEnv):
     """One step, action 1 earns 1 and action 0 earns -1: always take action 1."""
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action: Array) -> float:
         return 1.0 if action == 1 else -1.0
 
 
 class ObsAction(ObsReward):
     """One step, the action must match the sign of the observation."""
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action: Array) -> float:
         return 1.0 if (action == 1) == (self.sign > 0) else -1.0
 
 
@@ -95,7 +95,7 @@ class Memory(ObsAction):
     def obs(self) -> Array:
         return np.array([self.sign if self.t == 0 else 0.0], np.float32)
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action: Array) -> float:
         return super().reward(action) if self.t == self.length - 1 else 0.0
 
 
@@ -111,7 +111,7 @@ class ContinuousTarget(ProbeEnv):
     def obs(self) -> Array:
         return np.array([self.target], np.float32)
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action: Array) -> float:
         return -float((action[0] - 0.5 * self.target) ** 2)
 
 
@@ -121,7 +121,7 @@ class MultiAction(ProbeEnv):
     def __init__(self) -> None:
         super().__init__(spaces.MultiDiscrete([2, 3]))
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action: Array) -> float:
         return float(action[0] == 1) + float(action[1] == 2) - 1.0
 
 
@@ -131,7 +131,7 @@ class BinaryAction(ProbeEnv):
     def __init__(self) -> None:
         super().__init__(spaces.MultiBinary(3))
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action: Array) -> float:
         return float(np.mean(np.asarray(action) == (1, 0, 1)))
 
 
@@ -148,7 +148,7 @@ class DiscreteObs(ProbeEnv):
     def obs(self) -> Array:
         return self.number  # type: ignore[return-value]
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action: Array) -> float:
         return 1.0 if (action == 1) == (self.number == 2) else -1.0
 
 
@@ -157,7 +157,7 @@ class TimeLimit(ProbeEnv):
 
     length = 10
 
-    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, Info]:
         obs, reward, ended, _, info = super().step(action)
         return obs, reward, False, ended, info
 
@@ -175,7 +175,7 @@ class Image(ProbeEnv):
     def obs(self) -> Array:
         return np.full((1, 12, 12), 255 if self.bright else 0, np.uint8)
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action: Array) -> float:
         return 1.0 if (action == 1) == self.bright else -1.0
 
 
@@ -191,11 +191,11 @@ class CartPoleHidden(CartPoleEnv):
         assert isinstance(space, spaces.Box)
         self.observation_space = spaces.Box(space.low[[*self.SEEN]], space.high[[*self.SEEN]])
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
         obs, info = super().reset(seed=seed, options=options)
         return obs[[*self.SEEN]], info
 
-    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | Array) -> tuple[Array, float, bool, bool, Info]:
         obs, *rest = super().step(action)
         return obs[[*self.SEEN]], *rest
 

@@ -130,7 +130,7 @@ class Worker:
         self.connection = Connection(ours.detach())
         self.send(request)
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Send a request."""
         try:
             self.connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
@@ -193,7 +193,7 @@ def serve(descriptor: int) -> None:
                     settings, indices = message
                     import_modules(settings.imports)
                     slots = Slots(settings, indices)
-                    answer: Any = slots.facts
+                    answer: object = slots.facts
                 else:
                     answer = _serve_one(slots, *message)
             except (LabError, EnvExitError) as error:
@@ -206,7 +206,7 @@ def serve(descriptor: int) -> None:
         slots.close()
 
 
-def send_answer(connection: Connection, answer: Any) -> bool:
+def send_answer(connection: Connection, answer: object) -> bool:
     """Send what `Worker.receive` returns, or the error that it raises; False if the other end is gone."""
     try:
         connection.send_bytes(pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL))

@@ -4,6 +4,8 @@ from typing import Any
 
 import gymnasium as gym
 
+from slm_lab.env.gym_types import Info
+
 
 class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
     """Gives BipedalWalker a new world in each episode, as in LunarLander.
@@ -12,7 +14,7 @@ class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
     them with other roundings: an episode would depend on those before it, not on its seed alone.
     """
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         """Start an episode."""
         base: Any = self.unwrapped
         base._destroy()

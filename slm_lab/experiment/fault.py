@@ -170,7 +170,7 @@ def _add_what_fits(bundle: State, parts: State) -> None:
             bundle["obstacle"] = f"the {what} no room in a bundle of {MAX_BYTES / 1e6:.0f} MB with {size / 1e6:.0f} MB"
 
 
-def count_bytes(value: Any) -> int:
+def count_bytes(value: object) -> int:
     """Bytes of the tensors in a value."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
@@ -181,7 +181,7 @@ def count_bytes(value: Any) -> int:
     return sum(count_bytes(item) for item in value) if isinstance(value, list) else 0
 
 
-def pack(value: Any) -> Any:
+def pack(value: object) -> Any:
     """A copy made of plain data and tensors, which may stay while the value changes."""
     if isinstance(value, Tensor):
         return value.detach().clone().cpu()

@@ -6,7 +6,6 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.executor import SessionTask
@@ -24,7 +23,7 @@ def main(task: SessionTask, descriptor: int, parent: int) -> int:
     """Run one session, telling the parent what happens through a pipe."""
     with os.fdopen(descriptor, "w", buffering=1) as pipe, StopSignal(is_patient=True) as stop:
 
-        def tell(kind: str, content: Any) -> None:
+        def tell(kind: str, content: object) -> None:
             with suppress(BrokenPipeError):
                 pipe.write(json.dumps([kind, content]) + "\n")
 

@@ -154,12 +154,12 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: object) -> None:
     """Write JSON atomically, readable by people; a number that is not finite becomes null, for JSON has none."""
     write_text(path, json.dumps(to_finite(data), indent=2, allow_nan=False) + "\n")
 
 
-def to_finite(data: Any) -> Any:
+def to_finite(data: object) -> Any:
     if isinstance(data, dict):
         return {key: to_finite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -167,12 +167,12 @@ def to_finite(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
-def write_yaml(path: Path, data: Any) -> None:
+def write_yaml(path: Path, data: object) -> None:
     """Write YAML atomically, keys in their own order."""
     write_text(path, dump_yaml(data))
 
 
-def dump_yaml(data: Any) -> str:
+def dump_yaml(data: object) -> str:
     """YAML text, keys in their own order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120)
 
@@ -180,7 +180,7 @@ def dump_yaml(data: Any) -> str:
 class _Dumper(yaml.SafeDumper):
     """Short lists on one line, and floats that every YAML reader takes as floats."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from dotenv.parser import parse_stream
 
@@ -213,7 +213,7 @@ def search_file(file: BinaryIO, is_text: bool) -> tuple[int, str] | None:
     return None
 
 
-def find_secret(data: Any) -> tuple[str, str] | None:
+def find_secret(data: object) -> tuple[str, str] | None:
     """The printable path of the first secret in plain data, and its kind."""
     # one look at all of it, however many texts there are; the character between them is part of no secret
     whole = "\0".join(_walk(data, []))
@@ -238,7 +238,7 @@ def _show_path(trail: list[str]) -> str:
     return shown if shown.isprintable() else ascii(shown)[1:-1]
 
 
-def _walk(node: Any, trail: list[str]) -> Iterator[str]:
+def _walk(node: object, trail: list[str]) -> Iterator[str]:
     """All texts of plain data, including keys; `trail` is the path of the current one."""
     if isinstance(node, Mapping):
         for key, value in node.items():

@@ -55,7 +55,7 @@ def to_number(value: Any) -> float | None:
     return float(value) if is_number and math.isfinite(value) else None
 
 
-def format_number(value: Any) -> str:
+def format_number(value: object) -> str:
     """A number for people."""
     number = to_number(value)
     if number is None:

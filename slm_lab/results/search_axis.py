@@ -53,7 +53,7 @@ def read_axis(key: SearchedKey, values: Sequence[Any]) -> Axis:
     return Axis((scaled - low) / span, ((ticks - low) / span).tolist(), labels)
 
 
-def show_name(value: Any) -> str:
+def show_name(value: object) -> str:
     """A choice as text."""
     return value if isinstance(value, str) else json.dumps(value)
 

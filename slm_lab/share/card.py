@@ -4,7 +4,6 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import quote
 
 from slm_lab.lib.data import Document
@@ -134,6 +133,6 @@ def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2f}"
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     """Text with Markdown escaped: names come from specs of others."""
     return _MARKUP.sub(r"\\\1", " ".join(str(value).split()))

@@ -58,11 +58,11 @@ def _name_origin(problem: str, given: Given) -> str:
     return problem
 
 
-def _show_change(key: str, value: Any) -> str:
+def _show_change(key: str, value: object) -> str:
     return f"-s {printable(key)}={printable(value if isinstance(value, str) else json.dumps(value), limit=60)}"
 
 
-def describe_all(error: ValidationError, model: type[BaseModel], data: Any, where: str = "") -> list[str]:
+def describe_all(error: ValidationError, model: type[BaseModel], data: object, where: str = "") -> list[str]:
     """A line for each mistake in `data`, the input of the model; `where` is its place in the spec."""
     every = error.errors(include_url=False)
     details = [detail for detail in every if not _is_other_branch(detail)] or every
@@ -71,7 +71,7 @@ def describe_all(error: ValidationError, model: type[BaseModel], data: Any, wher
     return [*described, *(str(detail["loc"]) for detail in details[MAX_PROBLEMS:])]
 
 
-def describe_first(error: ValidationError, model: type[BaseModel], data: Any, where: str) -> str:
+def describe_first(error: ValidationError, model: type[BaseModel], data: object, where: str) -> str:
     """The mistake to report first: an unknown key is often a misspelled missing one."""
     lines = describe_all(error, model, data, where)
     return next((line for line in lines if ": unknown key" in line), lines[0])
@@ -86,7 +86,7 @@ def _is_other_branch(error: ErrorDetails) -> bool:
     return is_plain and isinstance(error["input"], (list, tuple))
 
 
-def _describe(error: ErrorDetails, model: type[BaseModel], data: Any, where: str) -> str:
+def _describe(error: ErrorDetails, model: type[BaseModel], data: object, where: str) -> str:
     path = list(_keys(error, data))
     shown = written_path(".".join(filter(None, (where, _join(path))))) or "spec"
     kind, context, given = error["type"], error.get("ctx", {}), show(error["input"])
@@ -120,7 +120,7 @@ def _describe(error: ErrorDetails, model: type[BaseModel], data: Any, where: str
     return f"{shown}: {message} expected, got {given}"
 
 
-def _keys(error: ErrorDetails, data: Any) -> Iterator[str | int]:
+def _keys(error: ErrorDetails, data: object) -> Iterator[str | int]:
     """The keys of an error's location, without the parts that name a member of a union."""
     last = len(error["loc"]) - 1
     for index, key in enumerate(error["loc"]):
@@ -133,7 +133,7 @@ def _keys(error: ErrorDetails, data: Any) -> Iterator[str | int]:
         yield key
 
 
-def _known_key(path: list[str | int], model: type[BaseModel], data: Any, is_whole: bool) -> str:
+def _known_key(path: list[str | int], model: type[BaseModel], data: object, is_whole: bool) -> str:
     """The nearest known key in a place, or where the key belongs."""
     *place, key = (str(part) for part in path)
     holder = _model_at(path[:-1], model, data)
@@ -186,7 +186,7 @@ def _is_tagged(kind: type[BaseModel], data: Document) -> bool:
     return any(data.get(key) in get_args(field.annotation) for key, field in fields)
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """A value as written, shortened."""
     return printable(json.dumps(value, default=str, ensure_ascii=False), limit=60)
 

@@ -51,11 +51,11 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             raise _TooLargeError
 
 
-def _checked(kind: str) -> Callable[[yaml.SafeLoader, yaml.ScalarNode], Any]:
+def _checked(kind: str) -> Callable[[yaml.SafeLoader, yaml.ScalarNode], object]:
     """PyYAML's own constructor, whose KeyError or IndexError for `!!bool x` becomes an error in the YAML."""
     construct = yaml.SafeLoader.yaml_constructors[f"tag:yaml.org,2002:{kind}"]
 
-    def checked(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    def checked(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> object:
         try:
             return construct(loader, node)
         except (LookupError, ValueError):
@@ -103,12 +103,12 @@ def read_document(path: Path) -> Document:
     return data
 
 
-def _parse_json(text: str) -> Any:
+def _parse_json(text: str) -> object:
     # ${key} may stand unquoted where a number is due
     return _strict_json(_STRING_OR_PLACEHOLDER.sub(lambda m: f'"{m[1]}"' if m[1] else m[0], text))
 
 
-def _strict_json(text: str) -> Any:
+def _strict_json(text: str) -> object:
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_whole_number)
 
 
@@ -122,7 +122,7 @@ def parse_value(text: str) -> Any:
         raise SpecError(f"'{printable(text)}': {error}") from None
 
 
-def _typed(text: str) -> Any:
+def _typed(text: str) -> object:
     try:
         return _strict_json(text)
     except json.JSONDecodeError:
@@ -134,7 +134,7 @@ def _typed(text: str) -> Any:
         return text
 
 
-def _parse_yaml(text: str) -> Any:
+def _parse_yaml(text: str) -> object:
     # libyaml composes recursively in C and would crash on deep nesting; its events come one by one
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
@@ -147,7 +147,7 @@ def _parse_yaml(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> Document:
     data: Document = {}
     for key, value in pairs:
         if key in data:
@@ -165,11 +165,11 @@ def _whole_number(digits: str) -> int:
     return int(digits) if len(digits) <= 20 else MAX_INT
 
 
-def _plain(data: Any) -> Any:
+def _plain(data: object) -> Any:
     """A copy without shared references, within the limits; refuses anything but plain data."""
     count = 0
 
-    def copy(value: Any, depth: int) -> Any:
+    def copy(value: object, depth: int) -> object:
         nonlocal count
         count += 1
         if count > MAX_NODES or depth > MAX_DEPTH:
@@ -189,7 +189,7 @@ def _plain(data: Any) -> Any:
     return copy(data, 0)
 
 
-def _key(key: Any) -> str:
+def _key(key: object) -> str:
     if not isinstance(key, str):
         raise ValueError(f"key '{printable(str(key))}' is not text; put it in quotes")
     return key
@@ -214,7 +214,7 @@ def _number(value: int | float) -> int | float:
     return value
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """The kind of a value, in words."""
     if value is None:
         return "nothing"

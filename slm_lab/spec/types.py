@@ -22,7 +22,7 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> Any:
     """Accept `1e6` as an integer; fractions, text and true/false are still refused."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -60,7 +60,7 @@ class ScheduleSpec(Model):
         return self
 
 
-def _number_or_schedule(value: Any) -> str:
+def _number_or_schedule(value: object) -> str:
     return "schedule" if isinstance(value, (dict, ScheduleSpec)) else "number"
 
 

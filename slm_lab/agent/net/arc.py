@@ -22,7 +22,7 @@ MAX_PASS = 100_000_000  # values made in the pass of the example input
 Name = Annotated[Str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 # a module's name, or name~tag to use the module again
 Node = Annotated[Str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*(~[A-Za-z0-9_-]+)?$")]
-Ref = int | list[Any]  # the slot of a value in a forward pass, or a list of such slots
+Ref = int | list["Ref"]  # the slot of a value in a forward pass, or a list of such slots
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -30,14 +30,14 @@ class GraphSpec(Model):
     """What feeds what, in the order of the forward pass."""
 
     input: Name | tuple[Name]
-    modules: dict[Node, Any] = Field(min_length=1)
+    modules: dict[Node, object] = Field(min_length=1)
     output: Str | tuple[Str]
 
 
 class ArcSpec(Model):
     """Modules by name; without a graph there is one."""
 
-    modules: dict[Name, Any] = Field(min_length=1)
+    modules: dict[Name, object] = Field(min_length=1)
     graph: GraphSpec | None = None
 
 
@@ -46,15 +46,15 @@ class CompactLayer(Model):
 
     type: Str
     keys: Str | tuple[Str, ...]
-    args: tuple[Any, ...] = Field(min_length=1)
+    args: tuple[object, ...] = Field(min_length=1)
 
 
 class CompactSpec(Model):
     """Layers before and after each repetition of a layer."""
 
-    prelayer: tuple[Any, ...] = ()
+    prelayer: tuple[object, ...] = ()
     layer: CompactLayer
-    postlayer: tuple[Any, ...] = ()
+    postlayer: tuple[object, ...] = ()
 
 
 class Step(NamedTuple):
@@ -99,7 +99,7 @@ class ArcNet(nn.Module):
         layers = {self.get_submodule(name): path for name, path in self._paths.items()}
         where, shapes, values = "", "", 0
 
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def enter(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             nonlocal where, shapes, values
             given = [*args, *kwargs.values()]
             where, shapes = layers[module], _shapes(given)
@@ -125,7 +125,7 @@ class ArcNet(nn.Module):
                 module.training = training
 
 
-def build_arc(arc: Any, path: str = "net.arc") -> ArcNet:
+def build_arc(arc: object, path: str = "net.arc") -> ArcNet:
     """The net an arc describes; `path` is where the arc sits in the spec, for messages."""
     spec = _parse(ArcSpec, arc, path)
     graph = spec.graph
@@ -145,7 +145,7 @@ def build_arc(arc: Any, path: str = "net.arc") -> ArcNet:
         raise SpecError(f"{path}.modules: {error.args[0]}; choose another name") from None
 
 
-def _parse(model: type[M], data: Any, path: str) -> M:
+def _parse(model: type[M], data: object, path: str) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -159,7 +159,7 @@ class _Builder:
         self.paths: dict[str, str] = {}
         self.count = 0
 
-    def build(self, spec: Any, path: str, name: str) -> nn.Module:
+    def build(self, spec: object, path: str, name: str) -> nn.Module:
         """One module; `name` is its place in the net."""
         self.count += 1
         if self.count > MAX_MODULES:
@@ -182,12 +182,12 @@ class _Builder:
         self.paths[name] = path
         return build_layer(kind, body, path)
 
-    def _sequence(self, entries: list[tuple[Any, str]], name: str) -> nn.Sequential:
+    def _sequence(self, entries: list[tuple[object, str]], name: str) -> nn.Sequential:
         """Entries, each with its path, one after the other."""
         return nn.Sequential(*[self.build(spec, path, f"{name}.{i}") for i, (spec, path) in enumerate(entries)])
 
 
-def _expand(body: Any, path: str) -> list[tuple[Any, str]]:
+def _expand(body: object, path: str) -> list[tuple[object, str]]:
     """The entries a compact form stands for: prelayer, layer, postlayer for each set of arguments."""
     spec = _parse(CompactSpec, body, path)
     keys = [spec.layer.keys] if isinstance(spec.layer.keys, str) else list(dict.fromkeys(spec.layer.keys))
@@ -211,7 +211,7 @@ def _build_graph(graph: GraphSpec, modules: list[str], path: str) -> tuple[list[
     slots = {source: 0}
     used: set[str] = set()
 
-    def find(item: Any, where: str) -> Ref:
+    def find(item: object, where: str) -> Ref:
         if isinstance(item, list) and item:
             return [find(inner, f"{where}[{i}]") for i, inner in enumerate(item)]
         if item in graph.modules and item not in slots:
@@ -241,13 +241,13 @@ def _build_graph(graph: GraphSpec, modules: list[str], path: str) -> tuple[list[
     return steps, slots[output]
 
 
-def _shapes(values: list[Any]) -> str:
+def _shapes(values: list[object]) -> str:
     """The shapes a layer was given."""
     words = [f"of shape {tuple(v.shape)}" if isinstance(v, Tensor) else f"a {type(v).__name__}" for v in values]
     return " and ".join(words) or "(nothing)"
 
 
-def _foresee(module: nn.Module, inputs: list[Any]) -> int:
+def _foresee(module: nn.Module, inputs: list[object]) -> int:
     """About how many values a layer is about to make.
 
     Worked out from shapes, since torch's own way (a pass on the meta device) costs seconds of imports.
