@@ -17,7 +17,6 @@ from bench.faults.specs import make_spec as make_small_spec
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.audit.difference import Comparison, compare_tensors
 from slm_lab.audit.verify import Settings, Verdict, Verification
-from slm_lab.cli.main import main
 from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.launch import write_origin
@@ -30,6 +29,7 @@ from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.schema import Spec
 from test.agent.conftest import build_step
+from test.cli.command import call
 
 
 def make_spec(algorithm: str = "PPO", env: dict[str, Any] | None = None, **meta: Any) -> Spec:
@@ -86,7 +86,7 @@ def reseal(path: Path, *keys: str) -> None:
 
 
 def first_weight(state: dict[str, Any]) -> tuple[str, str]:
-    module, weights = next(iter(state["agent"]["algorithm"]["modules"].items()))
+    module, weights = next(iter(state["modules"].items()))
     return module, next(iter(weights))
 
 
@@ -180,27 +180,22 @@ def test_what_was_found_is_told_although_another_file_is_damaged(copied: RunFold
     assert second == "row at frame 1,200: nothing there, a row here; 1 row differs"
 
 
-def test_a_flipped_bit_in_a_resealed_checkpoint_is_named(copied: RunFolder) -> None:
-    path = copied.resume_file(0, 0)
-    module, name = first_weight(load_state(path))
-    reseal(path, "agent", "algorithm", "modules", module, name)
+@pytest.mark.parametrize("which", ["checkpoint", "model"])
+def test_a_flipped_bit_in_a_resealed_file_is_named(copied: RunFolder, which: str) -> None:
+    path = copied.resume_file(0, 0) if which == "checkpoint" else copied.model_file(0, 0, "last")
+    state = load_state(path)
+    keys = ["agent", "algorithm", "modules"] if which == "checkpoint" else ["modules"]
+    module, name = first_weight(state["agent"]["algorithm"] if which == "checkpoint" else state)
+    reseal(path, *keys, module, name)
     verdict = verify(copied.path)
     assert not verdict.is_same
     (difference,) = verdict.comparison.values
-    assert difference.name == f"agent.algorithm.modules.{module}.{name}[0, 0]"
+    place = "" if which == "checkpoint" else "model last."
+    assert difference.name == f"{place}{'.'.join(keys)}.{module}.{name}[0, 0]"
     assert difference.there != difference.here
-    assert difference.extent.endswith("1 bit(s)")
     assert difference.extent.startswith("1 of ")
+    assert difference.extent.endswith("1 bit(s)")
     assert not verdict.comparison.rows
-
-
-def test_a_flipped_bit_in_a_resealed_model_is_named(copied: RunFolder) -> None:
-    path = copied.model_file(0, 0, "last")
-    state = load_state(path)
-    module, weights = next(iter(state["modules"].items()))
-    reseal(path, "modules", module, next(iter(weights)))
-    (difference,) = verify(copied.path).comparison.values
-    assert difference.name.startswith(f"model last.modules.{module}.")
 
 
 def test_a_flipped_bit_in_the_rows_of_a_replay_is_named(copied_dqn: RunFolder) -> None:
@@ -279,7 +274,7 @@ def test_a_replay_on_one_side_only_is_named(framed: Replay, side: int, tmp_path:
 
 def test_a_flipped_bit_where_the_replay_begins_spreads(copied: RunFolder) -> None:
     path = previous_file(copied.resume_file(0, 0))
-    module, name = first_weight(load_state(path))
+    module, name = first_weight(load_state(path)["agent"]["algorithm"])
     reseal(path, "agent", "algorithm", "modules", module, name)
     verdict = verify(copied.path)
     assert len(verdict.comparison.values) > 3
@@ -360,23 +355,16 @@ def test_all_sessions_are_verified_unless_one_is_asked_for(tmp_path: Path) -> No
 def test_the_command_says_same_or_what_differs(
     copied: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def call(*words: str) -> tuple[object, str]:
-        monkeypatch.setattr("sys.argv", ["slm-lab", "verify", str(copied.path), *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return end.value.code, capsys.readouterr().out
-
-    code, out = call()
-    assert code == 0
-    assert out.startswith("Session 0: same from frame 800 to 1,200 (5 rows, ")
-    code, out = call("--threads", "2", "--segment", "300")
-    assert "threads: 1 there, 2 here" in out
+    assert call(monkeypatch, "verify", str(copied.path)) == 0
+    assert capsys.readouterr().out.startswith("Session 0: same from frame 800 to 1,200 (5 rows, ")
+    call(monkeypatch, "verify", str(copied.path), "--threads", "2", "--segment", "300")
+    assert "threads: 1 there, 2 here" in capsys.readouterr().out
     torch.set_num_threads(1)
     path = copied.resume_file(0, 0)
-    module, name = first_weight(load_state(path))
+    module, name = first_weight(load_state(path)["agent"]["algorithm"])
     reseal(path, "agent", "algorithm", "modules", module, name)
-    code, out = call()
-    assert code == 1
+    assert call(monkeypatch, "verify", str(copied.path)) == 1
+    out = capsys.readouterr().out
     assert f"agent.algorithm.modules.{module}.{name}[0, 0]" in out
     assert "No recorded fact of the machine that trained it differs here" in out
 
@@ -392,10 +380,7 @@ def test_text_of_a_run_cannot_move_the_cursor(
     cells = row.split(",")
     cells[head.split(",").index("total_reward")] = "\x1b[3J"
     table.write_text("\n".join([f"{head},\x1b[4J", ",".join(cells), *rest, ""]))
-    monkeypatch.setattr("sys.argv", ["slm-lab", "verify", str(copied.path), "--segment", "300"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 1
+    assert call(monkeypatch, "verify", str(copied.path), "--segment", "300") == 1
     out = capsys.readouterr().out
     assert out.replace("\n", "").isprintable(), out
     assert all(rf"\x1b[{number}J" in out for number in (2, 3, 4))

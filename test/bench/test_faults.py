@@ -12,7 +12,6 @@ from bench.faults import page as page_module
 from bench.faults import row as row_module
 from bench.faults.crowd import run_together
 from bench.faults.death import kill_session, kill_workers
-from bench.faults.fork import train_to_end
 from bench.faults.grid import drift, stop_and_go
 from bench.faults.hostile import damage, load_hostile, read_specs
 from bench.faults.kill import kill_anywhere, kill_in_saves
@@ -23,8 +22,6 @@ from bench.faults.secrets import plant, read_tokens
 from bench.faults.soak import soak
 from bench.faults.specs import ALGORITHMS, make_spec
 from bench.faults.stop import stop_in
-from slm_lab.audit.difference import find_difference
-from slm_lab.experiment.checkpoint.state import load_state, save_state
 from slm_lab.spec.schema import ALGORITHM_SPECS
 
 SAMPLES: dict[str, tuple[Callable[[Path], Iterator[Verdict]], int]] = {
@@ -138,26 +135,3 @@ def test_the_page_tells_what_was_run_and_what_was_not(tmp_path: Path, monkeypatc
     assert "- `demo`, a, two: it sank" in text
     assert "Measured: one; one." in text
     assert "$" not in text
-
-
-def test_a_run_with_another_seed_is_not_the_same(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        train_to_end(make_spec("Random", env={"max_frame": 100}, meta={"seed": seed}), tmp_path / str(seed))
-    assert find_difference(tmp_path / "0", tmp_path / "0", "fault") is None
-    assert find_difference(tmp_path / "0", tmp_path / "1", "fault") is not None
-
-
-def test_a_row_of_a_replay_that_differs_is_seen(tmp_path: Path) -> None:
-    for name, stop in (("one", None), ("two", 200)):
-        spec = make_spec("PPOSIL", env={"max_frame": 400})
-        if stop is not None:
-            train_to_end(spec, tmp_path / name, stop)
-        train_to_end(spec, tmp_path / name)
-    assert find_difference(tmp_path / "one", tmp_path / "two", "fault") is None
-    path = max((tmp_path / "two" / "model").glob("*_replay-sil_*.safetensors"))
-    state = load_state(path)
-    state["rows"]["reward"] = state["rows"]["reward"] + 1
-    save_state(path, state)
-    found = find_difference(tmp_path / "one", tmp_path / "two", "fault")
-    assert found is not None
-    assert found.startswith("replay sil rows ")
