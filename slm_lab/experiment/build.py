@@ -7,7 +7,7 @@ from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
 from slm_lab.env.render import RenderMode
 from slm_lab.env.vec_env import VecEnv
-from slm_lab.lib.device import pick_device
+from slm_lab.lib.device import pick_device, set_up
 from slm_lab.spec.schema import Spec
 
 # parts of the seed key that keep envs for training and for other uses apart
@@ -19,6 +19,7 @@ def build_session_agent(
 ) -> Agent:
     """The agent of a session, with the seeds of that session."""
     device = device or pick_device(spec.meta.device, session)
+    set_up(device)
     return Agent(spec, env.facts, num_envs or spec.env.num_envs, (spec.meta.seed, session), device)
 
 

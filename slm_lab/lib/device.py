@@ -17,6 +17,13 @@ def pick_device(name: str, index: int) -> torch.device:
     return torch.device(name)
 
 
+def set_up(device: torch.device) -> None:
+    """Have a GPU compute products by its tensor cores (TF32), and the same numbers each time."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.deterministic = True
+
+
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device; to a GPU from pinned memory, so that the host need not wait for the copy."""
     if device.type != "cuda" or tensor.device.type == "cuda":

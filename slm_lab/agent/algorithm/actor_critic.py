@@ -37,7 +37,7 @@ class ActorCritic(OnPolicy[ActorCriticSpec]):
         self.net, self.learners = build_actor_critic(spec, context)
         self.modules = {"net": self.net}
         self.value_loss = MEAN_LOSSES[spec.critic.loss_spec.name]
-        self.step = context.build_step(self.calc_loss, *self.learners.values())
+        self.step = context.build_step(self.calc_loss, *self.learners.values(), samples=[])
         self.policy = build_policy(context.family, self.config)
         self.explore = context.build_function(self._explore, self.net)
         self.target_scale = TargetScale(self.config.normalize_v_targets)

@@ -74,9 +74,19 @@ class Context:
         """Whether the policy has a std."""
         return self.family.name in ("Normal", "TanhNormal")
 
-    def build_step(self, calc_loss: CalcLoss, *learners: Learner, frozen: Iterable[Weights] = ()) -> GradientStep:
-        """A gradient step on a loss of some nets; frozen nets are used by the loss, not updated."""
-        return GradientStep(calc_loss, learners, list(frozen), self.is_compiled, self.guard)
+    def build_step(
+        self,
+        calc_loss: CalcLoss,
+        *learners: Learner,
+        frozen: Iterable[Weights] = (),
+        samples: Sequence[str] | None = None,
+    ) -> GradientStep:
+        """A gradient step on a loss of some nets; frozen nets are used by the loss, not updated.
+
+        `samples` names the parts of the loss's report that are read sample by sample. If they are named, a compiled
+        step gives the mean alone of the others, which is less to copy.
+        """
+        return GradientStep(calc_loss, learners, list(frozen), self.is_compiled, self.guard, samples)
 
     def build_function(self, function: Callable[..., Any], *nets: nn.Module) -> Callable[..., Any]:
         """A function of nets without gradient, compiled where updates are."""

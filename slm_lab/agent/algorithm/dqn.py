@@ -68,7 +68,7 @@ class DQN(OffPolicy[QLearningSpec]):
         self.target_net = self.learner.target_net
         self.loss = ELEMENT_LOSSES[spec.net.loss_spec.name]
         calc_loss = self.calc_sequence_loss if net.state_size else self.calc_loss
-        self.step = context.build_step(calc_loss, self.learner, frozen=self.learner.targets)
+        self.step = context.build_step(calc_loss, self.learner, frozen=self.learner.targets, samples=["td_error"])
         self.policy = build_policy(self.family, self.config)
         self.explore = context.build_function(self._explore, net)
         self.burn_in = spec.net.burn_in if isinstance(spec.net, RecurrentNetSpec) else 0

@@ -37,7 +37,7 @@ class Reinforce(OnPolicy[ReinforceSpec]):
         net, size = spec.actor, context.family.param_size
         self.net = PolicyNet(net, context.obs_shape, size, context.is_gaussian, context.parts)
         learner = self.add_learner("actor", self.net, net)
-        self.step = context.build_step(self.calc_loss, learner)
+        self.step = context.build_step(self.calc_loss, learner, samples=[])
         self.policy = build_policy(context.family, self.config)
         self.explore = context.build_function(self._explore, self.net)
 

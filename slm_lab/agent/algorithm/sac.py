@@ -13,6 +13,7 @@ from slm_lab.agent.algorithm.base import Algorithm, Context, OffPolicy
 from slm_lab.agent.algorithm.dqn import pick_value
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlog
 from slm_lab.agent.learn.gradient import CalcLoss, Loss, Report
+from slm_lab.agent.learn.learner import Weights
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.agent.net.model import PolicyNet, TwinQNet
 from slm_lab.lib.data import State
@@ -83,11 +84,10 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         self.loss = ELEMENT_LOSSES[critic_spec.loss_spec.name]
         # one value of two critics': the smaller, or their mean (double average Q-learning, Zhou et al. 2022)
         self.reduce = partial(torch.amin if self.config.q_reduction == "min" else torch.mean, dim=0)
-        self.critic_step = context.build_step(
-            self.calc_critic_loss, self.critic, frozen=[self.actor, *self.critic.targets]
-        )
+        frozen: list[Weights] = [self.actor, *self.critic.targets]
+        self.critic_step = context.build_step(self.calc_critic_loss, self.critic, frozen=frozen, samples=["td_error"])
         learners = [learner for learner in self.learners.values() if learner is not self.critic]
-        self.actor_step = context.build_step(self.calc_actor_alpha_loss, *learners, frozen=[self.critic])
+        self.actor_step = context.build_step(self.calc_actor_alpha_loss, *learners, frozen=[self.critic], samples=[])
         self.policy = family
         self.explore = context.build_function(self._explore, self.net)
         # of the last update of the actor, which `policy_delay` makes rarer than those of the critics

@@ -30,7 +30,7 @@ class SARSA(OnPolicy[SarsaSpec]):
         self.net = QNet(net, context.obs_shape, self.family.param_size, context.parts)
         learner = self.add_learner("net", self.net, spec.net)
         self.loss = MEAN_LOSSES[spec.net.loss_spec.name]
-        self.step = context.build_step(self.calc_loss, learner)
+        self.step = context.build_step(self.calc_loss, learner, samples=[])
         self.policy = build_policy(self.family, self.config)
         self.explore = context.build_function(self._explore, self.net)
 

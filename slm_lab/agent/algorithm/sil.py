@@ -51,7 +51,7 @@ class SelfImitation:
         self.memory = build_replay(
             config.sil_memory, replace(setting, num_envs=1, obs_dtype=context.obs_dtype, frame_stack=1)
         )
-        self.step = context.build_step(self.calc_loss, *agent.learners.values())
+        self.step = context.build_step(self.calc_loss, *agent.learners.values(), samples=["sil_gain"])
 
     def observe(self, step: Transition) -> None:
         """Follow the episodes; those that ended enter the memory."""

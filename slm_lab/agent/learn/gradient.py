@@ -93,11 +93,12 @@ class Guard:
         if not self.calls:
             return
         calls, self.calls = self.calls, []
-        for call, is_finite in zip(calls, torch.stack([call.total for call in calls]).isfinite().tolist(), strict=True):
-            if not is_finite:
+        for call, total in zip(calls, torch.stack([call.total for call in calls]).tolist(), strict=True):
+            if not math.isfinite(total):
                 self.is_ok.fill_(True)
                 call.step.set_random_state(call.random_state)
-                fault = GradientFaultError(call.step, call.args, float(call.loss), float(call.total - call.loss))
+                loss = float(call.loss)
+                fault = GradientFaultError(call.step, call.args, loss, total - loss)
                 fault.opt_step = call.opt_step
                 raise fault
 
@@ -120,8 +121,11 @@ class GradientStep:
         frozen: Sequence[Weights] = (),
         is_compiled: bool = False,
         guard: Guard | None = None,
+        samples: Sequence[str] | None = None,
     ) -> None:
         self.calc_loss = calc_loss
+        # parts of the report that are read sample by sample; of others a graph gives the mean alone, if these are named
+        self.samples = samples
         self.optimizers = [learner.optimizer for learner in learners]
         self.parameters = [parameter for optimizer in self.optimizers for parameter in optimizer.flat.parameters]
         self._device = self.parameters[0].device
@@ -236,9 +240,18 @@ class GradientStep:
             # Triton 3.7 cannot compile a choice between integers, such as the counters of norm layers
             kept = torch.where(is_ok, tensor, old) if tensor.is_floating_point() else old + (tensor - old) * is_ok
             tensor.copy_(kept)
-        # here they cost nothing, each mean of a plain call as much as a small layer
-        means = {name + MEAN: part.mean() for name, part in report.items() if part.dim() and part.is_floating_point()}
-        return {"loss": loss, **report, **means, "grad_norm": norms[0]}, total
+        return {"loss": loss, **self._summarize(report), "grad_norm": norms[0]}, total
+
+    def _summarize(self, report: Report) -> Report:
+        """Means cost nothing in a graph, but as much as a small layer in a plain call."""
+        out: Report = {}
+        for name, part in report.items():
+            is_kept = not part.dim() or self.samples is None or name in self.samples
+            if is_kept:
+                out[name] = part
+            if part.dim() and part.is_floating_point():
+                out[name + MEAN if is_kept else name] = part.mean()
+        return out
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
