@@ -8,20 +8,24 @@ import sysconfig
 from pathlib import Path
 
 import torch
+from loguru import logger
 from torch import nn
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.compile.engine import GRAPH, find_missing_part
+from slm_lab.experiment.step_time import KnownTimes, time_step
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec
 from slm_lab.spec.schema import Spec
 
-# What compiling costs the first session of a trial, and what a gradient step with its share of acting then takes less;
-# of PPO CartPole, whose nets are small.
+# About what compiling takes at first, and the least a compiled step took of a plain one.
 COMPILE_SECONDS = 30.0
-SAVED_SECONDS = 0.0015
-MIN_COMPILED_STEP = COMPILE_SECONDS / SAVED_SECONDS
+MIN_SHARE = 0.25
+# gradient steps of all sessions together that no compiling pays for, whatever one takes
+MIN_STEP = 1_000
+# what each session takes to load what was compiled
+LOAD_SECONDS = 5.0
 AS_ASKED = "as meta.compile says"
 
 
@@ -41,16 +45,42 @@ def _decide(spec: Spec, agent: Agent) -> tuple[bool, str]:
         raise SpecError(f"meta.compile: {obstacle}; use auto or false")
     obstacle = obstacle or _find_machine_obstacle(agent)
     if wish == "auto":
-        obstacle = obstacle or _find_foreign_code(agent) or _find_no_gain(agent)
+        obstacle = obstacle or _find_foreign_code(agent)
     if obstacle is not None:
         return False, obstacle
     if wish is True:
         return True, AS_ASKED
-    num_step = spec.env.max_frame * spec.agent.algorithm.calc_utd(spec.env.num_envs) * spec.meta.max_session
+    return _measure(spec, agent)
+
+
+def _measure(spec: Spec, agent: Agent) -> tuple[bool, str]:
+    """Whether compiling saves more time than it takes: a few steps are timed, plain and, if it may pay, compiled."""
+    num_session = spec.meta.max_session
+    num_step = spec.env.max_frame * spec.agent.algorithm.calc_utd(spec.env.num_envs) * num_session
     count = f"about {num_step:,.0f} gradient steps in all"
-    if num_step > MIN_COMPILED_STEP:
-        return True, f"{count}, which is worth the half minute it takes; later starts find it on disk"
-    return False, f"{count}, compiling pays from {MIN_COMPILED_STEP:,.0f} on"
+    if num_step < MIN_STEP:
+        return False, f"{count}, too few for it to pay"
+    known = KnownTimes(spec, agent.facts, agent.device)
+    plain = known.get("plain") or time_step(spec, agent.facts, agent.device, is_compiled=False)
+    if plain is None:
+        return False, f"{count}, none of which came about when it was tried"
+    known.set(plain=plain)
+    if num_step * plain * (1 - MIN_SHARE) < COMPILE_SECONDS + LOAD_SECONDS * num_session:
+        return False, f"{count} of {format_ms(plain)} each, compiling would take longer than it saves"
+    compiled = known.get("compiled")
+    if compiled is None:
+        logger.info("Compiling updates to see what they gain: half a minute at first, kept on disk for later starts")
+        compiled = time_step(spec, agent.facts, agent.device, is_compiled=True)
+    if compiled is None:
+        return False, "compiling failed"
+    known.set(compiled=compiled)
+    figures = f"{count} of {format_ms(compiled)} each, plain {format_ms(plain)}"
+    return num_step * (plain - compiled) > LOAD_SECONDS * num_session, f"{figures}, measured on this machine"
+
+
+def format_ms(seconds: float) -> str:
+    """Milliseconds of a step."""
+    return f"{seconds * 1e3:.3g} ms"
 
 
 def _find_spec_obstacle(spec: Spec, agent: Agent) -> str | None:
@@ -85,17 +115,6 @@ def _find_machine_obstacle(agent: Agent) -> str | None:
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         return "the headers of Python (python3-dev) are not installed"
     return None
-
-
-def _find_no_gain(agent: Agent) -> str | None:
-    """What gains nothing measurable: convolutions on a CPU.
-
-    Compiled code calls the same ones. PPO on Pong ran at 178 frames per second plain and 161 compiled: 1.11 times as
-    fast, with an interval of [0.37, 3.33] that has room for either.
-    """
-    modules = agent.algorithm.modules.values()
-    has_conv = any(isinstance(layer, nn.modules.conv._ConvNd) for module in modules for layer in module.modules())
-    return "it gains nothing measurable with convolutions on a CPU" if has_conv and agent.device.type == "cpu" else None
 
 
 def _find_foreign_code(agent: Agent) -> str | None:

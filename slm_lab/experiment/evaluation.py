@@ -8,7 +8,6 @@ from loguru import logger
 from slm_lab.agent.agent import Agent
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.build import EVAL_ENV, FINAL_ENV, build_env
-from slm_lab.experiment.compilation import MIN_COMPILED_STEP
 from slm_lab.experiment.play import play_episodes
 from slm_lab.experiment.tracker import Tracker
 from slm_lab.lib.data import ReadOnlyDocument, State
@@ -24,6 +23,7 @@ MAX_FINAL_STEP = 300_000
 # updates are most of the time.
 EVAL_SHARE = 0.05
 GRADIENT_COST, PLAIN_GRADIENT_COST = 3, 8
+MIN_LONG_STEP = 20_000
 
 
 class Evaluation:
@@ -55,7 +55,7 @@ class Evaluation:
         if self.spec.meta.rigorous_eval is not None:
             return MAX_FINAL_STEP // num_episode
         utd = self.spec.agent.algorithm.calc_utd(env.num_envs)
-        is_short = env.max_frame * utd * self.spec.meta.max_session < MIN_COMPILED_STEP
+        is_short = env.max_frame * utd * self.spec.meta.max_session < MIN_LONG_STEP
         cost = PLAIN_GRADIENT_COST if is_short and env.num_envs <= num_episode else GRADIENT_COST
         return int(EVAL_SHARE * frame * (1 / max(num_episode, env.num_envs) + cost * utd))
 

@@ -5,18 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from slm_lab.agent.algorithm import ppo
 from slm_lab.agent.compile.engine import GRAPH, find_missing_part
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.build import build_vec_env
-from slm_lab.env.make import build_settings
+from slm_lab.env.make import EnvFacts, build_settings
+from slm_lab.experiment import compilation, step_time
 from slm_lab.experiment.build import build_session_agent
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.launch import prepare, resume, start
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.play import to_play
 from slm_lab.lib.errors import SpecError
+from slm_lab.lib.io import CACHE_VARIABLE
 from slm_lab.results.folder import open_run_folder
 from slm_lab.spec.schema import Spec
 from test.tiny import make_tiny_spec
@@ -40,17 +43,80 @@ def resolve(spec: Spec) -> tuple[bool, str]:
     return resolved.meta.compile, note
 
 
-def test_auto_compiles_what_is_long_enough_over_all_sessions() -> None:
-    # 4 sessions of 40,000 frames are 20,000 updates
-    assert resolve(build_spec(max_frame=42_000)) == (
-        True,
-        "Updates are compiled: about 21,000 gradient steps in all, which is worth the half minute it takes; later "
-        "starts find it on disk",
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bool]:
+    """Which kinds of steps were timed: a plain one takes 2 ms here, a compiled one 0.5."""
+    calls: list[bool] = []
+
+    def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bool) -> float:
+        calls.append(is_compiled)
+        return 0.0005 if is_compiled else 0.002
+
+    monkeypatch.setattr(compilation, "time_step", time_step)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return calls
+
+
+def test_auto_compiles_what_saves_time(timed: list[bool]) -> None:
+    # 4 sessions of 80,000 frames are 40,000 updates: 80 s, of which compiling saves 60 and takes 30 + 4 x 5
+    spec = build_spec(max_frame=80_000)
+    why = (
+        "Updates are compiled: about 40,000 gradient steps in all of 0.5 ms each, plain 2 ms, measured on this machine"
     )
-    is_compiled, note = resolve(build_spec(max_frame=38_000))
+    assert resolve(spec) == (True, why)
+    assert timed == [False, True]
+    # the next start knows it, the number of sessions and frames aside; another net does not
+    assert resolve(spec.replace(env={"max_frame": 90_000}))[0]
+    assert timed == [False, True]
+    resolve(build_spec(max_frame=80_000, net={**MLP, "hid_layers": [24]}))
+    assert timed == [False, True, False, True]
+
+
+def test_auto_compiles_nothing_that_is_short(timed: list[bool]) -> None:
+    assert resolve(build_spec(max_frame=60_000)) == (
+        False,
+        "Updates are not compiled: about 30,000 gradient steps in all of 2 ms each, compiling would take longer than "
+        "it saves",
+    )
+    assert timed == [False]
+    assert resolve(build_spec(max_frame=1_900)) == (
+        False,
+        "Updates are not compiled: about 950 gradient steps in all, too few for it to pay",
+    )
+    assert timed == [False]
+
+
+def test_auto_stays_plain_where_compiling_gains_nothing(timed: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "time_step", lambda *args, is_compiled: 0.002)
+    is_compiled, note = resolve(build_spec(max_frame=10**7))
     assert not is_compiled
-    assert note == "Updates are not compiled: about 19,000 gradient steps in all, compiling pays from 20,000 on"
-    assert not resolve(build_spec(max_frame=42_000, max_session=1))[0]
+    assert "of 2 ms each, plain 2 ms, measured on this machine" in note
+    monkeypatch.setattr(compilation, "time_step", lambda *args, is_compiled: None if is_compiled else 0.002)
+    assert resolve(build_spec(max_frame=10**7, net=MLP | {"hid_layers": [4]})) == (
+        False,
+        "Updates are not compiled: compiling failed",
+    )
+
+
+@pytest.mark.parametrize("name", ["PPO", "DQN", "SoftActorCritic"])
+def test_steps_are_timed_without_an_env(name: str) -> None:
+    keys: dict[str, Any] = {} if name == "PPO" else {"algorithm": name}
+    spec = build_spec(False, **keys)
+    env = build_vec_env(build_settings(spec.env, (0,), 1))
+    env.close()
+    seconds = step_time.time_step(spec, env.facts, torch.device("cpu"), is_compiled=False)
+    assert seconds is not None
+    assert 0 < seconds < 1
+
+
+def test_a_file_of_times_that_is_broken_is_measured_again(timed: list[bool], tmp_path: Path) -> None:
+    spec = build_spec(max_frame=80_000)
+    resolve(spec)
+    (file,) = (tmp_path / "cache" / "step_time").iterdir()
+    for text in ("{", '{"plain": "1"}', "[]", ""):
+        file.write_text(text)
+        assert resolve(spec)[0]
+    assert timed == [False, True] * 5
 
 
 @pytest.mark.parametrize("wish", [True, False])
@@ -104,15 +170,6 @@ def test_auto_leaves_code_of_others_plain(monkeypatch: pytest.MonkeyPatch) -> No
     assert resolve(build_spec(True))[0]
 
 
-def test_auto_leaves_convolutions_plain() -> None:
-    conv = {"type": "ConvNet", "conv_hid_layers": [[4, 3, 2]], "fc_hid_layers": [8]}
-    spec = build_spec("auto", max_frame=10**9, net=conv).replace(env={"name": "probe/Image-v0"})
-    is_compiled, note = resolve(spec)
-    assert not is_compiled
-    assert "it gains nothing measurable with convolutions on a CPU" in note
-    assert resolve(spec.replace(meta={"compile": True}))[0]
-
-
 def test_without_headers_updates_are_plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     assert "the headers of Python (python3-dev) are not installed" in resolve(build_spec(max_frame=10**9))[1]
@@ -144,7 +201,7 @@ def test_playing_compiles_nothing() -> None:
     assert to_play(build_spec(True)).meta.compile is False
 
 
-def test_the_choice_is_told_before_the_run() -> None:
+def test_the_choice_is_told_before_the_run(timed: list[bool]) -> None:
     spec, notes = prepare(build_spec("auto", max_frame=10**7))
     assert spec.meta.compile is True
     assert notes[0].startswith("Updates are compiled: about 5,000,000 gradient steps")

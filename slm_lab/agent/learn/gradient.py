@@ -80,6 +80,8 @@ class Guard:
         self.is_ok = torch.ones((), dtype=torch.bool, device=device)
         self.steps: list[GradientStep] = []
         self.calls: list[Call] = []
+        # called before each step, by what measures them
+        self.on_step: Callable[[], None] | None = None
         # gradient steps that the agent has taken
         self.count: Callable[[], int] = lambda: 0
 
@@ -149,6 +151,8 @@ class GradientStep:
             self.graph = CompiledFunction(self._step, state)
 
     def __call__(self, *args: Any) -> Report:
+        if self.guard.on_step is not None:
+            self.guard.on_step()
         if self.graph is not None:
             try:
                 return self._call_graph(self.graph, args)

@@ -1,0 +1,118 @@
+"""How long a gradient step of a spec takes on this machine, plain and compiled: a few of them are timed."""
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.compile.engine import CLOCK
+from slm_lab.env.make import EnvFacts
+from slm_lab.env.vec_env import Step
+from slm_lab.lib.io import cache_folder, write_text
+from slm_lab.lib.runtime import processor_name
+from slm_lab.spec.algorithm import OffPolicySpec
+from slm_lab.spec.schema import Spec
+
+# steps that are timed after those that warm up, and seconds after which fewer are enough
+NUM_WARM_UP, NUM_TIMED = 3, 40
+ENOUGH_SECONDS = 1.0
+# rows that a replay holds before the first step
+NUM_ROW = 64
+# env steps after which a spec that has not trained is not waited for
+MAX_ROW = 100_000
+
+
+class _EnoughError(Exception):
+    """Enough gradient steps were timed."""
+
+
+@dataclass
+class _Timer:
+    """Notes when each gradient step begins; ends the training when it has seen enough."""
+
+    agent: Agent
+
+    def __post_init__(self) -> None:
+        self.marks: list[tuple[float, int]] = []
+        self.agent.context.guard.on_step = self
+
+    def __call__(self) -> None:
+        if self.agent.device.type == "cuda":
+            torch.cuda.synchronize(self.agent.device)
+        # the time of compiling is not that of a step
+        self.marks.append((time.perf_counter() - CLOCK.seconds, self.agent.algorithm.opt_step))
+        num_timed = len(self.marks) - 1 - NUM_WARM_UP
+        if num_timed < 2:
+            return
+        if num_timed == NUM_TIMED or self.marks[-1][0] - self.marks[NUM_WARM_UP][0] > ENOUGH_SECONDS:
+            raise _EnoughError
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a gradient step, as the algorithm counts them."""
+        (start, first), (end, last) = self.marks[NUM_WARM_UP], self.marks[-1]
+        return (end - start) / max(1, last - first)
+
+
+def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bool) -> float | None:
+    """Seconds of a gradient step with its batch; None if the spec does not train, or should compile and cannot.
+
+    No env is touched: the agent learns from one made-up step, again and again.
+    """
+    num_envs, algorithm = spec.env.num_envs, spec.agent.algorithm
+    agent = Agent(spec.replace(meta={"compile": is_compiled}), facts, num_envs, (0, 0), device)
+    space, nothing = facts.obs_space, np.zeros(num_envs, bool)
+    obs = np.random.default_rng(0).random((num_envs, *(space.shape or ()))).astype(space.dtype)
+    act = agent.act(obs, agent.init_carry(num_envs), explore=True)
+    step = Step(obs, obs, np.zeros(num_envs), nothing, nothing, nothing)
+    timer = _Timer(agent)
+    frame = 0
+    if isinstance(algorithm, OffPolicySpec):
+        for _ in range(NUM_ROW):
+            agent.observe(obs, act, step)
+        frame = algorithm.training_start_step
+    try:
+        for _ in range(MAX_ROW):
+            agent.observe(obs, act, step)
+            frame += num_envs
+            agent.update(frame)
+    except _EnoughError:
+        is_plain = any(part.graph is None for part in agent.context.guard.steps)
+        return None if is_compiled and is_plain else timer.seconds
+    return None
+
+
+class KnownTimes:
+    """Times of a spec's gradient steps that were measured on this machine before."""
+
+    def __init__(self, spec: Spec, facts: EnvFacts, device: torch.device) -> None:
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        parts = [
+            spec.agent.model_dump(mode="json", serialize_as_any=True),
+            [spec.env.num_envs, str(facts.obs_space), str(facts.action_space), facts.frame_stack],
+            [spec.meta.precision, spec.meta.num_threads, torch.__version__, processor_name(), gpu],
+        ]
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        self.path: Path = cache_folder() / "step_time" / f"{digest}.json"
+
+    def get(self, name: str) -> float | None:
+        """Seconds of a kind of step, if it was measured."""
+        try:
+            value = json.loads(self.path.read_text())[name]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return float(value) if isinstance(value, float) and value > 0 else None
+
+    def set(self, **seconds: float) -> None:
+        """Keep what was measured; a machine on which nothing can be kept measures again."""
+        known = {name: self.get(name) for name in ("plain", "compiled")} | seconds
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, json.dumps({name: value for name, value in known.items() if value is not None}))
+        except OSError:
+            return
