@@ -34,11 +34,11 @@ class AlgorithmSpec(Model):
     name: Str = Field(description="Name of the algorithm.")
     action_pdtype: ActionPdtype = Field(
         "default",
-        description="Distribution of actions; default picks Categorical, MultiCategorical, Bernoulli or Normal "
+        description="Distribution of actions; default chooses Categorical, MultiCategorical, Bernoulli or Normal "
         "by the env's action space.",
     )
     action_policy: ActionPolicy = Field(
-        "default", description="How actions are drawn while training; each env draws for itself."
+        "default", description="How actions are sampled while training; each env samples independently."
     )
     explore_var_spec: Schedule | None = Field(
         None, description="Epsilon of epsilon_greedy or temperature of boltzmann, over frames."
@@ -134,17 +134,17 @@ class ActorCriticSpec(EveryBatchSpec):
     training_frequency: PositiveInt = Field(
         32,
         description="Episodes (OnPolicyReplay) or vector steps (OnPolicyBatchReplay) between updates; "
-        "default num_step_returns where that is given.",
+        "default num_step_returns if that is given.",
     )
     lam: Fraction | None = Field(None, description="Lambda of GAE; null means n-step or full returns.")
     num_step_returns: PositiveInt | None = Field(
-        None, description="Steps of n-step returns; with lam null too, full returns are used."
+        None, description="Steps of n-step returns; with lam also null, full returns."
     )
     policy_loss_coef: NonNegativeFloat = Field(1.0, description="Weight of the policy loss.")
     val_loss_coef: NonNegativeFloat = Field(1.0, description="Weight of the value loss.")
     entropy_coef_spec: Schedule = Field(0.0, description="Weight of the entropy bonus.")
     normalize_advantages: Literal["standardize", "none"] = Field(
-        "standardize", description="standardize each batch, or none: take advantages as they are."
+        "standardize", description="standardize each batch, or none."
     )
     normalize_v_targets: Bool = Field(
         False, description="Divide value predictions and targets by the running std of the targets in the loss."
@@ -180,7 +180,9 @@ class PPOSpec(OnPolicySpec):
     entropy_coef_spec: Schedule = Field(0.0, description="Weight of the entropy bonus.")
     val_loss_coef: NonNegativeFloat = Field(1.0, description="Weight of the value loss.")
     time_horizon: PositiveInt = Field(128, description="Steps of each env between trainings.")
-    minibatch_size: PositiveInt = Field(64, description="Samples per gradient step; the last of an epoch has the rest.")
+    minibatch_size: PositiveInt = Field(
+        64, description="Samples per gradient step; the last minibatch of an epoch has the rest."
+    )
     training_epoch: PositiveInt = Field(10, description="Passes over each batch.")
     normalize_advantages: Literal["standardize", "percentile"] = Field(
         "standardize",
@@ -229,7 +231,7 @@ class SarsaSpec(EveryBatchSpec):
 
     name: Literal["SARSA"] = "SARSA"
     actions: ClassVar = "joint"
-    action_policy: ValuePolicy = Field("epsilon_greedy", description="How actions are drawn while training.")
+    action_policy: ValuePolicy = Field("epsilon_greedy", description="How actions are sampled while training.")
     explore_var_spec: Schedule | None = Field(
         ScheduleSpec(start_val=1.0, end_val=0.05, end_step=10_000),
         description="Epsilon of epsilon_greedy or temperature of boltzmann, over frames.",
@@ -243,7 +245,7 @@ class OffPolicySpec(AlgorithmSpec):
     training_frequency: PositiveInt = Field(
         1, description="Frames between trainings; at most one training per vector step, which is num_envs frames."
     )
-    training_iter: PositiveInt = Field(1, description="Batches drawn per training.")
+    training_iter: PositiveInt = Field(1, description="Batches sampled per training.")
     training_start_step: NonNegativeInt = Field(1000, description="Frames before the first training.")
 
     @property
@@ -261,7 +263,7 @@ class QLearningSpec(OffPolicySpec):
     actions: ClassVar = "joint"
     takes_recurrent: ClassVar = True
     is_double: ClassVar[bool] = False
-    action_policy: ValuePolicy = Field("epsilon_greedy", description="How actions are drawn while training.")
+    action_policy: ValuePolicy = Field("epsilon_greedy", description="How actions are sampled while training.")
     explore_var_spec: Schedule | None = Field(
         ScheduleSpec(start_val=1.0, end_val=0.05, end_step=10_000),
         description="Epsilon of epsilon_greedy or temperature of boltzmann, over frames.",
@@ -300,8 +302,8 @@ QReduction = Literal["min", "mean"]
 class EntropyAnneal(Model):
     """Target entropy of a discrete policy as a fraction of the maximum, decaying over frames."""
 
-    start_ratio: Fraction = Field(0.6, description="Share at the first frame.")
-    end_ratio: Fraction = Field(description="Share from `frames` on.")
+    start_ratio: Fraction = Field(0.6, description="Fraction at the first frame.")
+    end_ratio: Fraction = Field(description="Fraction from `frames` on.")
     frames: PositiveInt = Field(description="Frame at which end_ratio is reached.")
 
 
@@ -315,23 +317,23 @@ class SoftActorCriticSpec(OffPolicySpec):
     trains_every_frame: ClassVar = True
     takes_critic_net: ClassVar = True
     action_pdtype: Literal["default", "Categorical", "TanhNormal"] = Field(
-        "default", description="Distribution of actions; default picks TanhNormal or Categorical by the env."
+        "default", description="Distribution of actions; default chooses TanhNormal or Categorical by the env."
     )
-    action_policy: Literal["default"] = Field("default", description="Actions are drawn from the policy itself.")
+    action_policy: Literal["default"] = Field("default", description="Actions are sampled from the policy itself.")
     explore_var_spec: Schedule | None = Field(None, description="Only null: the policy explores by its own entropy.")
     training_iter: PositiveInt = Field(1, description="Gradient steps per training; default one per frame.")
     policy_delay: PositiveInt = Field(1, description="Critic steps per step of actor, alpha and target.")
     target_entropy: Literal["auto"] | Float = Field(
-        "auto", description="Entropy to hold; auto is minus the action dimensions, or 0.6 of the largest if discrete."
+        "auto", description="Target entropy; auto is minus the action dimensions, or 0.6 of the maximum if discrete."
     )
     entropy_anneal: EntropyAnneal | None = Field(None, description="Target entropy that changes, for discrete actions.")
-    fixed_alpha: NonNegativeFloat | None = Field(None, description="Weight of the entropy; null: learned.")
-    alpha_anneal_frames: NonNegativeInt = Field(0, description="Frames in which fixed_alpha falls to 0; 0: never.")
+    fixed_alpha: NonNegativeFloat | None = Field(None, description="Entropy coefficient; null: learned.")
+    alpha_anneal_frames: NonNegativeInt = Field(0, description="Frames over which fixed_alpha decays to 0; 0: never.")
     alpha_lr: PositiveFloat | None = Field(None, description="Learning rate of alpha; null: the actor's.")
     log_alpha_min: Float = Field(-5.0, description="Lower bound of log alpha.")
     log_alpha_max: Float = Field(2.0, description="Upper bound of log alpha.")
     q_reduction: QReduction = Field(
-        "min", description="Which value two critics give: the smaller, or their mean, which explores more."
+        "min", description="How to combine two critics: the smaller value, or their mean, which explores more."
     )
     symlog: Bool = Field(False, description="Compare symlog of values and targets in the critic loss.")
 
@@ -371,7 +373,7 @@ class SelfImitationSpec(Model):
     training_iter: PositiveInt = Field(4, description="Batches of past steps imitated per training.")
     training_batch_iter: PositiveInt = Field(1, description="Gradient steps on each of these batches.")
     sil_memory: SilMemory = Field(
-        PrioritizedReplaySpec(batch_size=512), description="Where past steps and their returns are kept."
+        PrioritizedReplaySpec(batch_size=512), description="Memory of past steps and their returns."
     )
 
     @property

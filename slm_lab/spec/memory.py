@@ -41,12 +41,12 @@ class ReplaySpec(MemorySpec):
     batch_size: PositiveInt = Field(64, description="Transitions per batch; sequences for a recurrent net.")
     max_size: PositiveInt = Field(100_000, description="Transitions kept, over all envs; older ones are overwritten.")
     use_cer: Bool = Field(
-        False, description="Combined experience replay: each batch holds the transitions since the one before."
+        False, description="Combined experience replay: each batch includes the transitions since the previous one."
     )
     num_step_returns: PositiveInt = Field(
         1,
-        description="Rewards summed before the value of what follows stands in. With SoftActorCritic and CrossQ the "
-        "entropy of the steps between is left out.",
+        description="Rewards summed before the bootstrap value. With SoftActorCritic and CrossQ the entropy of the "
+        "steps in between is left out.",
     )
 
 
@@ -55,9 +55,11 @@ class PrioritizedReplaySpec(ReplaySpec):
 
     name: Literal["PrioritizedReplay"] = "PrioritizedReplay"  # type: ignore[assignment]
     alpha: Fraction = Field(0.6, description="How much priority matters; 0 is uniform.")
-    epsilon: PositiveFloat = Field(1e-4, description="Added to each error, so that none is never drawn again.")
+    epsilon: PositiveFloat = Field(
+        1e-4, description="Added to each error, so that every transition can be sampled again."
+    )
     beta: Schedule = Field(
         0.4,
-        description="How far importance weights undo the bias of the draw; 1: fully. Where it is not given in "
-        "agent.memory it rises from 0.4 to 1 at env.max_frame.",
+        description="How far importance weights correct the bias of prioritised sampling; 1: fully. In "
+        "agent.memory it rises from 0.4 to 1 at env.max_frame by default.",
     )

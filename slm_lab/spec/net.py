@@ -109,7 +109,7 @@ class LinearToMinSpec(Model):
 
     name: Literal["LinearToMin"] = "LinearToMin"
     frame: PositiveInt | None = Field(None, description="Frame at which the floor is reached; default env.max_frame.")
-    min_factor: Fraction = Field(0.0, description="Share of the first learning rate that stays.")
+    min_factor: Fraction = Field(0.0, description="Final fraction of the initial learning rate.")
 
 
 class StepLRSpec(Model):
@@ -193,7 +193,7 @@ class NetSpec(Model):
         None, description="torch.nn.init function for every weight, biases zero; null keeps torch's own init."
     )
     init_std: NonNegativeFloat | None = Field(
-        None, description="Gain of an orthogonal init of the output layer alone (`actor_init_std`, `critic_init_std`)."
+        None, description="Gain of an orthogonal init of the output layer only (`actor_init_std`, `critic_init_std`)."
     )
     log_std_init: Annotated[Float, Field(ge=LOG_STD_MIN, le=LOG_STD_MAX)] | None = Field(
         None, description="Start of a state-independent log std of a Normal policy; null: the net outputs it."
@@ -203,12 +203,12 @@ class NetSpec(Model):
     optim_spec: OptimSpec = Field(AdamSpec(), description="Optimiser and its options.")
     lr_scheduler_spec: LrSchedulerSpec | None = Field(None, description="Learning-rate schedule.")
     update_type: Literal["polyak", "replace"] = Field(
-        "polyak", description="How a target net follows: a little at each gradient step, or whole now and then."
+        "polyak", description="How the target net is updated: a little at each gradient step, or by periodic copies."
     )
-    polyak_coef: Fraction = Field(0.005, description="Share of the net that goes into its target at each step.")
+    polyak_coef: Fraction = Field(0.005, description="Fraction of the net mixed into its target at each step.")
     update_frequency: PositiveInt = Field(1000, description="Frames between replacements of the target net.")
-    actor: Document = Field({}, description="Keys for the actor alone, gathered from `actor_KEY`.")
-    critic: Document = Field({}, description="Keys for the critic alone, gathered from `critic_KEY`.")
+    actor: Document = Field({}, description="Keys only for the actor, collected from `actor_KEY`.")
+    critic: Document = Field({}, description="Keys only for the critic, collected from `critic_KEY`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -345,7 +345,7 @@ class DictNetSpec(MLPNetSpec):
     encoders: dict[Str, EncoderSpec] = Field(
         {},
         description="By name of a part: `type` MLPNet, ConvNet or TorchArcNet, and the keys of its layers. A part "
-        "without one is taken as it is.",
+        "without one is used unchanged.",
     )
 
 
@@ -360,8 +360,8 @@ class RecurrentNetSpec(NetSpec):
     hid_layers_activation: Activation = Field("relu", description="Activation of the fully connected layers.")
     rnn_hidden_size: PositiveInt = Field(64, description="Width of the hidden state.")
     rnn_num_layers: PositiveInt = Field(1, description="Recurrent layers on top of each other.")
-    bidirectional: Bool = Field(False, description="Kept for older specs; only false is known.")
-    seq_len: PositiveInt = Field(16, description="Steps of the sequences it is trained over.")
+    bidirectional: Bool = Field(False, description="Kept for older specs; must be false.")
+    seq_len: PositiveInt = Field(16, description="Length of the training sequences.")
     burn_in: NonNegativeInt = Field(
         0, description="First steps of a replayed sequence that only warm up the hidden state."
     )

@@ -35,35 +35,36 @@ NET_SPECS = _built_in(nets, NetSpec, "type")
 class EnvSpec(Model):
     """The environment and how long to train in it."""
 
-    name: Str = Field(min_length=1, description="Registered id, or `package.module:EnvId` for an env of your own.")
+    name: Str = Field(min_length=1, description="Registered id, or `package.module:EnvId` for your own env.")
     num_envs: PositiveInt = Field(1, description="Copies of the env stepped together.")
     backend: Literal["auto", "gymnasium", "ale", "array", "envpool"] = Field(
         "auto",
-        description="What steps the envs: ale is the C++ env of Atari games; auto takes it for ALE/ names. array steps "
-        "all CartPoles at once; auto takes it where it is measured to be faster. envpool is faster for some MuJoCo "
+        description="What steps the envs: ale is the C++ env of Atari games; auto uses it for ALE/ names. array steps "
+        "all CartPoles at once; auto uses it if measured faster. envpool is faster for some MuJoCo "
         "and classic envs, but a stopped run does not continue exactly.",
     )
     num_workers: NonNegativeInt | None = Field(
         None,
-        description="Processes that step the envs; 0 steps them in the session; null: whichever is measured to be "
-        "faster at the start.",
+        description="Processes that step the envs; 0 steps them in the session; null: the faster one, measured at the "
+        "start.",
     )
     max_t: PositiveInt | None = Field(None, description="Time limit of an episode; null: the env's own.")
     step_timeout: Annotated[Float, Field(ge=0)] = Field(
         300.0,
-        description="Seconds after which a step of an env that has not returned ends the session; 0: never. It changes "
-        "no number.",
+        description="Time limit in seconds for a step of an env, after which the session ends; 0: none. It does not "
+        "affect results.",
     )
     max_frame: PositiveInt = Field(description="Env steps to train for, over all copies.")
     normalize_obs: Bool = Field(False, description="Shift and scale observations by their running mean and std.")
     normalize_reward: Bool = Field(False, description="Scale rewards by the running std of the discounted return.")
     clip_obs: PositiveFloat | None = Field(
-        None, description="Largest absolute observation after normalising; default 10 with normalize_obs, else null."
+        None,
+        description="Largest absolute observation after normalisation; default 10 with normalize_obs, otherwise null.",
     )
     clip_reward: PositiveFloat | tuple[Float, Float] | None = Field(
         None,
-        description="Largest absolute reward, or [low, high], for learning; default 10 with normalize_reward, else 1 "
-        "for ALE/ games.",
+        description="Largest absolute reward, or [low, high], for learning; default 10 with normalize_reward, "
+        "otherwise 1 for ALE/ games.",
     )
     reward_scale: Float = Field(1.0, description="Factor on the reward for learning; scores stay raw.")
     kwargs: Document = Field({}, description="Options passed to the env's constructor.")
@@ -92,7 +93,7 @@ class SearchResources(Model):
     """Resources of each session of a search; as many run in parallel as fit."""
 
     cpu: PositiveFloat = Field(1.0, description="Cores.")
-    gpu: Annotated[Float, Field(ge=0)] = Field(0.0, description="GPUs; a share where several sessions use one.")
+    gpu: Annotated[Float, Field(ge=0)] = Field(0.0, description="GPUs; a fraction if several sessions share one.")
 
 
 class SearchScheduler(Model):
@@ -100,10 +101,12 @@ class SearchScheduler(Model):
 
     grace_period: PositiveInt = Field(description="Frames before a trial may be stopped.")
     reduction_factor: Annotated[PositiveInt, Field(ge=2)] = Field(
-        3, description="One trial in this many goes on at each rung; rungs are at grace_period times its powers."
+        3, description="One trial in this many continues at each rung; rungs are at grace_period times its powers."
     )
     sessions: tuple[PositiveInt, ...] = Field(
-        (1,), min_length=1, description="Sessions of a trial up to the first rung, the second, ...; the last one stays."
+        (1,),
+        min_length=1,
+        description="Sessions of a trial up to the first rung, the second, ...; the last number holds from then on.",
     )
 
     @model_validator(mode="after")
@@ -121,7 +124,7 @@ EVAL_EPISODES = 4
 class MetaSpec(Model):
     """How the experiment is run and recorded."""
 
-    seed: NonNegativeInt = Field(0, description="Every random number of the run derives from it.")
+    seed: NonNegativeInt = Field(0, description="Seed of every random number of the run.")
     max_session: PositiveInt = Field(1, description="Sessions (seeds) per trial.")
     max_trial: PositiveInt | None = Field(1, description="Trials of a search.")
     log_frequency: PositiveInt = Field(10000, description="Frames between rows of the session table.")
@@ -130,14 +133,14 @@ class MetaSpec(Model):
     )
     rigorous_eval: NonNegativeInt | None = Field(
         None,
-        description="Episodes of an evaluation with the deterministic policy, in parallel envs of their own; 0: none; "
+        description="Episodes of an evaluation with the deterministic policy, in separate parallel envs; 0: none; "
         "null: 4, skipping evaluations that would take more than about 5 % of the time.",
     )
     final_eval: NonNegativeInt = Field(
-        10, description="Episodes played at the end with the deterministic policy, in envs of their own; 0: none."
+        10, description="Episodes played at the end with the deterministic policy, in separate envs; 0: none."
     )
     checkpoint_frequency: PositiveInt | None = Field(
-        None, description="Frames between resume checkpoints; null: every ten seconds or, if slow, seldom."
+        None, description="Frames between resume checkpoints; null: every ten seconds, or less often if saving is slow."
     )
     video_frequency: PositiveInt | None = Field(
         None, description="Frames between videos of the deterministic policy, in session 0; null: none."
@@ -145,8 +148,8 @@ class MetaSpec(Model):
     device: Str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
     compile: Literal["auto"] | Bool = Field(
         "auto",
-        description="Compile updates and acting: faster, after half a minute at the first start; auto where the run is "
-        "long enough. What auto chose is saved with the run.",
+        description="Compile updates and acting: faster, after half a minute at the first start; auto compiles long "
+        "runs. The choice of auto is saved with the run.",
     )
     precision: Literal["float32", "bf16"] = Field(
         "float32",
@@ -156,7 +159,7 @@ class MetaSpec(Model):
     num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one rarely pays.")
     tensorboard: Bool = Field(False, description="Also write TensorBoard events into log/.")
     wandb: Bool = Field(
-        False, description="Also send rows to Weights & Biases; needs `uv sync --group wandb`, offline by WANDB_MODE."
+        False, description="Also log rows to Weights & Biases; needs `uv sync --group wandb`; offline with WANDB_MODE."
     )
     search_resources: SearchResources = Field(SearchResources(), description="Cores and GPUs per session of a search.")
     search_scheduler: SearchScheduler | None = Field(None, description="Early stopping in a search.")
@@ -283,11 +286,11 @@ def _build_spec_model(
         "AgentSpec",
         __base__=AgentSpec,
         algorithm=(_union(algorithms, "name"), Field(description="Algorithm and its hyperparameters.")),
-        memory=(_union(memories, "name"), Field(description="Where experience is kept.")),
+        memory=(_union(memories, "name"), Field(description="Memory of experience.")),
         net=(net, Field(description="Nets, optimiser and learning rate.")),
         critic_net=(
             critic_net,
             Field(None, description="Net of the critics of SoftActorCritic and CrossQ; null: as in `net`."),
         ),
     )
-    return create_model("Spec", __base__=Spec, agent=(agent, Field(description="Who learns.")))
+    return create_model("Spec", __base__=Spec, agent=(agent, Field(description="The agent that learns.")))
