@@ -165,22 +165,12 @@ def resume(
     upload_hf: UploadOption = False,
 ) -> None:
     """`run train@DIR`, or `run search@DIR` for a search."""
+    # apart from the folder, every option above is also one of `run`
+    options = {name: value for name, value in locals().items() if name != "folder"}
     import_modules(imports or ())
     found = open_run_folder(folder, data_dir)[0]
     verb = "search" if found.study_file.exists() else "train"
-    run(
-        [f"{verb}@{found.path}"],
-        render=render,
-        profile=profile,
-        keep=keep,
-        validate=validate,
-        imports=imports,
-        log_level=log_level,
-        log_format=log_format,
-        data_dir=data_dir,
-        ray_address=ray_address,
-        upload_hf=upload_hf,
-    )
+    run([f"{verb}@{found.path}"], **options)
 
 
 @app.command(help="Play episodes with the best agent of a run, without exploration; the run stays unchanged.")

@@ -53,21 +53,8 @@ def search(
     upload_hf: UploadOption = False,
 ) -> None:
     """`run ... search`."""
-    run(
-        [*(arguments or []), "search"],
-        set_=set_,
-        seed=seed,
-        device=device,
-        continue_=continue_,
-        keep=keep,
-        validate=validate,
-        imports=imports,
-        log_level=log_level,
-        log_format=log_format,
-        data_dir=data_dir,
-        ray_address=ray_address,
-        upload_hf=upload_hf,
-    )
+    # every option above is also one of `run`
+    run(**locals() | {"arguments": [*(arguments or []), "search"]})
 
 
 def conclude(result: SearchResult, options: Options, num_validate: int, is_continued: bool, upload_hf: bool) -> int:
