@@ -267,7 +267,7 @@ def check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise LabError(
-            f"--ray-address {address}: nobody answers there ({error}); start a cluster with `ray start --head`, "
+            f"--ray-address {address}: no cluster answers there ({error}); start a cluster with `ray start --head`, "
             f"or use {LOCAL}"
         ) from None
 

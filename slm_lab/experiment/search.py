@@ -134,7 +134,7 @@ class Search:
             if row.state != "running":
                 self.view.add_ended(row)
         for number, values in self.study.reopen().items():
-            logger.info(f"Trial {number} goes on")
+            logger.info(f"Trial {number} continues")
             self._await_orphans(number)
             self._start(number, values)
         has_told = False

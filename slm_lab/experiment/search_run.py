@@ -168,7 +168,7 @@ def advise(spec: Spec, num_slot: int, probe: Probe | None) -> list[str]:
     if rungs:
         factor = scheduler.reduction_factor if scheduler is not None else 1
         told = ", ".join(f"{rung:,}" for rung in rungs)
-        lines.append(f"About one in {factor} trials goes on at each of the frames {told}")
+        lines.append(f"About one in {factor} trials continues at each of the frames {told}")
     if scheduler is not None and len(scheduler.sessions) > len(rungs) + 1:
         lines.append(
             f"meta.search_scheduler.sessions has {len(scheduler.sessions)} entries for {len(rungs)} rung(s); those "

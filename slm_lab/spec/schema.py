@@ -148,8 +148,8 @@ class MetaSpec(Model):
     device: Str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
     compile: Literal["auto"] | Bool = Field(
         "auto",
-        description="Compile updates and acting: faster, after half a minute at the first start; auto compiles long "
-        "runs. The choice of auto is saved with the run.",
+        description="Compile updates and acting, which takes half a minute at the first start; auto measures whether "
+        "that pays. The choice of auto is saved with the run.",
     )
     precision: Literal["float32", "bf16"] = Field(
         "float32",

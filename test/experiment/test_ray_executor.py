@@ -148,8 +148,8 @@ def test_a_node_without_the_lab_is_a_mistake_of_the_user(tmp_path: Path) -> None
         ("ray://head:10001", "join the cluster with `ray start --address=HOST:PORT`"),
         ("locl", "give HOST:PORT, auto or local; did you mean 'local'?"),
         ("host:", "give HOST:PORT"),
-        ("127.0.0.1:1", "nobody answers there"),
-        ("127.0.0.1:99999", "nobody answers there"),
+        ("127.0.0.1:1", "no cluster answers there"),
+        ("127.0.0.1:99999", "no cluster answers there"),
     ],
 )
 def test_a_wrong_address_is_told_at_once(address: str, message: str) -> None:

@@ -650,7 +650,7 @@ def test_advice_on_the_number_of_trials_and_the_time() -> None:
     lines = advise(make_spec(max_trial=4), 2, Probe(1000.0, 500.0))
     assert "2.0 trials per key" in lines[1]
     assert "-s meta.max_trial=8" in lines[1]
-    assert "one in 3 trials goes on at each of the frames 10,000, 30,000" in lines[2]
+    assert "one in 3 trials continues at each of the frames 10,000, 30,000" in lines[2]
     # 4 trials of 90,000 frames at 1,000 a second on 2 slots, and the start of each
     assert "at most 3m08s" in lines[3]
     assert not any("per key" in line for line in advise(make_spec(), 2, None))
