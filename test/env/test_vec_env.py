@@ -3,7 +3,9 @@
 import os
 import re
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import gymnasium as gym
@@ -51,6 +53,34 @@ def _counter() -> None:
 
 def settings(name: str = "test/Counter-v0", num_envs: int = 2, **options: Any) -> EnvSettings:
     return EnvSettings(name, num_envs, seed_key=(1, 0, 0), **options)
+
+
+@pytest.fixture
+def start_workers() -> Iterator[Callable[..., WorkerVecEnv]]:
+    """Envs in workers that end with the test."""
+    started: list[WorkerVecEnv] = []
+
+    def start(num_workers: int, *args: Any, **options: Any) -> WorkerVecEnv:
+        started.append(WorkerVecEnv(settings(*args, **options), num_workers))
+        return started[-1]
+
+    yield start
+    for env in started:
+        env.close()
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Writes a module with an env of the user's own into the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, body: str) -> None:
+        head = "import gymnasium as gym\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(head + dedent(body))
+
+    return write
 
 
 def run(env: VecEnv, actions: list[Array]) -> list[Step]:
@@ -143,92 +173,71 @@ def test_max_t_truncates() -> None:
     assert not any(step.done.any() for step in steps[:-1])
 
 
-def test_workers_give_the_same_steps_as_one_process() -> None:
-    one, two = LocalVecEnv(settings("CartPole-v1", 5)), WorkerVecEnv(settings("CartPole-v1", 5), 2)
-    try:
-        assert np.array_equal(one.reset(), two.reset())
-        draw = np.random.default_rng(0)
-        for _ in range(80):
-            action = draw.integers(2, size=5)
-            for a, b in zip(one.step(action), two.step(action), strict=True):
-                assert np.array_equal(a, b)
-        assert one.pop_finished() == two.pop_finished()
-    finally:
-        two.close()
+def test_workers_give_the_same_steps_as_one_process(start_workers) -> None:
+    one, two = LocalVecEnv(settings("CartPole-v1", 5)), start_workers(2, "CartPole-v1", 5)
+    assert np.array_equal(one.reset(), two.reset())
+    draw = np.random.default_rng(0)
+    for _ in range(80):
+        action = draw.integers(2, size=5)
+        for a, b in zip(one.step(action), two.step(action), strict=True):
+            assert np.array_equal(a, b)
+    assert one.pop_finished() == two.pop_finished()
 
 
-def test_a_worker_shows_its_own_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_env.py").write_text(
-        "import gymnasium as gym\n"
-        "class Broken(gym.Env):\n"
-        "    observation_space = gym.spaces.Box(-1, 1, (1,))\n"
-        "    action_space = gym.spaces.Discrete(2)\n"
-        "    def reset(self, *, seed=None, options=None):\n"
-        "        return self.observation_space.sample(), {}\n"
-        "    def step(self, action):\n"
-        "        raise ZeroDivisionError('planted')\n"
-        "gym.register('Broken-v0', entry_point=Broken)\n"
+def test_a_worker_shows_its_own_traceback(write_module, start_workers) -> None:
+    write_module(
+        "broken_env.py",
+        """
+        class Broken(CartPoleEnv):
+            def step(self, action):
+                raise ZeroDivisionError('planted')
+        gym.register('Broken-v0', entry_point=Broken)
+        """,
     )
-    monkeypatch.chdir(tmp_path)
-    env = WorkerVecEnv(settings("broken_env:Broken-v0"), 2)
-    try:
-        env.reset()
-        with pytest.raises(WorkerError, match="ZeroDivisionError: planted"):
-            env.step(np.zeros(2, int))
-    finally:
-        env.close()
-
-
-def test_a_dead_worker_is_named() -> None:
-    env = WorkerVecEnv(settings("CartPole-v1"), 1)
-    try:
-        env.reset()
-        os.kill(env.workers[0].process.pid, signal.SIGKILL)
-        # the worker follows its keeper, and may answer once more before
-        with pytest.raises(WorkerDeathError, match="killed by signal 9"):
-            run(env, [np.zeros(2, int)] * 100_000)
-    finally:
-        env.close()
-
-
-def test_workers_outlive_a_wish_to_stop_until_their_session_has_saved() -> None:
-    env = WorkerVecEnv(settings("CartPole-v1"), 1)
-    try:
-        env.reset()
-        os.kill(env.workers[0].process.pid, signal.SIGTERM)
+    env = start_workers(2, "broken_env:Broken-v0")
+    env.reset()
+    with pytest.raises(WorkerError, match="ZeroDivisionError: planted"):
         env.step(np.zeros(2, int))
-    finally:
-        env.close()
+
+
+def test_a_dead_worker_is_named(start_workers) -> None:
+    env = start_workers(1, "CartPole-v1")
+    env.reset()
+    os.kill(env.workers[0].process.pid, signal.SIGKILL)
+    # the worker follows its keeper, and may answer once more before
+    with pytest.raises(WorkerDeathError, match="killed by signal 9"):
+        run(env, [np.zeros(2, int)] * 100_000)
+
+
+def test_workers_outlive_a_wish_to_stop_until_their_session_has_saved(start_workers) -> None:
+    env = start_workers(1, "CartPole-v1")
+    env.reset()
+    os.kill(env.workers[0].process.pid, signal.SIGTERM)
+    env.step(np.zeros(2, int))
+    env.close()
     assert env.workers[0].process.returncode == 0
 
 
-def test_helpers_of_an_env_in_a_worker_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "helped_env.py").write_text(
-        "import multiprocessing, time\n"
-        "import gymnasium as gym\n"
-        "from gymnasium.envs.classic_control import CartPoleEnv\n"
-        "class Helped(CartPoleEnv):\n"
-        "    def __init__(self, **kwargs):\n"
-        "        super().__init__(**kwargs)\n"
-        "        self.helper = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
-        "        self.helper.start()\n"
-        "    def close(self):\n"
-        "        self.helper.terminate()\n"
-        "        self.helper.join()\n"
-        "gym.register('Helped-v0', entry_point=Helped)\n"
+def test_helpers_of_an_env_in_a_worker_can_be_ended(write_module, start_workers) -> None:
+    write_module(
+        "helped_env.py",
+        """
+        import multiprocessing, time
+        class Helped(CartPoleEnv):
+            def __init__(self, **kwargs):
+                super().__init__(**kwargs)
+                self.helper = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))
+                self.helper.start()
+            def close(self):
+                self.helper.terminate()
+                self.helper.join()
+        gym.register('Helped-v0', entry_point=Helped)
+        """,
     )
-    monkeypatch.chdir(tmp_path)
-    env = WorkerVecEnv(settings("helped_env:Helped-v0"), 1)
+    env = start_workers(1, "helped_env:Helped-v0")
     env.reset()
     env.close()
     assert env.workers[0].process.returncode == 0
-
-
-def test_workers_end_with_the_env() -> None:
-    env = WorkerVecEnv(settings("CartPole-v1"), 2)
-    env.reset()
-    env.close()
-    assert [worker.process.returncode for worker in env.workers] == [0, 0]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -244,16 +253,9 @@ def test_a_missing_module_and_a_wrong_option_are_told() -> None:
         make_env(settings("CartPole-v1", kwargs={"colour": "red"}))
 
 
-def test_a_user_env_is_imported_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package" / "my_env.py").write_text(
-        "import gymnasium as gym\n"
-        "from gymnasium.envs.classic_control import CartPoleEnv\n"
-        "gym.register('MyEnv-v0', entry_point=CartPoleEnv, max_episode_steps=50)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    env = LocalVecEnv(settings("my_package.my_env:MyEnv-v0"))
-    assert env.reset().shape == (2, 4)
+def test_a_user_env_is_imported_from_the_working_folder(write_module) -> None:
+    write_module("my_package/my_env.py", "gym.register('MyEnv-v0', entry_point=CartPoleEnv, max_episode_steps=50)")
+    assert LocalVecEnv(settings("my_package.my_env:MyEnv-v0")).reset().shape == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -432,13 +434,9 @@ def test_workers_are_chosen_by_measuring(monkeypatch: pytest.MonkeyPatch) -> Non
     assert told("CartPole-v1", 2, 2)[0] == 0
 
 
-@pytest.mark.parametrize("kind", [LocalVecEnv, WorkerVecEnv])
-def test_measuring_steps_every_env(kind: Any) -> None:
-    env = kind(settings("CartPole-v1"), *([1] if kind is WorkerVecEnv else []))
-    try:
+def test_measuring_steps_every_env(start_workers) -> None:
+    for env in (LocalVecEnv(settings("CartPole-v1")), start_workers(1, "CartPole-v1")):
         assert env.measure(0.0) > 0
-    finally:
-        env.close()
 
 
 def test_a_choice_of_workers_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,17 +447,9 @@ def test_a_choice_of_workers_never_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     assert reason.startswith("workers cannot step these envs: env.name: no env 'test/Counter-v0' is registered")
 
 
-def test_workers_import_what_registers_their_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "registering.py").write_text(
-        "import gymnasium as gym\n"
-        "gym.register('Imported-v0', entry_point='gymnasium.envs.classic_control.cartpole:CartPoleEnv')\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    env = WorkerVecEnv(EnvSettings("Imported-v0", 2, imports=("registering",)), 1)
-    try:
-        assert env.reset().shape == (2, 4)
-    finally:
-        env.close()
+def test_workers_import_what_registers_their_env(write_module, start_workers) -> None:
+    write_module("registering.py", "gym.register('Imported-v0', entry_point=CartPoleEnv)")
+    assert start_workers(1, "Imported-v0", imports=("registering",)).reset().shape == (2, 4)
 
 
 @pytest.mark.parametrize(
