@@ -103,8 +103,6 @@ def call(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-# one worker makes the environment
-@pytest.mark.xdist_group("minimal_install")
 def test_what_belongs_to_a_laptop_works_without_torch(project, run) -> None:
     commands = [[run if word == "RUN" else word for word in command] for command in COMMANDS]
     words = [project / ".venv" / "bin" / "python", "-c", DRIVER, json.dumps(commands)]
@@ -115,14 +113,12 @@ def test_what_belongs_to_a_laptop_works_without_torch(project, run) -> None:
     assert (project / "pulled" / run / "info").is_dir()
 
 
-@pytest.mark.xdist_group("minimal_install")
 def test_help_names_the_commands(project) -> None:
     ran = call(project, "--help")
     assert ran.returncode == 0
     assert "run-remote" in ran.stdout
 
 
-@pytest.mark.xdist_group("minimal_install")
 @pytest.mark.parametrize("words", [["run"], ["run", "ppo_cartpole", "search"]])
 def test_training_says_in_one_line_what_to_install(words, project) -> None:
     ran = call(project, *words)
@@ -132,7 +128,6 @@ def test_training_says_in_one_line_what_to_install(words, project) -> None:
     assert re.fullmatch(line, ran.stderr)
 
 
-@pytest.mark.xdist_group("minimal_install")
 def test_submitting_says_what_to_install(project) -> None:
     environ = {**clean_environment(), "PATH": "/usr/bin:/bin"}
     program = project / ".venv" / "bin" / "slm-lab"

@@ -279,7 +279,6 @@ def cartpoles() -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("playground")
 def test_the_same_seed_gives_the_same_steps(cartpoles: list[Any]) -> None:
     one, two = cartpoles
     np.testing.assert_array_equal(start(one), start(two))
@@ -290,7 +289,6 @@ def test_the_same_seed_gives_the_same_steps(cartpoles: list[Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("playground")
 def test_continuation_is_exact_with_episodes_of_different_lengths(cartpoles: list[Any]) -> None:
     one, two = cartpoles
     start(one)
@@ -307,7 +305,6 @@ def test_continuation_is_exact_with_episodes_of_different_lengths(cartpoles: lis
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("playground")
 def test_physics_is_that_of_mujoco(cartpoles: list[Any]) -> None:
     mujoco = importlib.import_module("mujoco")
     env = cartpoles[0]
@@ -326,7 +323,6 @@ def test_physics_is_that_of_mujoco(cartpoles: list[Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @needs_playground
-@pytest.mark.xdist_group("playground")
 def test_ppo_trains_through_the_command_line(tmp_path: Path) -> None:
     given = {
         "env": CARTPOLE,

@@ -30,7 +30,7 @@ cluster_utils = pytest.importorskip("ray.cluster_utils", reason="ray is not inst
 remote = pytest.importorskip("slm_lab.experiment.ray_executor")
 
 # one cluster for all tests of this file, and it is slow to start
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 STORE = 100_000_000
 
 

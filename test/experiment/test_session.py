@@ -38,8 +38,6 @@ from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.schema import Spec
 from test.tiny import make_tiny_spec
 
-# one worker, which trains what the tests share once
-pytestmark = pytest.mark.xdist_group("session")
 NAME = "tiny"
 
 

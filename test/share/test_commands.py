@@ -14,16 +14,6 @@ from test.share.local_hub import WRITER, Fault, LocalHub
 ROOT = Path(__file__).parents[2]
 
 
-def train(*words: str, code: int, **variables: str) -> tuple[str, str]:
-    """`slm-lab run` as a program of its own; what it wrote."""
-    words = ("run", "reinforce_cartpole", *words, "-s", "meta.log_frequency=200", "--upload-hf")
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    command = [sys.executable, "-m", "slm_lab.cli", *words]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout, done.stderr
-
-
 def test_a_team_shares_a_folder(lab, make_run, tmp_path: Path) -> None:
     folder = make_run()
     Path(".env").write_text(f"# ours\nexport HF_REPO='{tmp_path}/team disk'\n")
@@ -76,12 +66,21 @@ def test_a_mistake_is_one_line(lab, make_run, words, variables, message: str) ->
 
 def test_a_training_is_uploaded_at_its_end(lab, hub: LocalHub, monkeypatch, capsys) -> None:
     place = {"HF_REPO": REPO, "HF_ENDPOINT": hub.url}
-    words = ("dev", "-s", "env.max_frame=600")
-    assert "set HF_TOKEN" in lab("run", "reinforce_cartpole", *words, "--upload-hf", code=2, **place)[1]
+    words = (
+        "run",
+        "reinforce_cartpole",
+        "dev",
+        "-s",
+        "env.max_frame=600",
+        "-s",
+        "meta.log_frequency=200",
+        "--upload-hf",
+    )
+    assert "set HF_TOKEN" in lab(*words, code=2, **place)[1]
     assert not Path("data").exists()
     # an upload that fails leaves the run as it is, and says what to type
     hub.faults += [Fault("commit", 403)]
-    _, err = train(*words, code=2, HF_TOKEN=WRITER, **place)
+    _, err = lab(*words, code=2, HF_TOKEN=WRITER, **place)
     (folder,) = Path("data").iterdir()
     assert f"Uploading data/{folder.name}" in err
     assert f"the run is complete, but was not uploaded: {REPO}: the token in HF_TOKEN may not write here (403)" in err
@@ -116,7 +115,12 @@ def test_a_crash_leaves_no_secret_in_any_file(lab, hub: LocalHub) -> None:
         "gymnasium.register('Bad-v0', entry_point=Bad, max_episode_steps=100)\n"
     )
     words = ("train", "-s", "env.name=bad_env:Bad-v0", "-s", "meta.max_session=2", "-s", "env.max_frame=2000")
-    out, err = train(*words, code=1, **place, **secrets)
+    words = ("run", "reinforce_cartpole", *words, "-s", "meta.log_frequency=200", "--upload-hf")
+    # a program of its own: what its sessions write to the console counts too
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **place, **secrets}
+    done = subprocess.run([sys.executable, "-m", "slm_lab.cli", *words], env=environ, capture_output=True, text=True)
+    out, err = done.stdout, done.stderr
+    assert done.returncode == 1, out + err
     assert "ValueError: [secret]" in err
     # no session has a result, so it is not sent by itself; by hand it is
     lab("push", "latest", **place, **secrets)
