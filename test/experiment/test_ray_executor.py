@@ -29,7 +29,7 @@ ray = pytest.importorskip("ray", reason="ray is not installed: uv sync --group r
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="ray is not installed: uv sync --group ray")
 remote = pytest.importorskip("slm_lab.experiment.ray_executor")
 
-# one cluster for all tests of this file, and it is slow to start
+# the cluster is slow to start
 pytestmark = pytest.mark.timeout(900)
 STORE = 100_000_000
 

@@ -747,7 +747,6 @@ import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
 
 class Deadly(CartPoleEnv):
-
     def step(self, action):
         os.kill(os.getpid(), 11)
 

@@ -66,16 +66,7 @@ def test_a_mistake_is_one_line(lab, make_run, words, variables, message: str) ->
 
 def test_a_training_is_uploaded_at_its_end(lab, hub: LocalHub, monkeypatch, capsys) -> None:
     place = {"HF_REPO": REPO, "HF_ENDPOINT": hub.url}
-    words = (
-        "run",
-        "reinforce_cartpole",
-        "dev",
-        "-s",
-        "env.max_frame=600",
-        "-s",
-        "meta.log_frequency=200",
-        "--upload-hf",
-    )
+    words = ("run", "reinforce_cartpole", "dev", "-s", "env.max_frame=600", "--upload-hf")
     assert "set HF_TOKEN" in lab(*words, code=2, **place)[1]
     assert not Path("data").exists()
     # an upload that fails leaves the run as it is, and says what to type
