@@ -276,6 +276,11 @@ def test_find_runs_has_the_newest_first(tmp_path: Path) -> None:
     newer = tmp_path / "one" / "info" / "demo_t0_s0_session_df_train.csv"
     os.utime(newer, (2e9, 2e9))
     assert [run.path.name for run in find_runs(tmp_path)[0]] == ["one", "two"]
+    # brackets in a name are no pattern
+    make_run(tmp_path, "run[1]")
+    make_run(tmp_path, "run1")
+    assert load_run("run[1]", tmp_path).path.name == "run[1]"
+    assert {run.path.name for run in find_runs(tmp_path)[0]} == {"one", "two", "run[1]", "run1"}
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,14 +320,14 @@ def test_compare_says_whether_runs_differ(tmp_path: Path) -> None:
     same = call(compare, "a", "a", "-d", str(tmp_path))[1]
     assert "not distinguishable" in same
     assert "Specs   the same" in same
-
-
-def test_compare_of_different_envs(tmp_path: Path) -> None:
-    make_run(tmp_path, "a")
-    make_run(tmp_path, "b", env="Acrobot-v1")
-    stdout = call(compare, "a", "b", "-d", str(tmp_path))[1]
-    assert "Scores of different envs are not compared" in stdout
-    assert 'env.name: "CartPole-v1" | "Acrobot-v1"' in stdout
+    # different envs, and too few sessions
+    make_run(tmp_path, "c", env="Acrobot-v1", finals=(400.0,))
+    other = call(compare, "a", "c", "-d", str(tmp_path))[1]
+    assert "Scores of different envs are not compared" in other
+    assert 'env.name: "CartPole-v1" | "Acrobot-v1"' in other
+    few = call(compare, "c", "c", "-d", str(tmp_path))[1]
+    assert "one session on a side is too few: train more (meta.max_session)" in few
+    assert "no number of sessions" not in few
 
 
 def test_retro_makes_metrics_and_graphs_again(tmp_path: Path) -> None:
@@ -338,14 +343,11 @@ def test_retro_makes_metrics_and_graphs_again(tmp_path: Path) -> None:
     assert run.session_metrics[0].phases == {"act": 1.0}
     assert run.session_metrics[0].total_reward_ma == pytest.approx(run.session_ma[0])
     assert len(list((path / "graph").glob("*.png"))) == 2 + 3 * 3
-    assert "PPO on CartPole-v1" in (path / "report.html").read_text()
-
-
-def test_retro_of_an_unknown_env(tmp_path: Path) -> None:
-    make_run(tmp_path, "run", env="My/Env-v0")
-    code, _, stderr = call(retro, "run", "-d", str(tmp_path))
+    make_run(tmp_path, "other", env="My/Env-v0")
+    code, _, stderr = call(retro, "other", "-d", str(tmp_path))
     assert code == 0
     assert "the random baseline of My/Env-v0 is unknown, so strength counts from 0" in stderr
+    assert "PPO on CartPole-v1" in (path / "report.html").read_text()
 
 
 def test_nan_in_a_column_and_unequal_sessions_are_drawn(tmp_path: Path) -> None:
@@ -474,21 +476,6 @@ def test_a_folder_whose_name_controls_terminals_is_refused(
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert "its name contains a control character; rename it" in err
-
-
-def test_a_folder_with_brackets_in_its_name_is_no_pattern(tmp_path: Path) -> None:
-    make_run(tmp_path, "run[1]")
-    make_run(tmp_path, "run1")
-    assert load_run("run[1]", tmp_path).path.name == "run[1]"
-    assert {run.path.name for run in find_runs(tmp_path)[0]} == {"run[1]", "run1"}
-
-
-def test_compare_of_single_sessions_asks_for_more_of_them(tmp_path: Path) -> None:
-    make_run(tmp_path, "a", finals=(400.0,))
-    make_run(tmp_path, "b", finals=(300.0,))
-    stdout = call(compare, "a", "b", "-d", str(tmp_path))[1]
-    assert "one session on a side is too few: train more (meta.max_session)" in stdout
-    assert "no number of sessions" not in stdout
 
 
 def test_runs_with_other_kinds_of_score_are_compared_by_what_both_have(tmp_path: Path) -> None:

@@ -67,19 +67,19 @@ def test_json_and_yaml_give_the_same_spec(write_data: WriteData) -> None:
     assert from_json.agent.net.hid_layers == (32, 16)
 
 
-@pytest.mark.parametrize("written", ["1e6", "1E6", "1.0e6", "1e+6", "1.e6", "10.0e5", "1000000", "1000000.0", "+1e6"])
-def test_yaml_takes_every_spelling_of_a_whole_number(write: Write, written: str) -> None:
-    spec = load_spec(write("a.yaml", dump_yaml({"demo": demo()}).replace("max_frame: 1000", f"max_frame: {written}")))
-    assert spec.spec.env.max_frame == 1_000_000
-    assert type(spec.spec.env.max_frame) is int
+@pytest.mark.parametrize("written", ["1e6", "1E6", "1.0e6", "1e+6", "10.0e5", "1000000", "1000000.0", "1.e6", "+1e6"])
+def test_every_spelling_of_a_whole_number_is_taken(write: Write, written: str) -> None:
+    # the last two are no JSON
+    for suffix in ("json", "yaml")[written in ("1.e6", "+1e6") :]:
+        text = json.dumps({"demo": demo()}).replace('"max_frame": 1000', f'"max_frame": {written}')
+        frames = load_spec(write(f"a.{suffix}", text)).spec.env.max_frame
+        assert (frames, type(frames)) == (1_000_000, int)
 
 
-@pytest.mark.parametrize("written", ["1e6", "1E6", "1.0e6", "1e+6", "10.0e5", "1000000", "1000000.0"])
-def test_json_takes_every_spelling_of_a_whole_number(write: Write, written: str) -> None:
-    text = json.dumps({"demo": demo()}).replace('"max_frame": 1000', f'"max_frame": {written}')
-    spec = load_spec(write("a.json", text))
-    assert spec.spec.env.max_frame == 1_000_000
-    assert type(spec.spec.env.max_frame) is int
+@pytest.mark.parametrize(("written", "name"), [("'1e6'", "1e6"), ("2020-01-31", "2020-01-31")])
+def test_text_and_dates_are_text_in_yaml(write: Write, written: str, name: str) -> None:
+    text = dump_yaml({"demo": demo()}).replace("CartPole-v1", written)
+    assert load_spec(write("a.yaml", text)).spec.env.name == name
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
@@ -101,16 +101,6 @@ def test_exponents_are_whole_numbers_at_every_level(write: Write, suffix: str) -
     # as text, so that 500.0 would show
     assert '"log_frequency": 500,' in json.dumps(saved)
     assert '"hid_layers": [10, 20]' in json.dumps(saved)
-
-
-def test_text_in_quotes_stays_text_in_yaml(write: Write) -> None:
-    text = dump_yaml({"demo": demo()}).replace("CartPole-v1", "'1e6'")
-    assert load_spec(write("a.yaml", text)).spec.env.name == "1e6"
-
-
-def test_a_date_in_yaml_is_text(write: Write) -> None:
-    text = dump_yaml({"demo": demo()}).replace("CartPole-v1", "2020-01-31")
-    assert load_spec(write("a.yaml", text)).spec.env.name == "2020-01-31"
 
 
 @pytest.mark.parametrize(
@@ -204,24 +194,19 @@ def test_placeholders_may_stand_unquoted_in_json(write: Write) -> None:
     assert spec.agent.algorithm.gamma == 0.5
 
 
+def test_placeholders_inside_text_and_lists_are_filled(write_data: WriteData) -> None:
+    raw = demo()
+    raw["env"]["name"] = "ALE/${game}-v${version}"
+    raw["agent"]["net"]["hid_layers"] = ["${width}", "${width}"]
+    spec = load_spec(write_data(demo=raw), overrides={"game": "Pong", "version": 5, "width": 8}).spec
+    assert spec.env.name == "ALE/Pong-v5"
+    assert dump_spec(spec)["demo"]["agent"]["net"]["hid_layers"] == [8, 8]
+
+
 def test_what_looks_like_a_placeholder_inside_text_is_left_as_text(write: Write) -> None:
     text = '{"a": "x \\"${one}\\" y", "b": ${two}, "c": "\\\\", "d": ${three}}'
     data = read_document(write("a.json", text))
     assert data == {"a": 'x "${one}" y', "b": "${two}", "c": "\\", "d": "${three}"}
-
-
-def test_placeholders_inside_text_are_filled(write_data: WriteData) -> None:
-    raw = demo()
-    raw["env"]["name"] = "ALE/${game}-v${version}"
-    spec = load_spec(write_data(demo=raw), overrides={"game": "Pong", "version": 5}).spec
-    assert spec.env.name == "ALE/Pong-v5"
-
-
-def test_placeholders_in_lists_are_filled(write_data: WriteData) -> None:
-    raw = demo()
-    raw["agent"]["net"]["hid_layers"] = ["${width}", "${width}"]
-    spec = load_spec(write_data(demo=raw), overrides={"width": 8}).spec
-    assert dump_spec(spec)["demo"]["agent"]["net"]["hid_layers"] == [8, 8]
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
@@ -277,11 +262,8 @@ def test_another_env_is_in_the_name(write_data: WriteData) -> None:
     loaded = load_spec(write_data(demo=demo()), overrides={"env.name": "Acrobot-v1"})
     assert loaded.spec.name == "demo_acrobot"
     assert loaded.notes == ("the run is called demo_acrobot, since the spec's own env is CartPole-v1",)
-
-
-def test_the_same_env_leaves_the_name_as_it_is(write_data: WriteData) -> None:
-    loaded = load_spec(write_data(demo=demo()), overrides={"env.name": "CartPole-v1"})
-    assert (loaded.spec.name, loaded.notes) == ("demo", ())
+    same = load_spec(write_data(demo=demo()), overrides={"env.name": "CartPole-v1"})
+    assert (same.spec.name, same.notes) == ("demo", ())
 
 
 # --- overrides
@@ -452,16 +434,6 @@ def test_a_file_that_is_shipped_elsewhere_is_found_by_name(written: str, name: s
     assert loaded.notes[0] == f"there is no such spec in {written}; it is from slm_lab/spec/{found}"
 
 
-def test_a_file_that_is_shipped_elsewhere_must_hold_the_spec() -> None:
-    with pytest.raises(SpecError, match=r"no spec file elsewhere/ppo_cartpole\.json"):
-        load_spec("elsewhere/ppo_cartpole.json", "no_such_spec")
-
-
-def test_a_path_from_the_root_names_no_shipped_file(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="no spec file"):
-        load_spec(tmp_path / "ppo_cartpole.json")
-
-
 @pytest.mark.parametrize("written", ["slm_lab/spec/benchmark/ppo/ppo_cartpole.json", "benchmark/ppo/ppo_cartpole.json"])
 def test_a_file_of_the_package_is_found_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
@@ -480,54 +452,38 @@ def test_a_file_in_the_working_folder_comes_before_one_of_the_package(
     assert locate(own, None) == (own, "mine")
 
 
-def test_a_missing_file_names_the_nearest_shipped_one() -> None:
-    with pytest.raises(SpecError) as caught:
-        load_spec("slm_lab/spec/benchmark/ppo/ppo_cartpol.json")
-    assert "did you mean 'slm_lab/spec/benchmark/ppo/ppo_cartpole.json'?" in str(caught.value)
-    assert "slm-lab spec list" in str(caught.value)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["elsewhere/ppo_cartpole.json", "no_such_spec"], r"no spec file elsewhere/ppo_cartpole\.json"),
+        # a path from the root names no shipped file
+        (["/elsewhere/ppo_cartpole.json"], "no spec file"),
+        (
+            ["slm_lab/spec/benchmark/ppo/ppo_cartpol.json"],
+            r"did you mean 'slm_lab/spec/benchmark/ppo/ppo_cartpole.json'\?.*slm-lab spec list",
+        ),
+        (["ppo_cartpoel"], r"no shipped spec is called 'ppo_cartpoel'; did you mean 'ppo_cartpole'\?"),
+        (["ppo_cartpole", "ppo_acrobot"], "takes no second name 'ppo_acrobot'"),
+        (["FILE", "dmo"], r"no spec 'dmo'; did you mean 'demo'\? \(it holds: demo, other\)"),
+        (["FILE", "zzz"], r"no spec 'zzz' \(it holds: demo, other\)"),
+        (["FILE", ""], "no spec ''"),
+        (["FILE", "_shared"], "no spec '_shared'"),
+        (["FILE"], "holds 2 specs; name one of: demo, other"),
+    ],
+)
+def test_what_is_not_found_names_the_nearest(write_data: WriteData, words: list[str], message: str) -> None:
+    path = write_data(_shared=demo(), demo=demo(), other=demo())
+    with pytest.raises(SpecError, match=message):
+        load_spec(*(str(path) if word == "FILE" else word for word in words))
 
 
-def test_a_missing_bare_name_names_the_nearest_shipped_one() -> None:
-    with pytest.raises(SpecError, match=r"no shipped spec is called 'ppo_cartpoel'; did you mean 'ppo_cartpole'\?"):
-        load_spec("ppo_cartpoel")
-
-
-def test_a_bare_name_takes_no_second_name() -> None:
-    assert load_spec("ppo_cartpole", "ppo_cartpole").spec.name == "ppo_cartpole"
-    with pytest.raises(SpecError, match="takes no second name 'ppo_acrobot'"):
-        load_spec("ppo_cartpole", "ppo_acrobot")
-
-
-def test_a_missing_name_in_a_file_names_the_nearest(write_data: WriteData) -> None:
-    path = write_data(demo=demo(), other=demo())
-    with pytest.raises(SpecError, match=r"no spec 'dmo'; did you mean 'demo'\? \(it holds: demo, other\)"):
-        load_spec(path, "dmo")
-    with pytest.raises(SpecError, match=r"no spec 'zzz' \(it holds: demo, other\)"):
-        load_spec(path, "zzz")
-    with pytest.raises(SpecError, match="no spec ''"):
-        load_spec(path, "")
-
-
-def test_the_only_spec_of_a_file_needs_no_name(write_data: WriteData) -> None:
-    assert load_spec(write_data(_shared={"x": 1}, demo=demo())).spec.name == "demo"
-
-
-def test_one_of_several_specs_must_be_named(write_data: WriteData) -> None:
-    path = write_data(demo=demo(), other=demo())
-    with pytest.raises(SpecError, match="holds 2 specs; name one of: demo, other"):
-        load_spec(path)
-    assert load_spec(path, "other").spec.name == "other"
-
-
-def test_keys_with_an_underscore_are_not_specs(write_data: WriteData) -> None:
-    path = write_data(_shared=demo(), demo=demo())
+def test_a_spec_is_found_in_a_file_by_its_key(write_data: WriteData) -> None:
+    path = write_data(_shared={"x": 1}, demo={"name": "another", **demo()})
     assert spec_names(path) == ["demo"]
-    with pytest.raises(SpecError, match="no spec '_shared'"):
-        load_spec(path, "_shared")
-
-
-def test_the_key_in_the_file_is_the_name(write_data: WriteData) -> None:
-    assert load_spec(write_data(demo={"name": "another", **demo()})).spec.name == "demo"
+    # the only one needs no name
+    assert load_spec(path).spec.name == "demo"
+    assert load_spec(write_data(demo=demo(), other=demo()), "other").spec.name == "other"
+    assert load_spec("ppo_cartpole", "ppo_cartpole").spec.name == "ppo_cartpole"
 
 
 # --- files of nets
