@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
-        importlib.util.find_spec("apscheduler") is None,
+        importlib.util.find_spec("uvicorn") is None,
         reason="no dstack server here: uv run --group remote-server pytest -m slow test/remote",
     ),
 ]
