@@ -1,6 +1,7 @@
 """What the host asks of a GPU: kernels, copies, and waits, by the line of the lab that causes them."""
 
 import sys
+import warnings
 from bisect import bisect_right, insort
 from collections import Counter
 from typing import Any, NamedTuple
@@ -35,6 +36,11 @@ class Ledger:
         self.uploads: list[Copy] = []
         # within a graph, which is launched as a whole
         self.is_paused = False
+        self.is_warning = False
+
+    def set_warning(self, mode: str) -> None:
+        """`torch.cuda.set_sync_debug_mode`."""
+        self.is_warning = mode == "warn"
 
     def clear(self) -> None:
         """Count from 0."""
@@ -59,6 +65,8 @@ class Ledger:
         if self.is_paused:
             raise DeviceError(f"the host cannot wait ({kind}) within a graph: {find_site()}")
         self.waits[kind, find_site()] += 1
+        if self.is_warning:
+            warnings.warn(f"called a synchronizing CUDA operation ({kind})", stacklevel=2)
         for copy in self.downloads:
             copy.host.copy_(copy.value)
         for copy in self.uploads:

@@ -7,6 +7,7 @@ device, `.numpy()` is refused. Every wait of the host for the device is counted,
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -408,6 +409,8 @@ def pretend_gpu() -> Iterator[Ledger]:
         "current_device": lambda: 0,
         "synchronize": lambda *_: LEDGER.wait("synchronize"),
         "get_device_capability": lambda *_: (8, 0),
+        "get_device_properties": lambda *_: SimpleNamespace(name="Pretend GPU", major=8, minor=0),
+        "set_sync_debug_mode": LEDGER.set_warning,
         "manual_seed_all": DEFAULT.manual_seed,
         "get_rng_state": lambda *_: DEFAULT.get_state(),
         "set_rng_state": lambda state, *_: DEFAULT.set_state(state),

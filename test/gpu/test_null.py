@@ -56,3 +56,22 @@ def test_updates_on_the_null_gpu(name: str, environment: dict[str, str], tmp_pat
     run("-m", "pytest", "-n", "0", "-q", "-p", "no:logging", updates, "-k", f"[{name}-", environment=environment)
     # what was written on the way, for GPUs that are not here either
     print(run(str(HERE / "aot.py"), str(tmp_path), *CAPABILITIES, environment=dict(os.environ)))
+
+
+def test_the_doctor_runs_through(environment: dict[str, str]) -> None:
+    """Every check is made; those of numbers fail, since nothing was computed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "slm_lab.cli", "doctor", "--gpu"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=290,
+    )
+    print(done.stdout)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1, done.stderr[-3000:]
+    assert lines[0].startswith("ok      device                      Null GPU, sm_80")
+    assert {line[:7].strip() for line in lines[1:7]} == {"FAILED"}
+    assert len(lines) == 21
+    assert lines[-1].endswith("check(s) failed")
