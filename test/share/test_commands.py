@@ -106,10 +106,10 @@ def test_a_crash_leaves_no_secret_in_any_file(lab, hub: LocalHub) -> None:
         "gymnasium.register('Bad-v0', entry_point=Bad, max_episode_steps=100)\n"
     )
     words = ("train", "-s", "env.name=bad_env:Bad-v0", "-s", "meta.max_session=2", "-s", "env.max_frame=2000")
-    words = ("run", "reinforce_cartpole", *words, "-s", "meta.log_frequency=200", "--upload-hf")
+    command = ("run", "reinforce_cartpole", *words, "-s", "meta.log_frequency=200", "--upload-hf")
     # a program of its own: what its sessions write to the console counts too
     environ = {**os.environ, "PYTHONPATH": str(ROOT), **place, **secrets}
-    done = subprocess.run([sys.executable, "-m", "slm_lab.cli", *words], env=environ, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "slm_lab.cli", *command], env=environ, capture_output=True, text=True)
     out, err = done.stdout, done.stderr
     assert done.returncode == 1, out + err
     assert "ValueError: [secret]" in err

@@ -474,7 +474,7 @@ def test_a_file_in_the_working_folder_comes_before_one_of_the_package(
 def test_what_is_not_found_names_the_nearest(write_data: WriteData, words: list[str], message: str) -> None:
     path = write_data(_shared=demo(), demo=demo(), other=demo())
     with pytest.raises(SpecError, match=message):
-        load_spec(*(str(path) if word == "FILE" else word for word in words))
+        load_spec(str(path) if words[0] == "FILE" else words[0], words[1] if len(words) == 2 else None)
 
 
 def test_a_spec_is_found_in_a_file_by_its_key(write_data: WriteData) -> None:

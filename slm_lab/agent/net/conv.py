@@ -42,7 +42,7 @@ class ConvNet(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features (B, out_size)."""
-        # this order of the numbers is 1.4 times faster through a forward and a backward pass on a CPU
-        order = torch.channels_last if obs.device.type == "cpu" else torch.preserve_format
-        obs = obs.to(torch.float32, memory_format=order)
+        # this order of the numbers is 1.4 times faster through a forward and a backward pass on a CPU, and what the
+        # tensor cores of a GPU work on
+        obs = obs.to(torch.float32, memory_format=torch.channels_last)
         return self.layers(obs * self.scale if self.scale is not None else obs)
