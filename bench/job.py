@@ -32,7 +32,7 @@ class Job:
     """One measurement, done by one process."""
 
     row: str
-    # lab, lab-plain, lab-compiled, limit or a peer
+    # lab, lab-plain, lab-bf16, limit or a peer
     contender: str
     seconds: float
     quick: bool = False

@@ -23,7 +23,7 @@ QUICK_RESULTS = RESULTS / "quick"
 MODULES = {
     "lab": "bench.lab",
     "lab-plain": "bench.lab",
-    "lab-compiled": "bench.lab",
+    "lab-bf16": "bench.lab",
     "limit": "bench.limit",
     "sb3": "bench.peers.sb3",
     "sbx": "bench.peers.sbx",

@@ -14,7 +14,7 @@ from bench.summary import Summary, calc_mean, find_disturbed, summarize
 from slm_lab.lib.io import write_text
 
 TEMPLATE = Path(__file__).with_name("page.md")
-CONTENDERS = ("lab", "lab-plain", "lab-compiled", "sb3", "sbx", "tianshou", "torchrl", "limit")
+CONTENDERS = ("lab", "lab-plain", "lab-bf16", "sb3", "sbx", "tianshou", "torchrl", "limit")
 MISSING = "missing: not measured yet"
 NONE = ""
 QUICK_WARNING = "> Smoke test: smaller batches, a few seconds. These figures mean nothing.\n\n"

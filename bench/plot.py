@@ -15,7 +15,7 @@ mpl.use("Agg")
 STYLES = {
     "lab": ("#1f5fbf", "o"),
     "lab-plain": ("#8fb8f0", "o"),
-    "lab-compiled": ("#8fb8f0", "x"),
+    "lab-bf16": ("#8fb8f0", "x"),
     "sb3": ("#d0662b", "s"),
     "sbx": ("#c39a1e", "D"),
     "tianshou": ("#3f9a5c", "^"),

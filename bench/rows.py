@@ -24,13 +24,13 @@ class Row:
     quick: Mapping[str, Any] = field(default_factory=dict)
     # each peer with what could not be set equal, empty where nothing is known
     peers: Mapping[str, str] = field(default_factory=dict)
-    # what meta.compile: auto decides in a long run
-    is_compiled: bool = True
+    # whether its layers are wide enough for bfloat16 to gain
+    is_wide: bool = False
 
     @property
-    def variants(self) -> tuple[str, str]:
-        """The lab as it is, and with the other way of computing."""
-        return "lab", "lab-plain" if self.is_compiled else "lab-compiled"
+    def variants(self) -> tuple[str, ...]:
+        """The lab compiled, which meta.compile: auto decides for in a long run, and with other ways of computing."""
+        return ("lab", "lab-plain", "lab-bf16") if self.is_wide else ("lab", "lab-plain")
 
 
 ONE_OPTIMIZER = "one optimiser and one gradient norm for both nets, where the lab has one for each"
@@ -64,6 +64,7 @@ ROWS = (
             "tianshou": "constant learning rate; an optimiser for each critic",
             "torchrl": "constant learning rate; a loop written from its parts, without a log",
         },
+        is_wide=True,
     ),
     Row(
         "dqn_cartpole",
@@ -95,6 +96,7 @@ ROWS = (
             "sbx": "constant learning rate; value targets are not normalised",
             "tianshou": f"constant learning rate; {TIANSHOU_PPO}; returns are scaled, not rewards",
         },
+        is_wide=True,
     ),
     Row(
         "ppo_pong",
@@ -106,7 +108,7 @@ ROWS = (
             "sb3": "constant learning rate; its own Atari wrappers in Python, where the lab's are in C++",
             "sbx": "as sb3; actor and critic pass through the CNN one after the other; values are not clipped",
         },
-        is_compiled=False,
+        is_wide=True,
     ),
     *(
         Row(
@@ -132,6 +134,7 @@ def build_spec(row: Row, quick: bool = False, overrides: Mapping[str, Any] | Non
         **row.overrides,
         **(row.quick if quick else {}),
         **(overrides or {}),
-        "meta.compile": row.is_compiled if variant == "lab" else variant == "lab-compiled",
+        "meta.compile": variant != "lab-plain",
+        "meta.precision": "bf16" if variant == "lab-bf16" else "float32",
     }
     return load_spec(row.spec, row.spec, settings).spec
