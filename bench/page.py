@@ -11,6 +11,7 @@ from bench.plot import plot_rows, plot_scaling
 from bench.rows import ROWS
 from bench.scaling import SCALINGS
 from bench.summary import Summary, calc_mean, find_disturbed, summarize
+from bench.to_score import MODULES, TASKS
 from slm_lab.lib.io import write_text
 
 TEMPLATE = Path(__file__).with_name("page.md")
@@ -101,6 +102,28 @@ def build_startup(results: Mapping[str, Any]) -> str:
     )
 
 
+def build_to_score(results: Mapping[str, Any]) -> str:
+    """Seconds and frames until a score, of every seed."""
+    if "to_score" not in results:
+        return MISSING.capitalize() + "."
+
+    def cell(runs: Sequence[Mapping[str, Any]]) -> str:
+        return "; ".join(
+            f"{run['seconds']:,.0f} s ({run['frames'] / 1000:,.0f}k)"
+            if run["is_reached"]
+            else f"not in {run['seconds']:,.0f} s ({run['frames'] / 1000:,.0f}k: {run['score']:,.0f})"
+            for run in runs
+        )
+
+    tasks = results["to_score"]["tasks"]
+    lines = [
+        [task.title, *(cell(tasks[name][contender]) for contender in MODULES)]
+        for name, task in TASKS.items()
+        if name in tasks
+    ]
+    return build_table(["seconds (frames), one seed after the other", *MODULES], lines)
+
+
 def build_scaling(results: Mapping[str, Any]) -> str:
     """A small table per curve."""
     parts = []
@@ -161,6 +184,7 @@ def write_page(folder: Path, quick: bool) -> Path:
         share=build_share_table(results, shown),
         notes=build_notes(results),
         startup=build_startup(results),
+        to_score=build_to_score(results),
         scaling=build_scaling(results),
         scaling_chart="![Scaling](plots/speed_scaling.png)\n" if curves else "",
         conditions=describe_conditions(results),
