@@ -117,7 +117,7 @@ def find_limits(curves: Sequence[Curve]) -> Limits | None:
     core_low, core_high = np.percentile(y, CORE)
     span = core_high - core_low
     inner = y[(y >= core_low - ROOM * span) & (y <= core_high + ROOM * span)]
-    if not span or inner.size == y.size:
+    if inner.min() == inner.max() or inner.size == y.size:
         return None
     return Limits(*(float(value) for value in (inner.min(), inner.max(), y.min(), y.max())))
 

@@ -278,6 +278,8 @@ def test_a_spike_at_the_start_does_not_flatten_a_panel() -> None:
     # what falls over a good part of the run is no spike, nor is a step
     assert find_limits([(x, np.exp(-x / 100))]) is None
     assert find_limits([(x, np.where(x < 4, 1.0, 0.1))]) is None
+    # nor where all the others are one value, whatever lies between the percentiles
+    assert find_limits([(x[:100], np.where(x[:100] < 5, 1.0, 0.1))]) is None
 
 
 def test_what_is_cut_off_is_marked(tmp_path, sheets) -> None:
