@@ -1,5 +1,6 @@
 """What every test shares: one torch thread, and a cache folder of its own."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,9 @@ def _quiet_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         # processes of the tests import torch again and again: seconds each, unless they may keep what they compiled
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        patch.setenv("SLM_LAB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        # workers are siblings: what one has compiled the other need not
+        base = tmp_path_factory.getbasetemp()
+        patch.setenv("SLM_LAB_CACHE", str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"))
         yield
 
 

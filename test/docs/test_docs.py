@@ -48,6 +48,7 @@ ALGORITHM_PAGES = {
     "PPOSIL": "sil.md",
 }
 ROOMS = ("lib", "spec", "results", "env", "agent", "experiment", "audit", "share", "remote", "benchmark", "cli")
+COMMAND: Any = typer.main.get_command(app)
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -93,8 +94,7 @@ def test_commands_in_docs_are_known(words) -> None:
     command, *rest = words
     assert command in COMMANDS
     # parsing alone tells whether the options are known, without running anything
-    group: Any = typer.main.get_command(app)
-    name, parser, rest = group.resolve_command(None, words)
+    name, parser, rest = COMMAND.resolve_command(None, words)
     if hasattr(parser, "commands"):
         parser, rest = parser.commands[rest[0]], rest[1:]
     params = _parse(parser, rest)
