@@ -1,7 +1,7 @@
 // A GPU that computes nothing: what torch's CUDA build and Triton call of libcuda, libcudart and libcublas.
 //
 // Memory of the device is memory of the host. Copies copy, launches and waits are counted, captures are followed, and
-// what is not allowed within a capture is refused. What comes back from the device has every byte equal to `fill`.
+// what is not allowed within a capture is refused. What comes back from the device is 0.
 //
 // Preloaded: g++ -O1 -shared -fPIC -I<CUDA headers> -Wl,-soname,libcuda.so.1 -o libcuda.so.1 *.cpp -ldl
 
@@ -51,8 +51,6 @@ static void complain(const char* what) {
   fprintf(stderr, "null GPU: %s during capture\n", what);
 }
 
-static int fill = 0;
-API void nullgpu_fill(int v) { fill = v; }
 API Counts* nullgpu_counts() { return &C; }
 API void nullgpu_clear() {
   Lock l(M);
@@ -251,7 +249,7 @@ static cudaError_t copy(void* d, const void* s, size_t n, cudaStream_t stream, b
   }
   if (blocks_host) { C.sync++; }
   // nothing was computed: what comes back is as if all were 0
-  if (ks == DEVICE && kd != DEVICE) memset(d, fill, n);
+  if (ks == DEVICE && kd != DEVICE) memset(d, 0, n);
   else memmove(d, s, n);
   return cudaSuccess;
 }
