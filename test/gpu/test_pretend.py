@@ -25,6 +25,7 @@ WAITS: dict[str, Callable[[Tensor], Any]] = {
     "truth": lambda x: bool((x > 0).all()),
     "download": lambda x: x.cpu(),
     "list": lambda x: x.tolist(),
+    "array": lambda x: x.numpy(force=True),
     "upload": lambda x: torch.ones(3).to(CUDA),
     "upload of a list": lambda x: torch.tensor([1.0], device=CUDA),
     "upload that is not pinned": lambda x: torch.ones(3).to(CUDA, non_blocking=True),
