@@ -16,7 +16,7 @@ from slm_lab.env.vec_env import Obs, Step
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
 from slm_lab.lib.device import upload
-from slm_lab.lib.errors import DivergenceError, SpecError
+from slm_lab.lib.errors import CheckpointError, DivergenceError, SpecError
 from slm_lab.lib.runtime import derive_seed
 from slm_lab.spec.schema import Spec
 
@@ -157,6 +157,7 @@ class Agent:
     def state_dict(self) -> State:
         """Everything a continuation needs."""
         return {
+            "device": self.device.type,
             "algorithm": self.algorithm.state_dict(),
             "obs_normalizer": self.encode.state_dict(),
             "reward_scaler": self.reward_scaler.state_dict(),
@@ -168,6 +169,11 @@ class Agent:
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a saved state."""
+        # generators of a CPU and of a GPU draw other numbers; checkpoints of before this was noted are taken as ours
+        if (device := state.get("device", self.device.type)) != self.device.type:
+            raise CheckpointError(
+                f"it was trained on {device}, this is {self.device.type}: resume it there, or play it with enjoy"
+            )
         self.algorithm.load_state_dict(state["algorithm"])
         self.encode.load_state_dict(state["obs_normalizer"])
         self.reward_scaler.load_state_dict(state["reward_scaler"])

@@ -9,6 +9,7 @@ import torch
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Act
 from slm_lab.env.vec_env import VecEnv
+from slm_lab.lib.errors import CheckpointError
 
 A2C: dict[str, Any] = {"name": "ActorCritic", "gamma": 0.9, "lam": 0.9, "training_frequency": 8}
 OFF_POLICY: dict[str, dict[str, Any]] = {
@@ -108,3 +109,12 @@ def test_hidden_states_end_with_their_episodes() -> None:
     assert after is not None
     assert after.tolist() == [[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]]
     assert reset_rows(None, np.array([True])) is None
+
+
+def test_a_state_of_another_device_is_refused(lab) -> None:
+    agent, env = lab.build(lab.spec("CartPole-v1", {"name": "PPO", "time_horizon": 32}))
+    env.close()
+    state = agent.state_dict()
+    agent.load_state_dict(state)
+    with pytest.raises(CheckpointError, match="it was trained on cuda, this is cpu: resume it there, or play it"):
+        agent.load_state_dict({**state, "device": "cuda"})

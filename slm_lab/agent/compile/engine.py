@@ -114,7 +114,9 @@ class CompiledFunction:
         except Exception as error:
             for tensor, old in zip(state, before, strict=True):
                 tensor.copy_(old)
-            reason = (str(error).strip().splitlines() or [""])[0]
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+            # what comes from a process of the compiler has its cause at the end
+            reason = lines[-1] if lines[0].endswith(":") else lines[0]
             raise CompileError(f"{type(error).__name__}: {reason}") from error
         self.graphs[key] = graph
         return out

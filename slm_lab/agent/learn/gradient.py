@@ -33,6 +33,8 @@ class Loss(NamedTuple):
 # the loss, the report, and the gradient's norm; a compiled step adds the mean of what has one number per sample
 Report = dict[str, Tensor]
 MEAN = "/mean"
+# the loss plus the norms of all gradients: not finite if any of them is not
+TOTAL = "/total"
 CalcLoss = Callable[..., Loss]
 
 
@@ -139,6 +141,8 @@ class GradientStep:
         self._kept = [torch.cat(group) for group in self._buffers]
         self._has_dropout = any(isinstance(layer, _DropoutNd) for layer in nets.modules())
         self.graph: CompiledFunction | None = None
+        # of the single numbers that the graph gives, in order; known once it is traced
+        self._names: tuple[str, ...] = ()
         if is_compiled:
             self._root = Root(calc_loss, list(nets))
             self._frozen = [weights.flat for weights in frozen]
@@ -167,8 +171,9 @@ class GradientStep:
         random_state = self.random_state()
         # the graph takes its gradient within; autograd need not follow what goes in and out
         with torch.no_grad():
-            report, total = graph(*numbers_to_tensors(args, self._device))
-        loss = report["loss"]
+            samples, row = graph(*numbers_to_tensors(args, self._device))
+        report: Report = {**samples, **dict(zip(self._names, row.unbind(), strict=True))}
+        loss, total = report["loss"], report.pop(TOTAL)
         if guard.is_deferred:
             guard.calls.append(Call(self, args, loss, total, guard.count(), random_state))
         elif not math.isfinite(number := float(total)):
@@ -219,7 +224,7 @@ class GradientStep:
                 buffer.copy_(old)
 
     def _step(self, state: State, args: Any) -> tuple[Report, Tensor]:
-        """The same as a function of all it reads."""
+        """The same as a function of all it reads: what is one per sample, and all single numbers."""
 
         def calc(data: list[Tensor], buffers: dict[str, Tensor], args: Any) -> Loss:
             flats = [optimizer.flat for optimizer in self.optimizers] + self._frozen
@@ -244,18 +249,17 @@ class GradientStep:
             # Triton 3.7 cannot compile a choice between integers, such as the counters of norm layers
             kept = torch.where(is_ok, tensor, old) if tensor.is_floating_point() else old + (tensor - old) * is_ok
             tensor.copy_(kept)
-        return {"loss": loss, **self._summarize(report), "grad_norm": norms[0]}, total
-
-    def _summarize(self, report: Report) -> Report:
-        """Means cost nothing in a graph, but as much as a small layer in a plain call."""
-        out: Report = {}
+        # means cost nothing here, but as much as a small layer in a plain call
+        samples, numbers = {}, {"loss": loss}
         for name, part in report.items():
-            is_kept = not part.dim() or self.samples is None or name in self.samples
+            is_kept = part.dim() > 0 and (self.samples is None or name in self.samples)
             if is_kept:
-                out[name] = part
-            if part.dim() and part.is_floating_point():
-                out[name + MEAN if is_kept else name] = part.mean()
-        return out
+                samples[name] = part
+            numbers[name + MEAN if is_kept else name] = part.float().mean()
+        numbers |= {"grad_norm": norms[0], TOTAL: total}
+        self._names = tuple(numbers)
+        # one tensor: each result of a CUDA graph is copied
+        return samples, torch.stack(list(numbers.values()))
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
