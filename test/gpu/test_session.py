@@ -18,7 +18,12 @@ CASES = {
     "ActorCritic, recurrent": Case("ActorCritic", RECURRENT, SHORT, meta=META),
     "SIL": Case("SIL", env=SHORT, meta=META),
     "DoubleDQN": Case("DoubleDQN", env=SHORT, meta=META),
-    "DQN, Atari": Case("DQN", GAME, {"name": "ALE/Pong-v5", "num_envs": 2, **SHORT}, meta={**META, "rigorous_eval": 0}),
+    "DQN, Atari": Case(
+        "DQN",
+        GAME,
+        {"name": "ALE/Pong-v5", "num_envs": 2, "max_frame": 120},
+        meta={**META, "rigorous_eval": 0},
+    ),
 }
 
 
@@ -27,7 +32,7 @@ def test_a_stopped_session_resumes_exactly(name: str, tmp_path: Path) -> None:
     spec = CASES[name].spec
     with pretend_gpu():
         whole = train(spec, tmp_path / "whole")
-        stopped = train(spec, tmp_path / "stopped", stops=(148,))
+        stopped = train(spec, tmp_path / "stopped", stops=(spec.env.max_frame * 5 // 8,))
     assert find_difference(whole, stopped, NAME) is None
     # a session that learned, on the device: its generators are saved with it
     state = load_state(RunFolder(whole, NAME).resume_file(0, 0))["agent"]
