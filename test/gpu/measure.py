@@ -17,6 +17,7 @@ from test.gpu.cases import CASES
 from test.gpu.ledger import LEDGER
 from test.gpu.pretend import CUDA
 
+HOST = torch.device("cpu")
 Waits = Counter[tuple[str, str]]
 
 

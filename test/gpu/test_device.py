@@ -1,14 +1,12 @@
 """Every algorithm and kind of net on a GPU that is not there: the same numbers, and no wait that is not known."""
 
 import pytest
-import torch
 
 from test.gpu.cases import CASES, ROUNDED
 from test.gpu.graphs import pretend_graphs
-from test.gpu.measure import Measured, build, measure, train
+from test.gpu.measure import HOST, Measured, build, measure, train
 from test.gpu.pretend import pretend_gpu
 
-HOST = torch.device("cpu")
 NUM_UPDATE = 3
 # Waits of the host for the device per env step and per update: a good loop has 1 or 2 and about 1.
 WAITS: dict[str, tuple[int, int]] = {
