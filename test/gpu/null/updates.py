@@ -12,20 +12,18 @@ from test.gpu.measure import build, train
 NUM_UPDATE = 6
 # what the null GPU was asked, as runtime.cpp has it
 FIELDS = "launch", "graph_launch", "graph_kernel", "sync", "upload", "download", "copy", "unsafe"
-
-
 # Waits and calls of an update at most: launches, graphs and copies together.
 MOST: dict[tuple[str, bool], tuple[int, int]] = {
     ("ppo", False): (18, 2207),
-    ("ppo", True): (3, 385),
+    ("ppo", True): (3, 257),
     ("dqn", False): (2, 58),
-    ("dqn", True): (2, 35),
+    ("dqn", True): (2, 29),
     ("sac", False): (4, 339),
-    ("sac", True): (2, 90),
+    ("sac", True): (2, 73),
     ("crossq", False): (4, 369),
-    ("crossq", True): (2, 88),
+    ("crossq", True): (2, 71),
     ("ppo_conv", False): (6, 1570),
-    ("ppo_conv", True): (3, 124),
+    ("ppo_conv", True): (3, 92),
 }
 
 
