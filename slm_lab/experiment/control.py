@@ -155,15 +155,17 @@ class Session:
             watch.lap("observe")
             self.frame += env.num_envs
             metrics = agent.update(self.frame)
-            watch.lap("update")
+            now = watch.lap("update")
             if metrics is not None or env.finished or self.frame >= self.next_due:
                 self._record(metrics)
-            now = watch.lap("record")
-            for files in self.replay_files.values():
-                files.flush()
+                now = watch.lap("record")
+            if self.replay_files:
+                for files in self.replay_files.values():
+                    files.flush()
+                now = watch.lap("save")
             if self._is_save_due(now):
                 self._save(obs, carry)
-            watch.lap("save")
+                watch.lap("save")
         is_done = self.frame >= self.spec.env.max_frame
         if is_done and (not self.tracker.rows or self.tracker.last("frame") != self.frame):
             self._log_row()

@@ -208,8 +208,11 @@ class Algorithm(ABC, Generic[Config]):
         """
         known = [name for name in self.metric_names if name in reports[0]]
         parts = [report.get(name + MEAN, report[name]) for report in reports for name in known]
-        table = torch.stack([part.mean() if part.dim() else part for part in parts]).view(len(reports), len(known))
-        numbers = torch.cat([table.mean(0), *(part.view(1) for part in whole.values())])
+        numbers = torch.stack([part.mean() if part.dim() else part for part in parts])
+        if len(reports) > 1:
+            numbers = numbers.view(len(reports), len(known)).mean(0)
+        if whole:
+            numbers = torch.cat([numbers, *(part.view(1) for part in whole.values())])
         metrics = dict(zip([*known, *whole], numbers.tolist(), strict=True))
         for name in known:
             if not math.isfinite(value := metrics[name]):
