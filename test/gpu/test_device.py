@@ -36,7 +36,7 @@ WAITS: dict[str, tuple[int, int]] = {
     "dqn_dueling_conv": (1, 2),
     "dqn_gru": (1, 8),
     "sac_conv": (1, 9),
-    "dqn_stack": (1, 19),
+    "dqn_stack": (1, 3),
 }
 
 

@@ -8,6 +8,7 @@ from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.memory.ring import Layout, Ring
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
+from slm_lab.lib.device import upload
 
 
 class FrameStore:
@@ -27,6 +28,8 @@ class FrameStore:
         self.num_lost = self.num_stack - 1
         self._frame_shape = obs_shape[1:]
         self._back = np.arange(1 - self.num_stack, 1) * ring.num_envs
+        # the ring's field of that name by position, on the host
+        self._ages: Array = ring.flat["age"].numpy() if ring.is_host else np.zeros(ring.num_position, np.uint8)
         # slot -> env -> frames
         self._aside: dict[int, dict[int, Tensor]] = {}
         # successor of the newest row, whether it is a shift, and the age of that row
@@ -48,6 +51,7 @@ class FrameStore:
         if not is_joined.all():
             self._aside[slot] = {int(env): self._break(int(env), step.obs) for env in np.flatnonzero(~is_joined)}
         self._age = np.where(is_joined, np.minimum(self._age + 1, self.num_stack - 1), 0).astype(np.uint8)
+        self._ages[slot * self.ring.num_envs : (slot + 1) * self.ring.num_envs] = self._age
         self._is_shift = _calc_equal(step.next_obs[:, :-1], step.obs[:, 1:])
         self._latest.copy_(step.next_obs)
         return {"frame": step.obs[:, -1], "age": torch.from_numpy(self._age)}
@@ -60,40 +64,39 @@ class FrameStore:
         # a copy, also of a single part
         return torch.cat(frames)
 
-    def obs(self, position: Tensor) -> Tensor:
-        """Observations (B, S, H, W)."""
-        return self._build_stack(position, 0)
+    def obs(self, where: Array) -> Tensor:
+        """Observations (B, S, H, W) at positions."""
+        return self._build_stack(where, 0)
 
-    def next_obs(self, position: Tensor) -> Tensor:
-        """True successors (B, S, H, W)."""
+    def next_obs(self, where: Array) -> Tensor:
+        """True successors (B, S, H, W) of positions."""
         ring = self.ring
-        stack = self._build_stack(position, 1)
-        where = position.cpu().numpy()
-        follow = torch.from_numpy((where + ring.num_envs) % ring.num_position).to(ring.device)
+        stack = self._build_stack(where, 1)
+        follow = (where + ring.num_envs) % ring.num_position
         newest = (ring.head - 1) % ring.capacity
         # what follows the newest row in the ring is its oldest row, or nothing yet
-        apart = (ring.take(follow, "age")[0].cpu().numpy() == 0) | (where // ring.num_envs == newest)
+        apart = (self._ages[follow] == 0) | (where // ring.num_envs == newest)
         for index in np.flatnonzero(apart).tolist():
             slot, env = divmod(int(where[index]), ring.num_envs)
             if slot == newest:
-                stack[index] = self._latest[env].to(ring.device)
+                stack[index] = upload(self._latest[env], ring.device)
             else:
                 frames = self._aside[(slot + 1) % ring.capacity][env][self.num_stack - 1 :]
-                stack[index, -len(frames) :] = frames
+                stack[index, -len(frames) :] = upload(frames, ring.device)
         return stack
 
-    def _build_stack(self, position: Tensor, ahead: int) -> Tensor:
+    def _build_stack(self, where: Array, ahead: int) -> Tensor:
         """The stack of each row (ahead 0), or its shift with the next row's frame (ahead 1)."""
         ring, last = self.ring, self.num_stack - 1
-        where = position.cpu().numpy()
         source = (where[:, None] + (self._back + ahead * ring.num_envs)) % ring.num_position
-        frames = ring.take(torch.from_numpy(source.reshape(-1)).to(ring.device), "frame")[0]
+        frames = ring.take(upload(torch.from_numpy(source.reshape(-1)), ring.device), "frame")[0]
         stack = frames.view(len(where), self.num_stack, *self._frame_shape)
-        age = ring.take(position, "age")[0].cpu().numpy().astype(np.int64)
+        age = self._ages[where].astype(np.int64)
         for index in np.flatnonzero(age + ahead < last).tolist():
             slot, env = divmod(int(where[index]), ring.num_envs)
             held = int(age[index]) + ahead
-            stack[index, : last - held] = self._aside[(slot - int(age[index])) % ring.capacity][env][held:last]
+            aside = self._aside[(slot - int(age[index])) % ring.capacity][env][held:last]
+            stack[index, : last - held] = upload(aside, ring.device)
         return stack
 
     def rows(self, start: int, end: int) -> dict[str, Tensor]:
@@ -105,18 +108,20 @@ class FrameStore:
         ]
         empty = torch.zeros((0, *self._frame_shape), dtype=torch.uint8)
         key = torch.tensor([(row, env, len(frames)) for row, env, frames in entries], dtype=torch.int64)
-        frame = torch.cat([empty, *(frames.cpu() for _, _, frames in entries)])
+        frame = torch.cat([empty, *(frames for _, _, frames in entries)])
         return {"aside_key": key.reshape(-1, 3), "aside_frame": frame}
 
     def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
         """Take the frames aside back."""
-        for row in range(start, start + len(rows["age"])):
-            self._aside.pop(row % self.ring.capacity, None)
+        for row, age in enumerate(rows["age"].numpy(), start):
+            slot = row % self.ring.capacity
+            self._aside.pop(slot, None)
+            self._ages[slot * self.ring.num_envs : (slot + 1) * self.ring.num_envs] = age
         key = rows["aside_key"].tolist()
         parts = rows["aside_frame"].split([count for _, _, count in key])
         for (row, env, _), part in zip(key, parts, strict=True):
             # a copy: a part would keep the whole chunk alive
-            self._aside.setdefault((start + row) % self.ring.capacity, {})[env] = part.clone().to(self.ring.device)
+            self._aside.setdefault((start + row) % self.ring.capacity, {})[env] = part.clone()
 
     def state_dict(self) -> State:
         """What belongs to no row."""

@@ -186,18 +186,20 @@ class Replay:
     def _collect(self, drawn: Tensor, head: Tensor | None = None) -> Steps:
         """The steps at positions, and what followed them."""
         ring, position = self.ring, upload(drawn, self.device)
-        if self.spec.num_step_returns == 1:
-            last = position
+        is_one_step = self.spec.num_step_returns == 1
+        # only what needs them on the host waits for them
+        where = np.empty(0, np.int64) if is_one_step and self.frames is None else drawn.cpu().numpy()
+        if is_one_step:
+            last = where
             reward, terminated = ring.take(position, "reward", "terminated")
             discount = torch.where(terminated, 0.0, self.gamma)
         else:
-            last, reward, discount = self._walk(drawn.cpu().numpy())
-        if self.frames is None:
-            obs, action = ring.take(position, "obs", "action")
-            (next_obs,) = ring.take(last, "next_obs")
-        else:
-            (action,) = ring.take(position, "action")
-            obs, next_obs = self.frames.obs(position), self.frames.next_obs(last)
+            last, reward, discount = self._walk(where)
+        (action,) = ring.take(position, "action")
+        if self.frames is not None:
+            return self.frames.obs(where), action, reward, self.frames.next_obs(last), discount
+        (obs,) = ring.take(position, "obs")
+        (next_obs,) = ring.take(position if is_one_step else self._to_device(last), "next_obs")
         return obs, action, reward, next_obs, discount
 
     def _take_steps(self, fields: dict[str, Tensor], args: Any) -> Steps:
@@ -235,7 +237,7 @@ class Replay:
         newest = torch.arange(end - count, end, device=position.device) % self.ring.num_position
         position[len(position) - count :] = newest
 
-    def _walk(self, position: Array) -> tuple[Tensor, Tensor, Tensor]:
+    def _walk(self, position: Array) -> tuple[Array, Tensor, Tensor]:
         """Up to n steps ahead: position of the last, discounted sum of rewards, discount of what follows."""
         # on the host: these few small arrays cost less there than as tensors
         ring, shape = self.ring, (len(position), self.spec.num_step_returns)
@@ -253,7 +255,7 @@ class Replay:
         num_step = counts.sum(1)
         last = np.arange(shape[0]), num_step - 1
         discount = np.where(terminated[last], np.float32(0), self._gamma_power[num_step])
-        return self._to_device(path[last]), self._to_device(ret), self._to_device(discount)
+        return path[last], self._to_device(ret), self._to_device(discount)
 
     def _to_device(self, value: Array) -> Tensor:
         return upload(torch.from_numpy(value), self.device)
@@ -282,7 +284,8 @@ class Replay:
         if self.frames is None:
             (obs,), (last,) = ring.take(index, "obs"), ring.take(path[-1], "next_obs")
         else:
-            obs, last = self.frames.obs(index), self.frames.next_obs(path[-1])
+            where = index.cpu().numpy()
+            obs, last = self.frames.obs(where), self.frames.next_obs(where[-shape[1] :])
         mask = torch.where(truncated & ~terminated, 0.0, 1.0)
         mask[-1] = 1.0
         return SequenceBatch(
