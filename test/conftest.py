@@ -1,6 +1,7 @@
 """What every test shares: one torch thread, and a cache folder of its own."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ sys.dont_write_bytecode = False
 def _quiet_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Two torch threads on a busy machine slow tiny nets down several times; the user's own cache stays untouched."""
     torch.set_num_threads(1)
+    # nohup has it ignored, also by the processes of the tests
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         # processes of the tests import torch again and again: seconds each, unless they may keep what they compiled
