@@ -11,7 +11,7 @@ from slm_lab.agent.net.model import use_bf16
 from slm_lab.agent.net.parts import check_names
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.make import EnvFacts
-from slm_lab.env.normalize import ObsEncoder, RewardScaler, to_tensor
+from slm_lab.env.normalize import ObsEncoder, RewardScaler
 from slm_lab.env.vec_env import Obs, Step
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
@@ -98,12 +98,12 @@ class Agent:
         reward = self.reward_scaler(step.reward, step.terminated | step.truncated)
         self.algorithm.observe(
             Transition(
-                obs=to_tensor(obs) if self.algorithm.stores_raw_obs else act.obs,
+                obs=torch.as_tensor(obs) if self.algorithm.stores_raw_obs else act.obs,
                 action=act.sample,
-                reward=torch.from_numpy(reward.astype(np.float32)),
+                reward=torch.as_tensor(reward, dtype=torch.float32),
                 terminated=torch.from_numpy(step.terminated),
                 truncated=torch.from_numpy(step.truncated),
-                next_obs=to_tensor(step.next_obs),
+                next_obs=torch.as_tensor(step.next_obs),
                 extra=act.extra,
                 next_carry=act.carry,
             )

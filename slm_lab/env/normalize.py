@@ -69,11 +69,6 @@ def _take(value: Any, shape: tuple[int, ...]) -> Array:
     return array
 
 
-def to_tensor(value: Array | Tensor) -> Tensor:
-    """A tensor of the same memory; a third of the time that torch.as_tensor takes."""
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-
-
 class ObsEncoder:
     """Raw observations as the nets see them: shifted and scaled if they are normalised, clipped, on the device."""
 
@@ -106,18 +101,18 @@ class ObsEncoder:
                 obs = torch.as_tensor(obs).clamp(-self.clip, self.clip)
         elif isinstance(obs, Tensor) or isinstance(stats.mean, Tensor):
             obs = torch.as_tensor(obs)
-            mean, var = self._stats_at(obs.device)
+            mean, var = (stats.mean, stats.var) if self.is_host else self._upload_stats(obs.device)
+            if not isinstance(mean, Tensor):
+                mean, var = torch.from_numpy(mean), torch.from_numpy(var)
             obs = (obs - mean) / torch.sqrt(var + self.eps)
             obs = obs if self.clip is None else obs.clamp(-self.clip, self.clip)
         else:
             obs = (obs - stats.mean) / np.sqrt(stats.var + self.eps)
             obs = obs if self.clip is None else np.clip(obs, -self.clip, self.clip)
-        tensor = to_tensor(obs)
-        if tensor.dtype != self.dtype:
-            tensor = tensor.to(self.dtype)
+        tensor = torch.as_tensor(obs, dtype=self.dtype)
         return tensor if self.device is None or self.is_host else upload(tensor, self.device)
 
-    def _stats_at(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _upload_stats(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and variance where a batch is; a GPU gets them once for all batches that are drawn between two steps."""
         stats: Any = self.stats
         mean, var = torch.as_tensor(stats.mean), torch.as_tensor(stats.var)

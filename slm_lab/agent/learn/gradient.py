@@ -163,27 +163,7 @@ class GradientStep:
             except CompileError as error:
                 warn_once(str(error))
                 self.graph = None
-        return self._call_plain(args)
-
-    def _call_graph(self, graph: CompiledFunction, args: tuple[Any, ...]) -> Report:
-        guard = self.guard
-        guard.make_room()
-        random_state = self.random_state()
-        # the graph takes its gradient within; autograd need not follow what goes in and out
-        with torch.no_grad():
-            samples, row = graph(*numbers_to_tensors(args, self._device))
-        report: Report = {**samples, **dict(zip(self._names, row.unbind(), strict=True))}
-        loss, total = report["loss"], report.pop(TOTAL)
-        if guard.is_deferred:
-            guard.calls.append(Call(self, args, loss, total, guard.count(), random_state))
-        elif not math.isfinite(number := float(total)):
-            guard.is_ok.fill_(True)
-            self.set_random_state(random_state)
-            raise GradientFaultError(self, args, float(loss), number - float(loss))
-        return report
-
-    def _call_plain(self, args: tuple[Any, ...]) -> Report:
-        random_state = self.random_state()
+        random_state = self.random_state() if self._has_dropout else []
         for group, kept in zip(self._buffers, self._kept, strict=True):
             # one operation for all of them
             torch.cat(group, out=kept)
@@ -203,10 +183,25 @@ class GradientStep:
                 optimizer.descend()
         return {"loss": loss.detach(), **{name: part.detach() for name, part in report.items()}, "grad_norm": norms[0]}
 
+    def _call_graph(self, graph: CompiledFunction, args: tuple[Any, ...]) -> Report:
+        guard = self.guard
+        guard.make_room()
+        random_state = self.random_state() if self._has_dropout else []
+        # the graph takes its gradient within; autograd need not follow what goes in and out
+        with torch.no_grad():
+            samples, row = graph(*numbers_to_tensors(args, self._device))
+        report: Report = {**samples, **dict(zip(self._names, row.unbind(), strict=True))}
+        loss, total = report["loss"], report.pop(TOTAL)
+        if guard.is_deferred:
+            guard.calls.append(Call(self, args, loss, total, guard.count(), random_state))
+        elif not math.isfinite(number := float(total)):
+            guard.is_ok.fill_(True)
+            self.set_random_state(random_state)
+            raise GradientFaultError(self, args, float(loss), number - float(loss))
+        return report
+
     def random_state(self) -> list[Tensor]:
-        """Where torch's generators stand, host first, if the nets draw from them; nothing where there is no dropout."""
-        if not self._has_dropout:
-            return []
+        """Where torch's generators stand, host first: dropout draws from them."""
         is_cuda = self._device.type == "cuda"
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(self._device)] if is_cuda else [])]
 

@@ -82,6 +82,8 @@ class PrioritizedReplay(Replay):
         self.tree = SumTree(self.ring.num_position)
         # the largest |error| + epsilon so far, which new transitions enter with
         self.max_priority = 1.0
+        # positions of the last batch, the newest among them where those replace some of it
+        self._drawn: Array = np.zeros(0, np.int64)
         # the rows that have their priorities in the tree
         self._tree_first, self._tree_head = 0, 0
 
@@ -106,13 +108,13 @@ class PrioritizedReplay(Replay):
         self._sync()
         generator, num = self.generator, self.spec.batch_size
         draw = torch.rand(num, dtype=torch.float64, generator=generator, device=generator.device).cpu().numpy()
-        return torch.from_numpy(self.tree.find((np.arange(num) + draw) * (self.tree.total / num)))
+        self._drawn = self.tree.find((np.arange(num) + draw) * (self.tree.total / num))
+        return torch.from_numpy(self._drawn)
 
     def sample(self, frame: int) -> Batch:
         """A batch with weights (size * P(i))^-beta, scaled so that the largest is 1."""
-        position = self._draw_batch()
-        batch = self._build(position)
-        prob = self.tree.leaf(position.numpy()) / self.tree.total
+        batch = super().sample(frame)
+        prob = self.tree.leaf(self._drawn) / self.tree.total
         weight = (self.size * prob) ** -calc_schedule(self.beta, frame)
         return batch._replace(weight=self._to_device((weight / weight.max()).astype(np.float32)))
 

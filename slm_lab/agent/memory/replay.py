@@ -162,30 +162,21 @@ class Replay:
 
     def sample(self, frame: int) -> Batch:
         """A batch with n-step returns; the walk stops where an episode or the memory ends."""
-        return self._build(self._draw_batch())
-
-    def _draw_batch(self) -> Tensor:
-        """Positions of a batch, the newest among them where those are asked for."""
         if self.ring.head == 0:
             raise ValueError("the replay is empty")
-        position = self._draw()
+        drawn = self._draw()
         if self.spec.use_cer:
-            self._put_newest(position)
+            self._put_newest(drawn)
         self._num_fresh = 0
-        return position
-
-    def _build(self, drawn: Tensor) -> Batch:
-        """The batch at positions (B,), which are wherever they were drawn."""
+        position = drawn if self.ring.is_host else upload(drawn, self.device)
         if self._gather is None:
-            fields, position = self._collect(drawn), upload(drawn, self.device)
-        else:
-            position = upload(drawn, self.device)
-            fields = self._gather(position, torch.full((), self.ring.head, device=self.device))
+            return Batch(*self._collect(drawn), self._weight, position)
+        fields: Steps = self._gather(position, torch.full((), self.ring.head, device=self.device))
         return Batch(*fields, self._weight, position)
 
     def _collect(self, drawn: Tensor, head: Tensor | None = None) -> Steps:
         """The steps at positions, and what followed them."""
-        ring, position = self.ring, upload(drawn, self.device)
+        ring, position = self.ring, drawn if self.ring.is_host else upload(drawn, self.device)
         is_one_step = self.spec.num_step_returns == 1
         # only what needs them on the host waits for them
         where = np.empty(0, np.int64) if is_one_step and self.frames is None else drawn.cpu().numpy()
@@ -195,10 +186,10 @@ class Replay:
             discount = torch.where(terminated, 0.0, self.gamma)
         else:
             last, reward, discount = self._walk(where)
-        (action,) = ring.take(position, "action")
         if self.frames is not None:
+            (action,) = ring.take(position, "action")
             return self.frames.obs(where), action, reward, self.frames.next_obs(last), discount
-        (obs,) = ring.take(position, "obs")
+        obs, action = ring.take(position, "obs", "action")
         (next_obs,) = ring.take(position if is_one_step else self._to_device(last), "next_obs")
         return obs, action, reward, next_obs, discount
 
@@ -222,7 +213,9 @@ class Replay:
 
     def _draw_uniform(self, length: int = 1) -> Tensor:
         """Positions that `length` rows which may be drawn follow, themselves included."""
-        generator, first = self.generator, self.first
+        generator = self.generator
+        # a ring that has overwritten nothing begins at 0
+        first = self.first if self.ring.head > self.ring.capacity else 0
         size = (self.ring.head - first - length + 1) * self.num_envs
         draw = torch.randint(size, (self.spec.batch_size,), generator=generator, device=generator.device)
         return (draw + first * self.num_envs) % self.ring.num_position

@@ -27,22 +27,30 @@ class DuelingHead(nn.Linear):
         return value + adv - adv.mean(-1, keepdim=True)
 
 
-def calc_features(body: nn.Module, obs: Tensor, precision: torch.dtype | None) -> Tensor:
-    """What a body makes of observations; with a precision its products are computed in that, and float32 comes out."""
-    if precision is None:
-        return body(obs)
-    # weights change between calls, so their copies are of no use to the next one
-    with torch.autocast(obs.device.type, precision, cache_enabled=False):
-        return body(obs).float()
-
-
 def use_bf16(net: nn.Module) -> None:
     """Have the bodies of a net computed in bfloat16; weights, output layers and all that follows stay in float32."""
+    bodies = []
     for part in net.modules():
         if isinstance(part, OutputNet) and part.state_size:
             raise SpecError("meta.precision: recurrent nets are computed in float32; use float32")
         if isinstance(part, (OutputNet, ActionValueNet)):
-            part.precision = torch.bfloat16
+            bodies.append(part.body)
+    # actor and critic may share one
+    for body in dict.fromkeys(bodies):
+        body.register_forward_pre_hook(_enter_bf16)
+        body.register_forward_hook(_leave_bf16, always_call=True)
+
+
+def _enter_bf16(body: nn.Module, args: tuple[Tensor, ...]) -> None:
+    # weights change between calls, so their copies are of no use to the next one
+    precision = torch.autocast(args[0].device.type, torch.bfloat16, cache_enabled=False)
+    precision.__enter__()
+    body.__dict__["precision"] = precision
+
+
+def _leave_bf16(body: nn.Module, args: tuple[Tensor, ...], out: Tensor | None) -> Tensor | None:
+    body.__dict__.pop("precision").__exit__(None, None, None)
+    return out if out is None else out.float()
 
 
 class OutputNet(nn.Module):
@@ -50,8 +58,6 @@ class OutputNet(nn.Module):
 
     A carry (B, S) of None stands for the start of episodes; a net without a hidden state hands it through.
     """
-
-    precision: torch.dtype | None = None
 
     def __init__(
         self,
@@ -90,11 +96,7 @@ class OutputNet(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Output (B, out_size)."""
-        return self.head(self.features(obs))
-
-    def features(self, obs: Tensor) -> Tensor:
-        """What the body makes of observations (B, F)."""
-        return calc_features(self.body, obs, self.precision)
+        return self.head(self.body(obs))
 
     def from_features(self, features: Tensor) -> Tensor:
         """The output layer alone."""
@@ -142,7 +144,7 @@ class PolicyNet(OutputNet):
         self.log_std = None if start is None else nn.Parameter(torch.full((param_size // 2,), start))
 
     def forward(self, obs: Tensor) -> Tensor:
-        return self.from_features(self.features(obs))
+        return self.from_features(self.body(obs))
 
     def from_features(self, features: Tensor) -> Tensor:
         mean = self.head(features)
@@ -167,7 +169,7 @@ class ActorCriticNet(nn.Module):
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Distribution parameters (B, P) and values (B,)."""
         if self.is_shared:
-            features = self.actor.features(obs)
+            features = self.actor.body(obs)
             return self.actor.from_features(features), self.critic.from_features(features).squeeze(-1)
         return self.actor(obs), self.critic(obs).squeeze(-1)
 
@@ -235,8 +237,6 @@ class ActionValueNet(nn.Module):
     the action as one more part without an encoder.
     """
 
-    precision: torch.dtype | None = None
-
     def __init__(self, spec: NetSpec, obs_shape: tuple[int, ...], action_size: int, parts: Parts = ()) -> None:
         super().__init__()
         view = build_view(spec, obs_shape, parts)
@@ -263,10 +263,8 @@ class ActionValueNet(nn.Module):
         """Values (B,)."""
         seen = obs if self.select is None else self.select(obs)
         if self.is_vector:
-            features = calc_features(self.body, torch.cat([seen, action], -1), self.precision)
-            return self.head(features).squeeze(-1)
-        features = calc_features(self.body, seen, self.precision)
-        return self.head(torch.cat([features, action], -1)).squeeze(-1)
+            return self.head(self.body(torch.cat([seen, action], -1))).squeeze(-1)
+        return self.head(torch.cat([self.body(seen), action], -1)).squeeze(-1)
 
 
 class TwinQNet(nn.Module):

@@ -37,7 +37,8 @@ def test_only_bodies_are_rough(lab) -> None:
     for net in agent.algorithm.modules.values():
         for part in net.modules():
             if isinstance(part, (OutputNet, ActionValueNet)):
-                part.body.register_forward_hook(note("body"))
+                # its first layer: what the body itself gives is float32
+                [*part.body.modules()][1].register_forward_hook(note("body"))
                 part.head.register_forward_hook(note("head"))
     obs = env.reset()
     for frame in range(4, 80, 4):
