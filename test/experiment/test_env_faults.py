@@ -180,7 +180,7 @@ def test_a_step_that_does_not_return_fails_the_session(mode: str, tmp_path: Path
 
 
 def test_a_step_that_hears_nothing_ends_the_process(tmp_path: Path) -> None:
-    """At its time limit, or when the command is told to stop."""
+    """At its time limit, or when a signal stops the command."""
     late = run_command(make_spec("is deaf", step_timeout=1.0), tmp_path / "late")
     told = run_command(make_spec("is deaf", max_frame=10_000), tmp_path / "told")
     while not (tmp_path / "told" / "hangs").exists():
