@@ -10,6 +10,7 @@ import numpy as np
 from slm_lab.agent.agent import reset_rows
 from slm_lab.agent.algorithm.base import Carry
 from slm_lab.env.layout import flatten_obs
+from slm_lab.experiment.growth import Schedules
 from slm_lab.experiment.launch import resume as resume_run
 from slm_lab.experiment.launch import start
 from slm_lab.experiment.options import Options
@@ -48,11 +49,18 @@ def run(
 
 
 def resume(
-    folder: str | Path, data_dir: str | Path = DATA_DIR, imports: Sequence[str] = (), log_level: str = "INFO"
+    folder: str | Path,
+    data_dir: str | Path = DATA_DIR,
+    imports: Sequence[str] = (),
+    log_level: str = "INFO",
+    schedules: Schedules | None = None,
+    **changes: Any,
 ) -> TrialResult:
-    """Continue a stopped run."""
+    """Continue a stopped run, or make one longer: `resume(folder, env__max_frame=200_000)`."""
     setup_console(log_level)
-    return resume_run(str(folder), Options(Path(data_dir), log_level, imports=tuple(imports)))
+    options = Options(Path(data_dir), log_level, imports=tuple(imports))
+    given = {key.replace("__", "."): value for key, value in changes.items()}
+    return resume_run(str(folder), options, changes=given, schedules=schedules)
 
 
 def search(
@@ -90,8 +98,14 @@ class TrainedAgent:
     `observation_space` and `action_space` are those of the env it was trained in.
     """
 
-    def __init__(self, folder: str | Path, data_dir: str | Path = DATA_DIR, session: int | None = None) -> None:
-        self.agent, env, self.spec = load_trained(str(folder), Path(data_dir), session=session)
+    def __init__(
+        self,
+        folder: str | Path,
+        data_dir: str | Path = DATA_DIR,
+        session: int | None = None,
+        at: int | None = None,
+    ) -> None:
+        self.agent, env, self.spec = load_trained(str(folder), Path(data_dir), session=session, at=at)
         env.close()
         facts = self.agent.facts
         self.observation_space = facts.obs_space if facts.source_space is None else facts.source_space
@@ -133,7 +147,8 @@ def load_agent(
     data_dir: str | Path = DATA_DIR,
     session: int | None = None,
     imports: Sequence[str] = (),
+    at: int | None = None,
 ) -> TrainedAgent:
-    """The trained agent of a run folder: that of the best session, or of the one given."""
+    """The trained agent of a run folder: of the best session or the one given; `at` takes a kept checkpoint."""
     import_modules(imports)
-    return TrainedAgent(folder, data_dir, session)
+    return TrainedAgent(folder, data_dir, session, at)

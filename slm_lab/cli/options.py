@@ -35,6 +35,16 @@ VideoOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write the episodes as FILE.mp4 or FILE.gif.", rich_help_panel="Play"),
 ]
+AtOption = Annotated[
+    int | None,
+    typer.Option(
+        "--at", metavar="FRAME", help="Play the model kept nearest to this frame.", min=0, rich_help_panel="Play"
+    ),
+]
+SchedulesOption = Annotated[
+    Literal["keep", "stretch"] | None,
+    typer.Option(help="Schedules that end with the run: keep their last value, or stretch them to its new end."),
+]
 KeepOption = Annotated[
     int | None,
     typer.Option(

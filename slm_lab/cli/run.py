@@ -9,6 +9,7 @@ import typer
 from loguru import logger
 
 from slm_lab.cli.options import (
+    AtOption,
     ContinueOption,
     DataDirOption,
     DeviceOption,
@@ -20,6 +21,7 @@ from slm_lab.cli.options import (
     ProfileOption,
     RayAddressOption,
     RenderOption,
+    SchedulesOption,
     SeedOption,
     SetOption,
     UploadOption,
@@ -84,8 +86,10 @@ def run(
     profile: ProfileOption = False,
     keep: KeepOption = None,
     validate: ValidateOption = 0,
+    schedules: SchedulesOption = None,
     episodes: EpisodesOption = 10,
     video: VideoOption = None,
+    at: AtOption = None,
     imports: ImportsOption = None,
     log_level: LogLevelOption = "INFO",
     log_format: LogFormatOption = "text",
@@ -120,11 +124,15 @@ def run(
         raise LabError("--render and --profile work with train, not with search")
     if continue_ and where:
         raise LabError(f"--continue finds the run by its spec, {mode} names it; use only one")
-    if changes and where and verb != "enjoy":
-        raise LabError(f"a resumed run keeps its saved spec; -s, --seed and --device do not work with {verb}@")
+    if changes and where and verb == "search":
+        raise LabError("a resumed search keeps its saved spec; -s, --seed and --device do not work with search@")
+    if schedules is not None and not (verb == "train" and where and changes):
+        raise LabError("--schedules is for a run that grows: slm-lab resume DIR -s env.max_frame=N --schedules keep")
+    if at is not None and verb != "enjoy":
+        raise LabError(f"--at works with enjoy@DIR, not with {mode}")
     if verb == "enjoy":
         # UPLOAD_HF may be set for all runs, and playing makes none
-        _enjoy(where, options, episodes)
+        _enjoy(where, options, episodes, at)
         return
     if upload_hf:
         check_upload()
@@ -142,7 +150,7 @@ def run(
         conclude = import_module("slm_lab.cli.search").conclude
         sys.exit(conclude(found, options, validate, continue_, upload_hf))
     if where:
-        result = resume_run(where, options, expected)
+        result = resume_run(where, options, expected, dict(parse_override(text) for text in changes), schedules)
     else:
         begin = start_or_continue if continue_ else start
         result = begin(_load(source, name, changes, mode), options)
@@ -150,9 +158,14 @@ def run(
     sys.exit((upload_run(result.folder) if upload_hf and result.metrics else 0) or result.exit_code)
 
 
-@app.command(help="Resume a run or a search exactly, from its last checkpoints; a finished one prints its result.")
+@app.command(
+    help="Resume a run or a search exactly, from its last checkpoints; a finished one prints its result.\n\n"
+    "A run can grow: -s env.max_frame=N trains longer, -s meta.max_session=N adds sessions."
+)
 def resume(
     folder: FolderArgument = "latest",
+    set_: SetOption = None,
+    schedules: SchedulesOption = None,
     render: RenderOption = False,
     profile: ProfileOption = False,
     keep: KeepOption = None,
@@ -179,6 +192,7 @@ def enjoy(
     episodes: EpisodesOption = 10,
     render: RenderOption = False,
     video: VideoOption = None,
+    at: AtOption = None,
     imports: ImportsOption = None,
     log_level: LogLevelOption = "INFO",
     log_format: LogFormatOption = "text",
@@ -186,7 +200,7 @@ def enjoy(
 ) -> None:
     """`run enjoy@DIR`."""
     setup_console(log_level, log_format)
-    _enjoy(folder, Options(data_dir, log_level, render, tuple(imports or ()), video, log_format), episodes)
+    _enjoy(folder, Options(data_dir, log_level, render, tuple(imports or ()), video, log_format), episodes, at)
 
 
 def _load(source: str, name: str | None, changes: list[str], mode: str) -> Spec:
@@ -202,11 +216,11 @@ def _load(source: str, name: str | None, changes: list[str], mode: str) -> Spec:
     return spec
 
 
-def _enjoy(where: str, options: Options, episodes: int) -> None:
+def _enjoy(where: str, options: Options, episodes: int, at: int | None) -> None:
     def on_episode(index: int, value: float) -> None:
         logger.info(f"Episode {index + 1}/{episodes}: total_reward {value:.2f}")
 
-    returns = play(where, options, episodes, on_episode)
+    returns = play(where, options, episodes, on_episode, at)
     sys.stdout.write(f"mean total_reward {sum(returns) / len(returns):.2f} over {len(returns)} episodes\n")
     if options.video is not None:
         sys.stdout.write(f"Video    {options.video}\n")
@@ -224,6 +238,8 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         out.writelines(f"         {note}\n" for note in result.run.score_notes)
         if (training := summarize_training(result.run)) is not None:
             out.write(f"Training {training}\n")
+        if (solved := result.run.solved) is not None:
+            out.write(f"Solved   {solved}\n")
     out.write(f"Files    {result.folder}\n")
     out.write(f"Curve    {result.curve}\n")
     if result.report is not None:

@@ -169,6 +169,12 @@ def is_playground(name: str) -> bool:
     return name.startswith(PLAYGROUND_PREFIX)
 
 
+def find_reward_threshold(name: str) -> float | None:
+    """The return from which an env counts as solved, where its author says so."""
+    spec = gym.registry.get(name.rpartition(":")[2])
+    return None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold)
+
+
 def find_game(name: str) -> str:
     """The emulator's name of a game, e.g. ms_pacman of ALE/MsPacman-v5."""
     return str(gym.spec(name).kwargs["game"])

@@ -24,9 +24,12 @@ from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.evaluation import Evaluation
 from slm_lab.experiment.fault import report_fault
 from slm_lab.experiment.filming import Filming
+from slm_lab.experiment.growth import to_comparable
+from slm_lab.experiment.initial import load_initial
 from slm_lab.experiment.messages import Progress, What
 from slm_lab.experiment.options import DEFAULTS, Options
 from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
+from slm_lab.experiment.stopping import StopCondition
 from slm_lab.experiment.tracker import Tracker
 from slm_lab.lib.data import State
 from slm_lab.lib.device import pick_device
@@ -96,7 +99,9 @@ class Session:
         # built when it is known which frame the session resumes from
         self.sinks: list[Sink] = []
         self.log_due = Due(spec.meta.log_frequency)
+        self.stop = StopCondition(spec.meta.stop, self.tracker, self.evaluation.tracker)
         self.save_due = Due(spec.meta.checkpoint_frequency) if spec.meta.checkpoint_frequency else None
+        self.keep_due = Due(spec.meta.keep_checkpoints) if spec.meta.keep_checkpoints else None
         self.replay_files = {
             name: ReplayFiles(folder.replay_prefix(trial, session, name), replay)
             for name, replay in self.agent.algorithm.replays.items()
@@ -166,14 +171,14 @@ class Session:
             if self._is_save_due(now):
                 self._save(obs, carry)
                 watch.lap("save")
-        is_done = self.frame >= self.spec.env.max_frame
-        if is_done and (not self.tracker.rows or self.tracker.last("frame") != self.frame):
-            self._log_row()
+        is_done = self.frame >= self.spec.env.max_frame or self.stop.is_met
         if self.saved != self._mark():
             self._save(obs, carry)
-        else:
-            # a kill may have come between the checkpoint and the models
-            self._save_models()
+        if is_done and (not self.tracker.rows or self.tracker.last("frame") != self.frame):
+            # not in the checkpoint: a run that is made longer has no row here
+            self._log_row()
+        # a kill may have come between the checkpoint and the models
+        self._save_models()
         watch.lap("save")
         final_eval = self.evaluation.play_final(self.should_stop) if is_done else []
         watch.lap("evaluate")
@@ -193,8 +198,16 @@ class Session:
         if self.filming.due is not None and self.filming.due(self.frame):
             path = self.folder.video_file(self.trial, self.session, self.frame)
             self.filming.film(path, self.frame, self.should_stop)
-        periods = (self.log_due, self.evaluation.due, self.filming.due)
+        if self.keep_due is not None and self.keep_due(self.frame):
+            save_state(self.folder.model_file(self.trial, self.session, str(self.frame)), self.agent.model_state())
+        if self.stop.is_met:
+            self._end_early()
+        periods = (self.log_due, self.evaluation.due, self.filming.due, self.keep_due)
         self.next_due = min(due.next for due in periods if due is not None)
+
+    def _end_early(self) -> None:
+        logger.info(f"Session {self.session} stops at frame {self.frame:,}: meta.stop is fulfilled")
+        self.end_frame = self.frame
 
     def _log_row(self) -> None:
         row = self.tracker.add_row(self._clock() | self.agent.measure_norms())
@@ -243,6 +256,8 @@ class Session:
         if state is None:
             self.evaluation.tracker.open()
             self.sinks = build_sinks(self.spec, self.folder, self.trial, self.session)
+            if self.spec.agent.init_from is not None:
+                logger.info(load_initial(self.agent, self.spec.agent.init_from))
             return self.env.reset(), self.agent.init_carry(self.spec.env.num_envs)
         with content_errors(previous_file(path) if problems else path):
             obs, carry = self._restore(state, path)
@@ -252,13 +267,15 @@ class Session:
             self.saved = self._mark()
         if self.evaluation.is_owed:
             self._evaluate()
+        if self.stop.is_met:
+            self._end_early()
         return obs, carry
 
     def _restore(self, state: State, path: Path) -> tuple[Obs, Any]:
         """Resume from where a checkpoint was written."""
         if state.get("format") != FORMAT:
             raise CheckpointError(f"{path}: was written by another version of the lab; continue it with that one")
-        if state.get("spec") != self._identity():
+        if not self._is_own(state):
             raise CheckpointError(f"{path}: belongs to another spec; continue it with the spec it was made with")
         if (place := state["place"]) != self._place():
             told = printable(f"trial {place.get('trial')} session {place.get('session')}")
@@ -275,7 +292,7 @@ class Session:
         self.best_model = state["best_model"]
         if self.best_model is not None:
             check_form(self.best_model, self.agent.model_state(), "best_model")
-        for due in (self.log_due, self.save_due, self.filming.due):
+        for due in (self.log_due, self.save_due, self.filming.due, self.keep_due):
             if due is not None:
                 due.skip_to(self.frame)
         obs = self.env.load_state_dict(state["env"])
@@ -295,11 +312,15 @@ class Session:
         return obs, None if carry is None else carry.to(self.agent.device)
 
     def _load_rows(self, state: State) -> None:
-        is_own = state.get("spec") == self._identity() and state.get("place") == self._place()
+        is_own = self._is_own(state) and state.get("place") == self._place()
         if state.get("format") != FORMAT or not is_own:
             return  # refused by the caller
         for name, files in self.replay_files.items():
             files.load(state["rows"][name])
+
+    def _is_own(self, state: State) -> bool:
+        """Whether a checkpoint is of this spec; when schedules end may have changed since."""
+        return bool(to_comparable(state.get("spec")) == to_comparable(self._identity()))
 
     def _identity(self) -> State:
         """What must not differ between a checkpoint and the run that continues it."""

@@ -30,11 +30,17 @@ class DiskNeed:
     replay: int
     table: int
     num_session: int
+    # models that are kept beside the last and the best
+    num_kept: int = 0
+
+    @property
+    def _models(self) -> int:
+        return (2 + self.num_kept) * self.model
 
     @property
     def total(self) -> int:
         """All of it: of checkpoints the last and the one before, of models the last and the best."""
-        session = 2 * self.checkpoint + 2 * self.model + self.replay + self.table + SESSION_BYTES
+        session = 2 * self.checkpoint + self._models + self.replay + self.table + SESSION_BYTES
         return RUN_BYTES + self.num_session * session
 
     @property
@@ -45,7 +51,7 @@ class DiskNeed:
     def __str__(self) -> str:
         parts = {
             "checkpoints": 2 * self.checkpoint,
-            "models": 2 * self.model,
+            "models": self._models,
             "replay": self.replay,
             "tables": self.table,
         }
@@ -77,7 +83,8 @@ def estimate_disk(spec: Spec, agent: Agent) -> DiskNeed:
     rows = [memory.estimate_rows(env.max_frame) for memory in algorithm.replays.values()]
     # the file at the head is there twice: as the last checkpoint needs it and the one before
     replay = sum(size + min(size, CHUNK_BYTES) for size in rows)
-    return DiskNeed(checkpoint, model, replay, CELL_BYTES * num_cell, meta.max_session)
+    num_kept = env.max_frame // meta.keep_checkpoints if meta.keep_checkpoints else 0
+    return DiskNeed(checkpoint, model, replay, CELL_BYTES * num_cell, meta.max_session, num_kept)
 
 
 def check_disk(need: DiskNeed, path: Path) -> None:

@@ -19,11 +19,15 @@ from slm_lab.experiment.build import build_session_agent
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.disk import check_disk, estimate_disk
 from slm_lab.experiment.executor import check_executor
+from slm_lab.experiment.growth import Schedules, grow, save_growth
+from slm_lab.experiment.initial import load_initial
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.signals import no_exit
 from slm_lab.experiment.sink import check_sinks
+from slm_lab.experiment.stopping import check_stop
+from slm_lab.experiment.tracker import CORE_COLUMNS
 from slm_lab.experiment.trial import Trial, TrialResult
-from slm_lab.lib.data import Document
+from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import EnvError, RunFolderError, SpecError, StorageError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json
@@ -42,11 +46,12 @@ from slm_lab.spec.schema import Spec
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_CBWR", "ATEN_CPU_CAPABILITY")
 
 
-def prepare(spec: Spec, render: bool = False, place: Path | None = None) -> tuple[Spec, list[str]]:
+def prepare(spec: Spec, render: bool = False, place: Path | None = None, is_new: bool = True) -> tuple[Spec, list[str]]:
     """Build env and agent once, so that a mistake shows before anything is written.
 
     Returns the spec with what is decided now and not again when a run resumes, and what to know beforehand. What the
-    run takes of the disk is shown and checked if it is known where its files will be: in a run folder or a new one.
+    run takes of the disk is shown and checked if it is known where its files will be: in a run folder or a new one. The
+    weights that a new run starts from must fit; one that exists has its own.
     """
     # a spec from Python has not been read from a file
     refuse_secrets(dump_spec(spec), f"spec '{spec.name}'")
@@ -59,10 +64,13 @@ def prepare(spec: Spec, render: bool = False, place: Path | None = None) -> tupl
         env = build_vec_env(build_settings(spec.env, (0,), 1, device=str(pick_device(spec.meta.device, 0))))
     try:
         agent = build_session_agent(spec, env, 0)
+        if is_new and spec.agent.init_from is not None:
+            load_initial(agent, spec.agent.init_from)
     finally:
         env.close()
         # an env may have changed it
         os.chdir(here)
+    check_stop(spec, (*CORE_COLUMNS, *agent.algorithm.metric_names, *agent.norm_names), CORE_COLUMNS)
     spec, note = resolve_compile(spec, agent)
     notes = [note]
     algorithm = spec.agent.algorithm
@@ -170,17 +178,28 @@ def describe_machine(spec: Spec) -> Document:
     }
 
 
-def resume(where: str, options: Options, name: str | None = None) -> TrialResult:
-    """Continue a run from its last checkpoints, or show its result if it is done."""
+def resume(
+    where: str,
+    options: Options,
+    name: str | None = None,
+    changes: ReadOnlyDocument | None = None,
+    schedules: Schedules | None = None,
+) -> TrialResult:
+    """Continue a run from its last checkpoints, or show its result if it is done; changes make it longer."""
     import_modules(options.imports)
     check_executor(options)
     folder, saved = open_run_folder(where, options.data_dir, name)
     if folder.study_file.exists():
         raise RunFolderError(f"{folder.path} is a search; continue it with search@{folder.path}")
+    before = saved
     with import_hint(folder):
-        saved, notes = prepare(saved, options.render, folder.path)
+        if changes:
+            saved = grow(folder, saved, changes, schedules)
+        saved, notes = prepare(saved, options.render, folder.path, is_new=False)
     if saved.meta.max_session > 1 or options.ray_address is not None:
         check_known_to_processes(saved, options)
+    if changes:
+        save_growth(folder, before, saved, schedules)
     # what is decided again, such as updates that cannot be compiled here, holds for every session
     save_spec(folder.trial_spec_file(0), saved)
     remove_orphans(folder.path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from loguru import logger
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.env.render import RenderMode
@@ -96,6 +97,21 @@ def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
     return max(scores, key=lambda session: scores[session])
 
 
+def pick_model(folder: RunFolder, trial: int, session: int, at: int | None = None) -> Path:
+    """The best model of a session, or the one that was kept nearest to a frame."""
+    if at is None:
+        return folder.find_model(trial, session, "best")
+    kept = folder.find_kept_models(trial, session)
+    if not kept:
+        raise RunFolderError(
+            f"{folder.path} has kept no models of session {session}; train with -s meta.keep_checkpoints=FRAMES"
+        )
+    frame = min(kept, key=lambda frame: (abs(frame - at), frame))
+    if frame != at:
+        logger.info(f"The model of frame {frame:,} is the nearest to {at:,}")
+    return kept[frame]
+
+
 def to_play(spec: Spec) -> Spec:
     """A copy whose agent keeps no past: playing needs none, and it may be larger than this machine."""
     spec = spec.replace(meta={"compile": False})
@@ -112,8 +128,9 @@ def load_trained(
     num_envs: int = 1,
     render_mode: RenderMode | None = None,
     session: int | None = None,
+    at: int | None = None,
 ) -> tuple[Agent, VecEnv, Spec]:
-    """The best agent of a run with envs to play in."""
+    """The best agent of a run, or as it was at a frame, with envs to play in."""
     folder, spec = open_run_folder(where, data_dir, may_be_published=True)
     trial = find_best_trial(folder.path)
     trial_spec = folder.trial_spec_file(trial)
@@ -139,7 +156,7 @@ def load_trained(
         if published is not None:
             published.load_into(agent, env)
         else:
-            path = folder.find_model(trial, session, "best")
+            path = pick_model(folder, trial, session, at)
             state = load_old_model(path) if path.suffix == ".pt" else load_state(path)
             with content_errors(path, "does not fit the spec beside it"):
                 agent.load_model_state(state)
@@ -149,7 +166,13 @@ def load_trained(
     return agent, env, spec
 
 
-def enjoy(where: str, options: Options, num_episode: int, on_episode: Callable[[int, float], None]) -> list[float]:
+def enjoy(
+    where: str,
+    options: Options,
+    num_episode: int,
+    on_episode: Callable[[int, float], None],
+    at: int | None = None,
+) -> list[float]:
     """Play episodes with the trained, deterministic policy; nothing of the run is written to."""
     if options.render and options.video is not None:
         raise LabError("--render and --video exclude each other: one opens a window, the other needs none")
@@ -157,7 +180,7 @@ def enjoy(where: str, options: Options, num_episode: int, on_episode: Callable[[
         check_video_path(options.video)
     import_modules(options.imports)
     render_mode: RenderMode | None = "human" if options.render else "rgb_array" if options.video else None
-    agent, env, _ = load_trained(where, options.data_dir, render_mode=render_mode)
+    agent, env, _ = load_trained(where, options.data_dir, render_mode=render_mode, at=at)
     returns = []
     try:
         with ExitStack() as stack:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from slm_lab.env.make import build_settings
+from slm_lab.env.make import build_settings, find_reward_threshold
 from slm_lab.env.random_baseline import baseline_key, get_random_baseline, measure_apart
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.executor import Resources, SessionTask, build_executor, run_tasks
@@ -174,7 +174,8 @@ class Trial:
 
     def _conclude(self, results: list[SessionResult], failures: dict[int, str], stop_code: int) -> TrialResult:
         for result in results:
-            state = "done" if result.is_done else f"stopped at frame {result.frame}"
+            is_early = result.is_done and result.frame < self.spec.env.max_frame
+            state = f"stopped at frame {result.frame:,}" if is_early or not result.is_done else "done"
             logger.info(f"Session {result.session} {state}")
         run = self._read_run({result.session for result in results})
         conclusion = None
@@ -182,7 +183,15 @@ class Trial:
             # a run that is asked to stop has seconds for it
             random_return = find_random_return(self.spec, not stop_code, self.options.imports)
             num_session, is_drawn = self.spec.meta.max_session, stop_code not in HURRIED
-            conclusion = conclude(run, results, sorted(failures), random_return, num_session, is_drawn)
+            conclusion = conclude(
+                run,
+                results,
+                sorted(failures),
+                random_return,
+                num_session,
+                is_drawn,
+                find_reward_threshold(self.spec.env.name),
+            )
             if conclusion.metrics.scalar is not None:
                 logger.info(format_trial_metrics(conclusion.metrics.scalar))
         if failures:

@@ -33,6 +33,7 @@ def conclude(
     random_return: float,
     num_session: int,
     is_drawn: bool = True,
+    reward_threshold: float | None = None,
 ) -> Conclusion:
     """Write the results of a trial; `ended` are the sessions with a result, at least one of them with a table."""
     tables = {result.session: run.tables[result.session] for result in ended if result.session in run.tables}
@@ -40,6 +41,7 @@ def conclude(
         update={
             "num_session": num_session,
             "failed": tuple(failed),
+            "reward_threshold": reward_threshold,
             "final_eval": calc_final_eval([result.final_eval for result in ended]),
             "is_complete": len(ended) == num_session and all(result.is_done for result in ended),
         }
@@ -65,6 +67,7 @@ def recompute(run: Run, random_return: float) -> Conclusion:
         kept = {
             "num_session": old.num_session,
             "failed": old.failed,
+            "reward_threshold": old.reward_threshold,
             "final_eval": old.final_eval,
             "is_complete": old.is_complete,
         }

@@ -105,6 +105,13 @@ class RunFolder:
         path = self.model_file(trial, session, which)
         return path if path.exists() else path.with_suffix(".pt")
 
+    def find_kept_models(self, trial: int, session: int) -> dict[int, Path]:
+        """The models that `meta.keep_checkpoints` kept, by frame."""
+        pattern = self.model_file(trial, session, "*").name
+        name = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
+        files = {name.fullmatch(file.name): file for file in (self.path / "model").glob(pattern)}
+        return {int(match[1]): file for match, file in files.items() if match is not None}
+
     def resume_file(self, trial: int, session: int) -> Path:
         return self.path / "model" / f"{self.prefix(trial, session)}_ckpt-last_resume{STATE_SUFFIX}"
 

@@ -137,6 +137,8 @@ class TrialMetrics(_File):
     scalar: Known[MeanMetrics] = None
     total_reward_ma: Known[Spread] = None
     random_return: Known[FiniteFloat] = None
+    # return from which the env counts as solved, where its author says so
+    reward_threshold: Known[FiniteFloat] = None
     sessions: Known[tuple[SessionMetrics, ...]] = None
     # asked for, those with a result, and those that failed
     num_session: Known[int] = None
@@ -156,6 +158,14 @@ def mask_partial_ma(table: Table) -> Array:
     """total_reward_ma for a curve: NaN until its window is full."""
     is_full = np.isfinite(table["total_reward"]).cumsum() >= MA_WINDOW
     return np.where(is_full, table["total_reward_ma"], math.nan)
+
+
+def find_solved_frame(table: Table, threshold: float) -> int | None:
+    """The first frame at which the mean of the last 100 episodes reached a return; None if it never did."""
+    is_solved = table["total_reward"] >= threshold
+    if "epi" in table:
+        is_solved &= table["epi"] >= MA_WINDOW
+    return int(table["frame"][is_solved.argmax()]) if is_solved.any() else None
 
 
 def calc_efficiency(strength: Array, t: Array) -> float:

@@ -137,6 +137,9 @@ def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
         training = [score for score in run.get_scores("train").values() if math.isfinite(score)]
         if training:
             facts.append(["While training", format_number(np.mean(training)), f"last {MA_WINDOW} episodes, exploring"])
+    if (solved := run.solved) is not None:
+        where, _, rest = solved.removeprefix("at ").partition(" (")
+        facts.append(["Solved", where, f"mean return {rest.removesuffix(')')}"])
     facts.append(["Sessions", f"{count} of {asked}", "with a score"])
     facts.append(["Frames", format_number(find_furthest(run, "frame")), "env steps"])
     wall = find_furthest(run, "wall_t")

@@ -23,6 +23,7 @@ from slm_lab.results.metrics import (
     TrialMetrics,
     calc_spread,
     calc_total_reward_ma,
+    find_solved_frame,
 )
 from slm_lab.results.table import NEEDED, read_session_table
 from slm_lab.spec.compat import META_DROPPED
@@ -106,6 +107,20 @@ class Run:
         """Mean and interval of the scores; None without a score."""
         known = [score for score in self.scores if math.isfinite(score)]
         return calc_spread(known) if known else None
+
+    @property
+    def solved(self) -> str | None:
+        """At which frame the sessions solved the env, in words; None where that is not defined, or none did."""
+        threshold = self.metrics.reward_threshold if self.metrics is not None else None
+        if threshold is None:
+            return None
+        found = [find_solved_frame(table, threshold) for table in self.counted_tables.values()]
+        frames = [frame for frame in found if frame is not None]
+        if not frames:
+            return None
+        listed = "" if len(found) == 1 else f" in {len(frames)} of {len(found)} sessions"
+        span = f"{min(frames):,}" if min(frames) == max(frames) else f"{min(frames):,} to {max(frames):,}"
+        return f"at frame {span}{listed} ({threshold:g} over {MA_WINDOW} episodes)"
 
     @property
     def score_notes(self) -> list[str]:

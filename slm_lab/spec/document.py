@@ -21,9 +21,11 @@ from slm_lab.spec.schema import (
     NET_SPECS,
     AgentSpec,
     EnvSpec,
+    InitSpec,
     MetaSpec,
     SearchResources,
     SearchScheduler,
+    StopSpec,
     build_spec_model,
 )
 from slm_lab.spec.search_space import SPACES
@@ -49,6 +51,8 @@ _WORDS: dict[Any, str] = {
     MetaSpec: "[mapping](#meta)",
     SearchResources: "[mapping](#metasearch_resources)",
     SearchScheduler: "[mapping](#metasearch_scheduler)",
+    StopSpec: "[mapping](#metastop)",
+    InitSpec: "[mapping](#agentinit_from)",
     **dict.fromkeys(_OPTIMIZERS, "[mapping](#optim_spec)"),
     **dict.fromkeys(_SCHEDULERS, "[mapping](#lr_scheduler_spec)"),
 }
@@ -72,7 +76,11 @@ def spec_reference() -> str:
         _section("## meta", MetaSpec),
         _section("### meta.search_resources", SearchResources),
         _section("### meta.search_scheduler", SearchScheduler),
+        _section("### meta.stop", StopSpec)
+        + "\n\nAny other key is a column of the table and the value it must reach: a number, or text such as "
+        "`<= 0.1`. All of them must hold.",
         _section("## agent", agent),
+        _section("### agent.init_from", InitSpec),
         *_family("agent.algorithm", "name", AlgorithmSpec, ALGORITHM_SPECS.values()),
         _section("### agent.algorithm.entropy_anneal", EntropyAnneal),
         *_family("agent.memory", "name", MemorySpec, MEMORY_SPECS.values()),
@@ -153,7 +161,7 @@ def _is_same(field: FieldInfo, other: FieldInfo | None) -> bool:
 
 
 def _section(title: str, model: type[BaseModel], skip: tuple[str, ...] = ()) -> str:
-    fields = {name: field for name, field in model.model_fields.items() if name not in skip}
+    fields = {field.alias or name: field for name, field in model.model_fields.items() if name not in skip}
     intro = f"{title}\n\n{(inspect.getdoc(model) or '').partition(chr(10))[0]}"
     if not fields:
         return f"{intro} It has no other keys."

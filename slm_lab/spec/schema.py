@@ -5,7 +5,7 @@ from operator import or_
 from types import ModuleType
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import Field, create_model, model_validator
+from pydantic import ConfigDict, Field, create_model, model_validator
 
 from slm_lab.lib.data import Document
 from slm_lab.spec import algorithm as algorithms
@@ -116,6 +116,47 @@ class SearchScheduler(Model):
         return self
 
 
+class StopSpec(Model):
+    """When a session ends before its last frame: columns of its table, each with the value it must reach."""
+
+    model_config = ConfigDict(extra="allow", serialize_by_alias=True)
+    __pydantic_extra__: dict[str, Float | Annotated[Str, Field(pattern=r"^(<=|>=) *-?\d+(\.\d+)?(e-?\d+)?$")]]
+
+    for_: Str = Field(
+        "1 evaluation",
+        alias="for",
+        pattern=r"^[1-9]\d{0,5} (evaluation|row)s?$",
+        description="How long the values must hold: N evaluations (of the deterministic policy), or N rows of the "
+        "training table.",
+    )
+
+    @property
+    def conditions(self) -> dict[str, tuple[str, float]]:
+        """By column, whether the value is a lower or an upper bound, and the value."""
+        parts = {name: value if isinstance(value, str) else f">={value}" for name, value in self._given.items()}
+        return {name: (text[:2], float(text[2:])) for name, text in parts.items()}
+
+    @property
+    def count(self) -> int:
+        """How many rows or evaluations in a row."""
+        return int(self.for_.split()[0])
+
+    @property
+    def counts_evaluations(self) -> bool:
+        """Whether it looks at the evaluations rather than at the training table."""
+        return "evaluation" in self.for_
+
+    @property
+    def _given(self) -> dict[str, float | str]:
+        return self.__pydantic_extra__ or {}
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        if not self._given:
+            raise ValueError("name a column and the value it must reach, e.g. {total_reward: 475, for: 5 evaluations}")
+        return self
+
+
 # Evaluations during training by default: how many over the run, of how many episodes.
 NUM_EVAL = 20
 EVAL_EPISODES = 4
@@ -141,6 +182,15 @@ class MetaSpec(Model):
     )
     checkpoint_frequency: PositiveInt | None = Field(
         None, description="Frames between resume checkpoints; null: every ten seconds, or less often if saving is slow."
+    )
+    keep_checkpoints: PositiveInt | None = Field(
+        None,
+        description="Frames between models that are kept, to play with `enjoy DIR --at FRAME`; null: only the best and "
+        "the last.",
+    )
+    stop: StopSpec | None = Field(
+        None,
+        description="Ends a session early, e.g. `{total_reward: 475, for: 5 evaluations}`; null: at env.max_frame.",
     )
     video_frequency: PositiveInt | None = Field(
         None, description="Frames between videos of the deterministic policy, in session 0; null: none."
@@ -170,6 +220,29 @@ class MetaSpec(Model):
         return EVAL_EPISODES if self.rigorous_eval is None else self.rigorous_eval
 
 
+class InitSpec(Model):
+    """Trained weights to start from, instead of random ones."""
+
+    path: Str = Field(
+        min_length=1,
+        description="Run folder, `DIR@FRAME` for a kept checkpoint, or a model file of one.",
+    )
+    session: NonNegativeInt | None = Field(None, description="Session of the run; null: the best.")
+    head: Literal["same", "new"] = Field(
+        "same", description="new starts with random output layers, for an env with other actions."
+    )
+    normalizer: Bool = Field(True, description="Also take the running mean and std of observations.")
+    optimizer: Bool = Field(
+        False, description="Also take the optimiser's state; the weights are then the last ones, not the best."
+    )
+
+    @model_validator(mode="after")
+    def _check_optimizer(self) -> Self:
+        if self.optimizer and (self.head == "new" or "@" in self.path):
+            raise ValueError("optimizer: only the last checkpoint has one, for the same output layers; leave it out")
+        return self
+
+
 class AgentSpec(Model):
     """Algorithm, memory and net."""
 
@@ -180,6 +253,16 @@ class AgentSpec(Model):
     critic_net: NetSpec | None = Field(
         None, description="Net of the critics of SoftActorCritic and CrossQ; null: `net`."
     )
+    init_from: InitSpec | None = Field(
+        None, description="Trained weights to start from: a run folder, or a mapping; null: random ones."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_path(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("init_from"), str):
+            data = {**data, "init_from": {"path": data["init_from"]}}
+        return data
 
     @model_validator(mode="before")
     @classmethod

@@ -121,7 +121,7 @@ def test_older_forms_without_run_work(call: Call) -> None:
         (["run", "train@nowhere"], "no run folder 'nowhere'"),
         (["run", "train@latest"], "there is no run in data yet"),
         (["run", "enjoy@nothing/*"], "matches nothing"),
-        (["run", "train@latest", "--seed", "3"], "keeps its saved spec"),
+        (["run", "search@latest", "--seed", "3"], "keeps its saved spec"),
         (["run", "train@latest", "--continue"], "use only one"),
         (["run", "search@latest", "--continue"], "use only one"),
         (["resume"], "there is no run in data yet"),
