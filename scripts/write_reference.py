@@ -5,6 +5,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from slm_lab.benchmark.matrix import load_matrix
 from slm_lab.benchmark.result import load_results
 from slm_lab.cli.main import COMMANDS
 from slm_lab.experiment.trial import TrialResult
+from slm_lab.results.reading import RunData
 from slm_lab.spec.document import spec_reference
 from slm_lab.spec.loading import SHIPPED, find_placeholders, spec_files, spec_names
 from slm_lab.spec.reader import read_document
@@ -107,7 +109,7 @@ def api_page() -> str:
     """The public functions and classes, from their signatures and docstrings."""
     parts = ["# Python API", NOTE, "[From Python](PYTHON.md) shows its use, [Extending](EXTENDING.md) that of plugins."]
     parts.append("## slm_lab")
-    parts += [describe(f"slm_lab.{name}", vars(import_module("slm_lab.api"))[name], "###") for name in slm_lab.__all__]
+    parts += [describe(f"slm_lab.{name}", getattr(slm_lab, name), "###") for name in slm_lab.__all__]
     parts.append("### TrainedAgent\n\n" + inspect.cleandoc(TrainedAgent.__doc__ or ""))
     parts += [
         describe(f"TrainedAgent.{name}", value, "####")
@@ -116,11 +118,16 @@ def api_page() -> str:
     ]
     parts.append("### TrialResult\n\n" + inspect.cleandoc(TrialResult.__doc__ or ""))
     rows = [("`folder`", "The run folder."), ("`failures`", "The error of each failed session, by its number.")]
-    for name, value in vars(TrialResult).items():
-        if isinstance(value, property):
-            rows.append((f"`{name}`", inspect.cleandoc(value.__doc__ or "")))
-    parts.append(table(("attribute", "meaning"), rows))
+    parts.append(table(("attribute", "meaning"), [*rows, *describe_properties(TrialResult)]))
+    parts.append("### RunData\n\n" + inspect.cleandoc(RunData.__doc__ or ""))
+    parts.append(table(("attribute", "meaning"), describe_properties(RunData)))
     return "\n\n".join(parts) + "\n\n" + plugin_section()
+
+
+def describe_properties(kind: type) -> list[tuple[str, str]]:
+    """Name and docstring of each property of a class."""
+    values = [(name, value) for name, value in vars(kind).items() if isinstance(value, (property, cached_property))]
+    return [(f"`{name}`", inspect.cleandoc(value.__doc__ or "")) for name, value in values]
 
 
 def plugin_section() -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loguru import logger
 
 from slm_lab.lib.io import write_yaml
 from slm_lab.spec.loading import dump_spec
@@ -32,6 +33,15 @@ def _quiet_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         base = tmp_path_factory.getbasetemp()
         patch.setenv("SLM_LAB_CACHE", str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"))
         yield
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """What is logged as a warning or worse."""
+    lines: list[str] = []
+    handle = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
+    yield lines
+    logger.remove(handle)
 
 
 @pytest.fixture

@@ -58,6 +58,9 @@ for words in json.loads(sys.argv[1]):
             sys.exit(f"{words} ended with {end.code}")
     if not out.getvalue():
         sys.exit(f"{words} said nothing")
+import slm_lab
+
+assert len(slm_lab.read("latest").df["frame"]) == 6
 """
 
 

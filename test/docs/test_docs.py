@@ -275,7 +275,7 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
     for name, body in named:
         (tmp_path / name).write_text(body)
     scripts = [*fences(README, "python"), *fences(ROOT / "docs" / "PYTHON.md", "python")]
-    assert len(scripts) == 3
+    assert len(scripts) == 4
     for index, script in enumerate(scripts):
         assert "env__max_frame=4000" in script
         short = script.replace("env__max_frame=4000", "env__max_frame=800")
