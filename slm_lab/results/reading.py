@@ -85,7 +85,10 @@ def _to_frame(tables: Mapping[int, Table]) -> Any:
     columns["frame"] = columns["frame"].astype(int)
     for name in _LIBRARIES:
         try:
-            return import_module(name).DataFrame(columns)
+            found = vars(import_module(name))
         except ImportError:
             continue
+        # a folder of that name beside a script passes for an empty package
+        if "DataFrame" in found:
+            return found["DataFrame"](columns)
     return columns

@@ -18,9 +18,9 @@ LIBRARIES = ("pandas", "polars")
 
 @pytest.fixture(params=[*LIBRARIES, None])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """The library that is installed, a stand-in that keeps its columns."""
-    for name in LIBRARIES:
-        monkeypatch.setitem(sys.modules, name, None)
+    """The library that is installed, a stand-in that keeps its columns; the others are missing, or empty folders."""
+    for name, other in zip(LIBRARIES, (types.ModuleType("pandas"), None), strict=True):
+        monkeypatch.setitem(sys.modules, name, other)
     if request.param is not None:
         module: Any = types.ModuleType(request.param)
         module.DataFrame = lambda columns: {"made by": request.param, **columns}
