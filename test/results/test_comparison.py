@@ -62,7 +62,7 @@ def test_compare_of_several_runs_is_a_table(tmp_path: Path) -> None:
     assert "Scores  exploring policy, last 100 episodes each" in stdout
     # both envs have a shipped return of random play
     assert [line.split()[:2] for line in lines if line.startswith(("PPO ", "A2C "))] == [["PPO", "2"], ["A2C", "2"]]
-    assert "CartPole-v1: 0 is random play (22." in stdout
+    assert "CartPole-v1: 0 is random play (" in stdout
     (keys,) = [line for line in lines if line.startswith("agent.algorithm.name")]
     assert keys.split()[1:] == ['"PPO"', '"ActorCritic"', '"PPO"', '"ActorCritic"']
     rows = list(csv.DictReader(files[0].open()))
