@@ -107,7 +107,7 @@ def train_lab(task: Task, seed: int) -> Reached:
     spec, _ = prepare(load_spec(task.spec, task.spec, settings).spec)
 
     def calc_score() -> float:
-        recent = list(session.tracker.recent)[-NUM_EPISODE:]
+        recent = [total_reward for total_reward, *_ in session.tracker.recent][-NUM_EPISODE:]
         return sum(recent) / NUM_EPISODE if len(recent) == NUM_EPISODE else float("-inf")
 
     with tempfile.TemporaryDirectory() as data:

@@ -19,7 +19,7 @@ OPTIONS = frozenset({"sutton_barto_reward"})
 
 def has_array_form(settings: EnvSettings) -> bool:
     """Whether `ArrayVecEnv` supports an env with its options."""
-    return _is_known(settings) and set(settings.kwargs) <= OPTIONS
+    return _is_known(settings) and set(settings.kwargs) <= OPTIONS and not settings.needs_gymnasium
 
 
 def _is_known(settings: EnvSettings) -> bool:

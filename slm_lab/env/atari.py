@@ -153,7 +153,8 @@ class AtariEnv(gym.Env[Array, Any]):
         lives = self.ale.lives()
         life_lost = self.options.life_loss_info and lives < self._lives and not (terminated or truncated)
         self._lives = lives
-        return self._stack.copy(), reward, terminated, truncated, {"life_lost": life_lost}
+        info = {"life_lost": life_lost, "lives": lives, "episode_frame_number": self._num_frame}
+        return self._stack.copy(), reward, terminated, truncated, info
 
     def _see(self) -> Array:
         """The pixel-wise maximum of the last two frames."""

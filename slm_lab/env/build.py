@@ -32,7 +32,8 @@ def build_vec_env(settings: EnvSettings, num_workers: int | None = 0, render_mod
         return _build_playground(settings, num_workers, render_mode)
     if backend == "ale" and not is_atari(settings.name):
         raise EnvError(f"env.backend: ale is for ALE/ games, not for '{settings.name}'; use auto")
-    if is_atari(settings.name) and backend in ("auto", "ale") and render_mode is None and not num_workers:
+    is_plain = render_mode is None and not num_workers and not settings.needs_gymnasium
+    if is_atari(settings.name) and backend in ("auto", "ale") and is_plain:
         if not AtariOptions.parse(settings.kwargs, settings.max_t).needs_emulator:
             return AleVecEnv(settings)
         if backend == "ale":

@@ -1,5 +1,6 @@
 """The layout of a flat observation: named parts, in order."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -136,6 +137,15 @@ def read_reward(reward: Any) -> float:
     except (TypeError, ValueError):
         shape = np.shape(reward)
         raise MisfitError(f"the reward is {type(reward).__name__} of shape {shape}, a number expected") from None
+
+
+def read_number(value: object) -> float | None:
+    """A value of `info` as a number, NaN if it is not finite; None for anything else."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        return None
+    number = float(array.item())
+    return number if math.isfinite(number) else math.nan
 
 
 def read_truth(name: str, value: object) -> bool:

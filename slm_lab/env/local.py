@@ -5,17 +5,19 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from slm_lab.env.layout import MisfitError, find_misfit, read_reward, read_truth
+from slm_lab.env.layout import MisfitError, find_misfit, read_number, read_reward, read_truth
 from slm_lab.env.make import EnvSettings, describe, make_env
 from slm_lab.env.render import RenderMode, draw
 from slm_lab.env.vec_env import RENDER_FPS, Step, VecEnv, calc_episode_seed
 from slm_lab.env.watch import close_envs, watch
 from slm_lab.lib.array import Array
-from slm_lab.lib.errors import EnvExitError, EnvFaultError, EnvHangError
+from slm_lab.lib.errors import EnvError, EnvExitError, EnvFaultError, EnvHangError, nearest
 
 # what nearly all envs say an end with
 _TRUTHS = (bool, np.bool_)
 _HINT = "`slm-lab env check` may tell more"
+# what envs with a goal commonly give at the end of an episode
+_SUCCESS = "is_success"
 
 
 class Slots:
@@ -30,6 +32,9 @@ class Slots:
         self.at = 0
         self.limit = 0.0
         self.is_hung = False
+        # what ended episodes told, by the number of the env
+        self.ended_info: dict[int, dict[str, float]] = {}
+        self._info_keys = tuple(dict.fromkeys((*settings.info_keys, _SUCCESS)))
         self.episode: Array = np.zeros(count, np.int64)
         # steps of the episode under way, and of the one that the last step belonged to
         self.t = [0] * count
@@ -135,6 +140,7 @@ class Slots:
                 if self.render_mode == "rgb_array" and slot == 0:
                     # the reset would wipe it out
                     self.ended_frame = self.render()
+                self.ended_info[self.indices[slot]] = self._read_info(info or {}, int(episode[slot]))
                 self.reset(slot, int(episode[slot]) + 1, bool(is_seed_due[slot]))
             else:
                 self.obs[slot] = obs
@@ -176,6 +182,19 @@ class Slots:
             return read_truth(name, value)
         except MisfitError as error:
             raise self._fault(slot, episode, str(error), name) from None
+
+    def _read_info(self, info: Any, episode: int) -> dict[str, float]:
+        """What the last step of an episode told; in its first episode an env must give all that is asked for."""
+        found = {key: read_number(info[key]) for key in self._info_keys if key in info}
+        numbers = {key: number for key, number in found.items() if number is not None}
+        missing = [key for key in self.settings.info_keys if key not in numbers]
+        if missing and episode == 0:
+            known = sorted(str(key) for key, value in info.items() if read_number(value) is not None)
+            raise EnvError(
+                f"env.info_keys: the info of '{self.settings.name}' has no number '{missing[0]}' at the end of an "
+                f"episode{nearest(missing[0], known)}; it has {', '.join(known) or 'none'}"
+            )
+        return numbers
 
     def _check_finite(self, slot: int, episode: int) -> None:
         reward, obs = self.reward[slot], self.next_obs[slot]
@@ -224,6 +243,7 @@ class LocalVecEnv(VecEnv):
     def __init__(self, settings: EnvSettings, render_mode: RenderMode | None = None) -> None:
         self.slots = Slots(settings, list(range(settings.num_envs)), render_mode)
         super().__init__(settings, self.slots.facts)
+        self.ended_info = self.slots.ended_info
 
     def _reset(self) -> Array:
         for slot in range(self.num_envs):

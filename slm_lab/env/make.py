@@ -45,6 +45,13 @@ class EnvSettings:
     device: str = "cpu"
     # seconds that a call of an env may take; 0: no limit
     step_timeout: float = 0.0
+    # numbers of `info` to report with each episode
+    info_keys: tuple[str, ...] = ()
+
+    @property
+    def needs_gymnasium(self) -> bool:
+        """Whether only gymnasium's single envs, in process or in workers, can do what is asked for."""
+        return bool(self.info_keys)
 
 
 class StepOptions(TypedDict, total=False):
@@ -85,6 +92,7 @@ def build_settings(
         seed_key,
         spec.backend,
         step_timeout=spec.step_timeout,
+        info_keys=spec.info_keys,
         **options,
     )
 

@@ -127,6 +127,7 @@ class EnvPoolVecEnv(VecEnv):
         return super().state_dict() | {
             "origin": self.episode.copy(),
             "score": np.zeros(self.num_envs),
+            "length": np.zeros(self.num_envs, np.int64),
             "began": np.zeros(self.num_envs, np.int64),
             "action": np.zeros((0, self.num_envs, *self.action_map.shape)),
         }
@@ -135,6 +136,7 @@ class EnvPoolVecEnv(VecEnv):
         # what another backend saved has scores and actions, of episodes that are given up too
         self.origin[:] = self.episode
         self.score[:] = 0
+        self._first_step[:] = self.num_step
         self._began[:] = 0
         self._action_log.clear()
         return self._start(), None

@@ -54,6 +54,17 @@ class Step(NamedTuple):
         return self.terminated | self.truncated
 
 
+class Episode(NamedTuple):
+    """An episode that has ended."""
+
+    env: int
+    # the sum of its raw rewards
+    total_reward: float
+    length: int
+    # numbers of its last step's `info`
+    info: dict[str, float]
+
+
 def calc_episode_seed(settings: EnvSettings, index: int, episode: int) -> int:
     """Every episode of every env has its own seed."""
     return derive_seed(*settings.seed_key, index, episode)
@@ -128,8 +139,13 @@ class VecEnv(ABC):
         # the last episode of each env that started from a seed
         self.origin = np.zeros(self.num_envs, np.int64)
         self.score = np.zeros(self.num_envs)
-        self.finished: list[float] = []
+        self.finished: list[Episode] = []
         self.num_episode = 0
+        # steps since the first reset, and how many there were when each env's episode began
+        self.num_step = 0
+        self._first_step = np.zeros(self.num_envs, np.int64)
+        # what envs told at the end of their episodes in the last step, by env; only some backends fill it
+        self.ended_info: dict[int, dict[str, float]] = {}
         # Actions of all envs, one entry per step, and where in it each env's last seeded episode began.
         self._action_log: list[Array] = []
         self._began = np.zeros(self.num_envs, np.int64)
@@ -175,6 +191,9 @@ class VecEnv(ABC):
         self.episode[:] = 0
         self.origin[:] = 0
         self.score[:] = 0
+        self.num_step = 0
+        self._first_step[:] = 0
+        self.ended_info.clear()
         self._action_log.clear()
         self._began[:] = 0
         try:
@@ -195,10 +214,14 @@ class VecEnv(ABC):
             # what was not done is not to be replayed
             self._action_log.pop()
             raise
+        self.num_step += 1
         self.score += step.reward
         if step.ended.any():
             ended = np.flatnonzero(step.ended)
-            self.finished.extend(self.score[ended].tolist())
+            lengths = self.num_step - self._first_step[ended]
+            for index, score, length in zip(ended.tolist(), self.score[ended].tolist(), lengths.tolist(), strict=True):
+                self.finished.append(Episode(index, score, length, self.ended_info.pop(index, {})))
+            self._first_step[ended] = self.num_step
             self.num_episode += len(ended)
             self.score[ended] = 0
             self.episode[ended] += 1
@@ -260,6 +283,14 @@ class VecEnv(ABC):
             num_step += 1
         return spent / num_step
 
+    def try_episode(self, max_step: int = 1000) -> None:
+        """Play an episode with random actions, or the first steps of one, to meet an env's mistakes early."""
+        self.action_space.seed(0)
+        self.reset()
+        for _ in range(max_step):
+            if self._step(np.stack([self.action_space.sample() for _ in range(self.num_envs)])).ended.any():
+                break
+
     def _align(self, action: list[Array], long: int = 1000) -> tuple[Array, Array]:
         """Actions (T, N, ...) to replay, aligned at the end, and their number for each env.
 
@@ -274,10 +305,14 @@ class VecEnv(ABC):
             log[longest - len(part) :, index] = part
         return log, lengths
 
-    def pop_finished(self) -> list[float]:
-        """Raw returns of the episodes that ended since the last call."""
+    def pop_episodes(self) -> list[Episode]:
+        """The episodes that ended since the last call."""
         finished, self.finished = self.finished, []
         return finished
+
+    def pop_finished(self) -> list[float]:
+        """Raw returns of the episodes that ended since the last call."""
+        return [episode.total_reward for episode in self.pop_episodes()]
 
     def _trim(self) -> None:
         """Forget actions that no running episode needs."""
@@ -296,7 +331,9 @@ class VecEnv(ABC):
             "origin": self.origin.copy(),
             "score": self.score.copy(),
             "num_episode": self.num_episode,
-            "finished": list(self.finished),
+            "finished": [episode._asdict() for episode in self.finished],
+            "num_step": self.num_step,
+            "length": self.num_step - self._first_step,
             "began": self._began - first,
             "action": np.stack(log) if log else np.zeros((0, self.num_envs, *self.action_map.shape)),
         }
@@ -307,7 +344,12 @@ class VecEnv(ABC):
         self.origin[:] = state["origin"]
         self.score[:] = state["score"]
         self.num_episode = int(state["num_episode"])
-        self.finished = [float(value) for value in state["finished"]]
+        self.finished = [
+            Episode(int(one["env"]), float(one["total_reward"]), int(one["length"]), dict(one["info"]))
+            for one in state["finished"]
+        ]
+        self.num_step = int(state["num_step"])
+        self._first_step[:] = self.num_step - np.asarray(state["length"])
         log, began = state["action"], np.asarray(state["began"])
         if log.shape[1:] != (self.num_envs, *self.action_map.shape) or began.shape != (self.num_envs,):
             raise ValueError("its actions are for another number of envs")

@@ -94,7 +94,10 @@ class WorkerVecEnv(VecEnv):
     def _step(self, action: Array) -> Step:
         due = self.is_seed_due()
         parts = self._ask("step", [(action[share], self.episode[share], due[share]) for share in self.shares])
-        return Step(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        *columns, infos = zip(*parts, strict=True)
+        for info in infos:
+            self.ended_info.update(info)
+        return Step(*(np.concatenate(column) for column in columns))
 
     def _replay(self, action: list[Array]) -> tuple[Array, Array]:
         parts = self._ask("replay", [(self.origin[share], action[share]) for share in self.shares])
@@ -241,5 +244,9 @@ def _serve_one(slots: Slots, what: str, *arguments: Any) -> Any:
             slots.replay(slot, int(episode), part) for slot, (episode, part) in enumerate(zip(*arguments, strict=True))
         ]
         return slots.obs, np.array(scores)
+    slots.ended_info.clear()
     slots.step(*arguments)
-    return slots.obs, slots.next_obs, slots.reward, slots.terminated, slots.truncated, slots.ended
+    return (
+        *(slots.obs, slots.next_obs, slots.reward, slots.terminated, slots.truncated, slots.ended),
+        slots.ended_info,
+    )

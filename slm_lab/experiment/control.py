@@ -48,7 +48,7 @@ CHECKPOINT_SECONDS = 10.0
 CHECKPOINT_SHARE = 0.005
 # a session whose parent was killed needs a moment to save and end
 LOCK_SECONDS = 20.0
-FORMAT = 3
+FORMAT = 4
 Grade = Literal["exact", "statistical"]
 
 
@@ -89,7 +89,8 @@ class Session:
             )
         self.agent = build_session_agent(spec, self.env, session, device=device)
         names = (*self.agent.algorithm.metric_names, *self.agent.norm_names)
-        self.tracker = Tracker(folder.table_file(trial, session, "train"), names)
+        episodes = folder.table_file(trial, session, "episode") if spec.meta.episode_table else None
+        self.tracker = Tracker(folder.table_file(trial, session, "train"), names, spec.env.info_keys, episodes)
         self.evaluation = Evaluation(spec, self.agent, session, folder.table_file(trial, session, "eval"))
         self.filming = Filming(spec, self.agent, session)
         if self.filming.due is not None and options.render:
@@ -188,7 +189,7 @@ class Session:
 
     def _record(self, metrics: Metrics | None) -> None:
         if metrics is not None or self.env.finished:
-            self.tracker.record(self.env.pop_finished(), metrics)
+            self.tracker.record(self.env.pop_episodes(), metrics, self.frame)
         if self.log_due(self.frame):
             self._log_row()
         if self.evaluation.is_due(self.frame):

@@ -8,7 +8,7 @@ from pathlib import Path
 from slm_lab.agent.agent import Agent
 from slm_lab.experiment.checkpoint.replay_files import CHUNK_BYTES
 from slm_lab.experiment.checkpoint.state import encode_state
-from slm_lab.experiment.tracker import CORE_COLUMNS
+from slm_lab.experiment.tracker import CORE_COLUMNS, list_columns
 from slm_lab.lib.errors import StorageError
 from slm_lab.lib.unit import format_size
 from slm_lab.spec.schema import Spec
@@ -64,7 +64,7 @@ def estimate_disk(spec: Spec, agent: Agent) -> DiskNeed:
     """What a run takes on disk, from an agent that has seen nothing yet."""
     env, meta, algorithm = spec.env, spec.meta, agent.algorithm
     model = len(encode_state(agent.model_state()))
-    num_column = len({*CORE_COLUMNS, *algorithm.metric_names, *agent.norm_names})
+    num_column = len(list_columns((*algorithm.metric_names, *agent.norm_names), env.info_keys))
     num_cell = env.max_frame // meta.log_frequency * num_column
     if meta.num_eval_episode:
         # about half of the points are within the budget of evaluations in a short run

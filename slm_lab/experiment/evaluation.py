@@ -6,7 +6,7 @@ from pathlib import Path
 from loguru import logger
 
 from slm_lab.agent.agent import Agent
-from slm_lab.env.vec_env import VecEnv
+from slm_lab.env.vec_env import Episode, VecEnv
 from slm_lab.experiment.build import EVAL_ENV, FINAL_ENV, build_env
 from slm_lab.experiment.play import play_episodes
 from slm_lab.experiment.tracker import Tracker
@@ -34,7 +34,7 @@ class Evaluation:
         self.agent = agent
         self.session = session
         # the table is always there, without rows if nothing is evaluated
-        self.tracker = Tracker(table, ())
+        self.tracker = Tracker(table, (), spec.env.info_keys)
         self.due = Due(spec.eval_every) if spec.meta.num_eval_episode else None
         self.env: VecEnv | None = None
         # whether a stop has cut one short, which is then made up for
@@ -66,8 +66,8 @@ class Evaluation:
             self.env = build_env(self.spec, EVAL_ENV, self.session, num_episode, self.agent.device)
         # the first of a kind may borrow from what is still to come
         limit = self._calc_budget(self.spec.env.max_frame)
-        returns, num_step = self._play(self.env, num_episode, limit, should_stop)
-        is_whole = len(returns) == num_episode
+        episodes, num_step = self._play(self.env, num_episode, limit, should_stop)
+        is_whole = len(episodes) == num_episode
         self.is_owed = not is_whole and num_step < limit
         if self.is_owed:
             return None
@@ -76,7 +76,7 @@ class Evaluation:
         if not is_whole:
             return None
         self.tracker.recent.clear()
-        self.tracker.record(returns, None)
+        self.tracker.record(episodes, None)
         return self.tracker.add_row(clock)
 
     def play_final(self, should_stop: Callable[[], bool]) -> list[float]:
@@ -87,22 +87,22 @@ class Evaluation:
         max_step = min(self.spec.env.max_frame, MAX_FINAL_STEP)
         env = build_env(self.spec, FINAL_ENV, self.session, num_episode, self.agent.device)
         try:
-            returns, _ = self._play(env, num_episode, max_step // num_episode, should_stop)
+            episodes, _ = self._play(env, num_episode, max_step // num_episode, should_stop)
         finally:
             env.close()
-        if len(returns) == num_episode:
-            return returns
+        if len(episodes) == num_episode:
+            return [episode.total_reward for episode in episodes]
         if not should_stop():
             logger.info(
-                f"No final evaluation: {len(returns)} of {num_episode} episodes ended within {max_step:,} steps "
+                f"No final evaluation: {len(episodes)} of {num_episode} episodes ended within {max_step:,} steps "
                 "(meta.final_eval, env.max_t)"
             )
         return []
 
     def _play(
         self, env: VecEnv, num_episode: int, max_step: int, should_stop: Callable[[], bool]
-    ) -> tuple[list[float], int]:
-        """Returns of episodes, and steps of all envs they took; fewer episodes where the steps or the time are up."""
+    ) -> tuple[list[Episode], int]:
+        """Episodes, and steps of all envs they took; fewer episodes where the steps or the time are up."""
         num_step = 0
 
         def is_over() -> bool:

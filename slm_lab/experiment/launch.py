@@ -63,6 +63,8 @@ def prepare(spec: Spec, render: bool = False, place: Path | None = None, is_new:
     with no_exit():
         env = build_vec_env(build_settings(spec.env, (0,), 1, device=str(pick_device(spec.meta.device, 0))))
     try:
+        if spec.env.info_keys:
+            env.try_episode()
         agent = build_session_agent(spec, env, 0)
         if is_new and spec.agent.init_from is not None:
             load_initial(agent, spec.agent.init_from)

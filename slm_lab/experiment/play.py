@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from loguru import logger
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.env.render import RenderMode
-from slm_lab.env.vec_env import VecEnv
+from slm_lab.env.vec_env import Episode, VecEnv
 from slm_lab.experiment.build import ENJOY_ENV, build_env, build_session_agent
 from slm_lab.experiment.checkpoint.published import PublishedAgent
 from slm_lab.experiment.checkpoint.state import content_errors, load_state
@@ -31,8 +32,8 @@ from slm_lab.spec.schema import Spec
 
 def play_episodes(
     env: VecEnv, agent: Agent, num_episode: int, should_stop: Callable[[], bool] = lambda: False
-) -> Iterator[float]:
-    """Raw returns of `num_episode` episodes without exploring, as they end; one of each env comes first."""
+) -> Iterator[Episode]:
+    """`num_episode` episodes without exploring, as they end; one of each env comes first."""
     obs, carry = env.reset(), agent.init_carry(env.num_envs)
     env.pop_finished()
     waiting = np.ones(env.num_envs, bool)
@@ -40,12 +41,12 @@ def play_episodes(
     while not should_stop():
         act = agent.act(obs, carry)
         step = env.step(act.action.numpy(force=True))
-        ended = env.pop_finished()
+        ended = env.pop_episodes()
         # counting each env once first keeps short episodes from crowding out long ones
-        for index, value in zip(np.flatnonzero(step.ended), ended, strict=True):
-            if waiting[index] or not waiting.any():
-                waiting[index] = False
-                yield value
+        for episode in ended:
+            if waiting[episode.env] or not waiting.any():
+                waiting[episode.env] = False
+                yield episode
                 count += 1
                 if count == num_episode:
                     return
@@ -185,7 +186,7 @@ def enjoy(
     try:
         with ExitStack() as stack:
             if options.video is None:
-                played = play_episodes(env, agent, num_episode)
+                played: Iterator[float] = map(attrgetter("total_reward"), play_episodes(env, agent, num_episode))
             else:
                 video = stack.enter_context(write_video(options.video, env.render_fps))
                 played = film_episodes(env, agent, num_episode, video.add)

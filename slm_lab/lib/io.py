@@ -104,17 +104,25 @@ def write_bytes(path: Path, data: bytes, previous: Path | None = None) -> None:
 class AppendFile:
     """A file that grows by complete lines: a line that does not fit on the disk leaves no partial one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep: int | None = None) -> None:
+        """Open a file, with only its first `keep` bytes if given."""
         self.path = path
         with storage_errors(path):
             # unbuffered, so that closing has nothing left to write
             self._file = os.fdopen(_open_plain(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
+            if keep is not None and self.size > keep:
+                self._file.truncate(keep)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.fstat(self._file.fileno()).st_size
 
     def write(self, text: str) -> None:
         """Append text, all or nothing."""
         data = text.encode()
         with storage_errors(self.path):
-            size = os.fstat(self._file.fileno()).st_size
+            size = self.size
             try:
                 append(self._file, data)
             except OSError:

@@ -15,6 +15,8 @@ from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec, Rec
 from slm_lab.spec.schema import ALGORITHM_SPECS, Spec
 from slm_lab.spec.search_space import search_problems
 
+# what only gymnasium's single envs can do, and why others cannot
+_NEED_GYMNASIUM = {"info_keys": "gives no info at the end of an episode"}
 # backends that step all envs by themselves
 NO_WORKERS = {"ale": "with threads of its own", "array": "all envs at once", "envpool": "with threads of its own"}
 
@@ -31,12 +33,25 @@ def check_combination(spec: Spec) -> list[str]:
         problems.append(f"env.num_workers: {env.num_workers} workers for num_envs {env.num_envs}; use at most num_envs")
     if env.num_workers and env.backend in NO_WORKERS:
         problems.append(f"env.num_workers: {env.backend} steps {NO_WORKERS[env.backend]}; use null or 0")
+    problems += _backend_problems(spec)
     problems += [f"agent.algorithm.{key}: {text}" for key, text in algorithm.find_conflicts(memory.name).items()]
     problems += _memory_problems(spec)
     problems += _net_problems(spec)
     problems += _recurrent_problems(spec)
     problems += search_problems(spec).values()
     return problems
+
+
+def _backend_problems(spec: Spec) -> list[str]:
+    """Keys of the env that its backend does not support."""
+    env = spec.env
+    is_playground = env.name.startswith("playground/")
+    if not is_playground and env.backend not in NO_WORKERS:
+        return []
+    what = f"'{env.name}'" if is_playground else f"the {env.backend} backend"
+    remedy = "leave it out" if is_playground else "use env.backend gymnasium"
+    asked = env.model_dump(include=set(_NEED_GYMNASIUM))
+    return [f"env.{key}: {what} {_NEED_GYMNASIUM[key]}; {remedy}" for key in _NEED_GYMNASIUM if asked[key]]
 
 
 TARGET_KEYS = {"update_type", "polyak_coef", "update_frequency"}

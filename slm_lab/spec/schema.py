@@ -68,6 +68,11 @@ class EnvSpec(Model):
     )
     reward_scale: Float = Field(1.0, description="Factor on the reward for learning; scores stay raw.")
     kwargs: Document = Field({}, description="Options passed to the env's constructor.")
+    info_keys: tuple[Annotated[Str, Field(min_length=1)], ...] = Field(
+        (),
+        description="Numbers of the env's `info` to report: the value at the last step of an episode becomes a column "
+        "of the tables. `is_success` is reported without being named.",
+    )
 
     @model_validator(mode="after")
     def _check_clip(self) -> Self:
@@ -207,6 +212,9 @@ class MetaSpec(Model):
         "layers and convolutions on GPUs and on CPUs with AVX512-BF16 or AMX. All else stays float32.",
     )
     num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one rarely pays.")
+    episode_table: Bool = Field(
+        False, description="Also write a table of the training episodes, one line each, into info/."
+    )
     tensorboard: Bool = Field(False, description="Also write TensorBoard events into log/.")
     wandb: Bool = Field(
         False, description="Also log rows to Weights & Biases; needs `uv sync --group wandb`; offline with WANDB_MODE."
