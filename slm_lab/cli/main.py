@@ -36,7 +36,7 @@ COMMANDS = {
     "list": Entry("slm_lab.cli.list", LOOK, "List runs with their scores."),
     "plot-list": Entry("slm_lab.cli.list", LOOK, "The old name of list."),
     "plot": Entry("slm_lab.cli.plot", LOOK, "Plot runs side by side."),
-    "compare": Entry("slm_lab.cli.compare", LOOK, "Compare two runs: scores, speed, specs."),
+    "compare": Entry("slm_lab.cli.compare", LOOK, "Compare runs: scores, intervals, specs."),
     "report": Entry("slm_lab.cli.report", LOOK, "Write a run, or several side by side, as a page that opens offline."),
     "doctor": Entry("slm_lab.cli.doctor", LOOK, "Report what stands out in a run, and which key to try."),
     "push": Entry("slm_lab.cli.push", SHARE, "Upload a run to the Hugging Face hub or a shared folder."),

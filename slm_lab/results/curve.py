@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -17,8 +18,13 @@ GRID_POINTS = 1000
 MAX_POINTS = 5_000
 # Values near the float limit overflow inside the renderers, and no axis could show them.
 LARGEST = 1e100
-# frames and values
+# frames, or another measure of progress, and values
 Curve = tuple[Array, Array]
+# what curves are drawn over, and its column
+Axis = Literal["frames", "time", "updates"]
+AXES: dict[Axis, str] = {"frames": "frame", "time": "wall_t", "updates": "opt_step"}
+# the band around a mean: its 95 % interval, one std between sessions, or the lowest and highest session
+BandKind = Literal["ci", "std", "minmax"]
 # of the interval at each of a thousand frames
 NUM_RESAMPLE = 1000
 # percentiles of a panel's values between which its axis is fitted, with this many times as much room on either side
@@ -28,7 +34,7 @@ ROOM = 2
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of several curves at their common frames, with its 95 % interval (None for too few curves)."""
+    """The mean of several curves at their common frames, with a band around it (None for too few curves)."""
 
     x: Array
     mean: Array
@@ -47,13 +53,14 @@ class Limits:
     highest: float
 
 
-def read_curve(table: Table, column: str) -> Curve:
+def read_curve(table: Table, column: str, axis: Axis = "frames", smooth: int = 1) -> Curve:
     """The rows of a column to plot, by increasing frame; of rows at the same frame the last counts.
 
     The moving average starts where its window is full: before that it is the mean of ever more rows, and its curve
-    would have a kink. Of a long table only every n-th row is drawn, since no picture shows more.
+    would have a kink. With `smooth`, a value is the mean of that many rows up to its own. Of a long table only every
+    n-th row is drawn, since no picture shows more.
     """
-    x = np.asarray(table.get("frame", ()), dtype=float)
+    x = np.asarray(table.get(AXES[axis], ()), dtype=float)
     y = np.asarray(table.get(column, ()), dtype=float)
     if column == "total_reward_ma" and {column, "total_reward"} <= set(table):
         y = mask_partial_ma(table)
@@ -65,14 +72,17 @@ def read_curve(table: Table, column: str) -> Curve:
     if not (x[1:] > x[:-1]).all():
         x, last = np.unique(x[::-1], return_index=True)
         y = y[::-1][last]
+    if smooth > 1 and y.size:
+        sums, count = np.cumsum(y), np.minimum(np.arange(1, y.size + 1), smooth)
+        y = np.r_[sums[:smooth], sums[smooth:] - sums[:-smooth]] / count
     # the last row is among them, and sessions with the same frames keep the same
     step = max(-(-x.size // MAX_POINTS), 1)
     return x[::-step][::-1], y[::-step][::-1]
 
 
-def read_curves(tables: Iterable[Table], column: str) -> list[Curve]:
+def read_curves(tables: Iterable[Table], column: str, axis: Axis = "frames", smooth: int = 1) -> list[Curve]:
     """The curves of the tables that have values."""
-    return [curve for table in tables if (curve := read_curve(table, column))[0].size]
+    return [curve for table in tables if (curve := read_curve(table, column, axis, smooth))[0].size]
 
 
 def list_metrics(tables: Iterable[Table]) -> list[str]:
@@ -81,8 +91,8 @@ def list_metrics(tables: Iterable[Table]) -> list[str]:
     return sorted(columns, key=lambda column: column == "lr")
 
 
-def average_curves(curves: Sequence[Curve]) -> Average | None:
-    """Mean and interval where the frames of the curves overlap; None without curves or common frames."""
+def average_curves(curves: Sequence[Curve], band: BandKind = "ci") -> Average | None:
+    """Mean and band where the frames of the curves overlap; None without curves or common frames."""
     if not curves:
         return None
     start = max(x[0] for x, _ in curves)
@@ -97,7 +107,19 @@ def average_curves(curves: Sequence[Curve]) -> Average | None:
     else:
         grid = first
     values = np.stack([np.interp(grid, x, y) for x, y in curves])
-    return Average(grid, values.mean(axis=0), calc_interval(values, NUM_RESAMPLE), is_interpolated)
+    return Average(grid, values.mean(axis=0), _calc_band(values, band), is_interpolated)
+
+
+def _calc_band(values: Array, band: BandKind) -> tuple[Array, Array] | None:
+    """The band around the mean over the first axis; None for too few curves."""
+    if band == "ci":
+        return calc_interval(values, NUM_RESAMPLE)
+    if len(values) < 2:
+        return None
+    if band == "minmax":
+        return values.min(axis=0), values.max(axis=0)
+    mean, std = values.mean(axis=0), values.std(axis=0, ddof=1)
+    return mean - std, mean + std
 
 
 def find_constant(curves: Sequence[Curve]) -> float | None:

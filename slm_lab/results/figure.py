@@ -1,14 +1,17 @@
-"""Charts of curves as PNG, with matplotlib; `plot.py` chooses the curves."""
+"""Charts of curves as PNG, SVG or PDF, with matplotlib; `plot.py` chooses the curves."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -20,8 +23,15 @@ from slm_lab.lib.array import Array
 from slm_lab.results.curve import Curve, find_limits
 from slm_lab.results.palette import Look
 
+ImageFormat = Literal["png", "svg", "pdf"]
+IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
 _DPI = 150
 _SIZE = (8.0, 5.0)
+# of pictures for papers: in a column of 3.3 inches their text has 6 to 8 points
+_PAPER_SIZE = (4.4, 3.1)
+# of a panel in a grid, and how many are beside each other
+_PANEL_SIZE = (2.7, 2.5)
+_GRID_COLUMNS = 4
 INK = "#222222"
 MUTED = "#666666"
 GRID = "#E4E4E4"
@@ -69,6 +79,7 @@ class Chart:
     lines: list[Line]
     bands: tuple[Band, ...] = ()
     has_legend: bool = True
+    x_label: str = FRAMES
 
     @property
     def shows_legend(self) -> bool:
@@ -92,9 +103,9 @@ def shorten(value: float, _position: int | None = None) -> str:
     return f"{value:g}"
 
 
-def wrap(title: str) -> str:
-    """A long title on at most two lines."""
-    return textwrap.fill(title, 72, max_lines=2, placeholder=" ...")
+def wrap(title: str, width: float = _SIZE[0], num_char: int = 72) -> str:
+    """A long text on at most two lines; `num_char` of its characters fit on a figure of the usual width."""
+    return textwrap.fill(title, int(num_char * width / _SIZE[0]), max_lines=2, placeholder=" ...")
 
 
 def style_axes(axes: Axes, font_size: float) -> None:
@@ -127,9 +138,60 @@ def _encode(canvas: FigureCanvasAgg) -> bytes:
     return buffer.getvalue()
 
 
-def draw_chart(chart: Chart) -> bytes:
-    """A chart as PNG."""
-    return to_png(_build_figure(chart)[0])
+def _to_bytes(figure: Figure, form: ImageFormat) -> bytes:
+    """A figure in a format; the same figure gives the same bytes."""
+    if form == "png":
+        return to_png(figure)
+    buffer = BytesIO()
+    canvas = FigureCanvasPdf(figure) if form == "pdf" else FigureCanvasSVG(figure)
+    # fonts that journals take, and ids in SVG that do not change
+    with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "slm-lab"}):
+        canvas.print_figure(buffer, metadata={"CreationDate" if form == "pdf" else "Date": None})
+    figure.clear()
+    return buffer.getvalue()
+
+
+def draw_chart(chart: Chart, form: ImageFormat = "png") -> bytes:
+    """A chart as a picture; vector ones are smaller, so that their text can be read in a column of a paper."""
+    return _to_bytes(_build_figure(chart, _SIZE if form == "png" else _PAPER_SIZE)[0], form)
+
+
+def draw_grid(charts: Sequence[Chart], title: str, form: ImageFormat = "png") -> bytes:
+    """Charts as panels of one figure with a common legend; a note on the bands is below it."""
+    columns = min(len(charts), _GRID_COLUMNS)
+    rows = -(-len(charts) // columns)
+    # a legend, a note and a title besides the panels
+    size = (_PANEL_SIZE[0] * columns + 0.3, _PANEL_SIZE[1] * rows + 0.7 + (0.3 if title else 0))
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06))
+    handles: dict[str, Any] = {}
+    for index, chart in enumerate(charts):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        style_axes(axes, font_size=8.5)
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)))
+        _draw_curves(axes, chart, 0.75)
+        axes.set_title(wrap(chart.title, _PANEL_SIZE[0], 96), fontsize=10.5, color=INK, parse_math=False)
+        axes.set_xlabel(chart.x_label, fontsize=9.5, color=INK)
+        if index % columns == 0:
+            axes.set_ylabel(chart.y_label.replace(", ", ",\n"), fontsize=9.5, color=INK)
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(name, handle)
+    if title:
+        figure.suptitle(wrap(title, size[0]), **TITLE)
+    note = wrap("; ".join(dict.fromkeys(chart.subtitle for chart in charts if chart.subtitle)), size[0], 110)
+    if charts[0].has_legend:
+        _add_legend(figure, list(handles.values()), list(handles), note)
+    return _to_bytes(figure, form)
+
+
+def _add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], note: str = "") -> None:
+    """A legend below the axes, where it never hides a curve, in as many columns as the figure has room for."""
+    width = figure.get_figwidth()
+    size = 9 if width >= _SIZE[0] else 8
+    column_width = 0.4 + 0.0075 * size * max(map(len, names), default=0)
+    columns = max(min(int(width / column_width), len(names), 4), 1)
+    look: dict[str, Any] = dict(fontsize=size, frameon=False, handlelength=1.5, columnspacing=1.4)
+    legend = figure.legend(handles, names, loc="outside lower center", ncols=columns, title=note or None, **look)
+    legend.get_title().set(fontsize=8, color=MUTED, parse_math=False)
 
 
 def draw_alike(charts: Sequence[Chart]) -> list[bytes]:
@@ -176,42 +238,46 @@ def draw_panels(
     return [sheet.draw([curves[name] for name in names], text) for curves, text in zip(sessions, titles, strict=True)]
 
 
-def _build_figure(chart: Chart) -> tuple[Figure, Text]:
+def _build_figure(chart: Chart, size: tuple[float, float] = _SIZE) -> tuple[Figure, Text]:
     """A matplotlib chart and its title; it avoids pyplot, which shares state between threads."""
-    figure = Figure(figsize=_SIZE, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     axes = figure.add_subplot()
-    style_axes(axes, font_size=10)
+    is_wide = size[0] >= _SIZE[0]
+    style_axes(axes, font_size=10 if is_wide else 8.5)
+    _draw_curves(axes, chart, 1.0 if is_wide else 0.8)
+    axes.set_xlabel(chart.x_label, fontsize=11 if is_wide else 9, color=INK)
+    axes.set_ylabel(chart.y_label.replace(", ", ",\n"), fontsize=11 if is_wide else 9, color=INK)
+    subtitle = wrap(chart.subtitle, size[0], 100 if is_wide else 130)
+    pad = 10 + (13 if is_wide else 11) * (subtitle.count("\n") + 1) if subtitle else 10
+    title = axes.set_title(wrap(chart.title, size[0]), loc="left", pad=pad, **TITLE)
+    title.set_fontsize(TITLE["fontsize"] if is_wide else 11)
+    above: dict[str, Any] = dict(xycoords="axes fraction", textcoords="offset points")
+    axes.annotate(subtitle, (0, 1), (0, 8), fontsize=9.5 if is_wide else 8, color=MUTED, **above)
+    if chart.shows_legend:
+        _add_legend(figure, *axes.get_legend_handles_labels())
+    return figure, title
+
+
+def _draw_curves(axes: Axes, chart: Chart, size: float = 1.0) -> None:
+    """Lines, dots and bands; `size` is that of lines and dots."""
     named: set[str] = set()
     for line in chart.lines:
         width, opacity = chart.weight(line)
         # Curves of one name are named once; matplotlib skips a leading underscore.
         label = f"_{line.name}" if line.name in named or not line.is_named else line.name
         named.add(line.name)
-        look: dict[str, Any] = dict(color=line.look.color, alpha=opacity, linewidth=width, label=label)
+        look: dict[str, Any] = dict(color=line.look.color, alpha=opacity, linewidth=width * size, label=label)
         if line.is_dotted:
-            look |= dict(linestyle="None", marker="o", markersize=4.5, markerfacecolor="white", zorder=3)
+            look |= dict(linestyle="None", marker="o", markersize=4.5 * size, markerfacecolor="white", zorder=3)
         else:
             look |= dict(linestyle=line.look.dashes[0], marker="o" if line.x.size == 1 else None)
         axes.plot(line.x, line.y, **look)
     for band in chart.bands:
         # many bands overlap
-        look = dict(color=band.color, alpha=0.18 if len(chart.bands) <= 4 else 0.1, linewidth=0)
+        look = dict(color=band.color, alpha=0.18 if len(chart.bands) <= 4 else 0.12, linewidth=0)
         axes.fill_between(band.x, band.low, band.high, label=band.name or None, **look)
     if max((float(np.abs(line.y).max()) for line in chart.lines if line.y.size), default=0.0) >= LONG_NUMBER:
         axes.yaxis.set_major_formatter(FuncFormatter(shorten))
-    axes.set_xlabel(FRAMES, fontsize=11, color=INK)
-    axes.set_ylabel(chart.y_label.replace(", ", ",\n"), fontsize=11, color=INK)
-    subtitle = textwrap.fill(chart.subtitle, 100, max_lines=2, placeholder=" ...")
-    pad = 10 + 13 * (subtitle.count("\n") + 1) if subtitle else 10
-    title = axes.set_title(wrap(chart.title), loc="left", pad=pad, **TITLE)
-    above: dict[str, Any] = dict(xycoords="axes fraction", textcoords="offset points")
-    axes.annotate(subtitle, (0, 1), (0, 8), fontsize=9.5, color=MUTED, **above)
-    if chart.shows_legend:
-        # Below the axes it never hides a curve.
-        columns = 4 if len(chart.bands) > 1 else min(len(named) + len(chart.bands), 4)
-        look = dict(fontsize=9, frameon=False, handlelength=1.5, columnspacing=1.4)
-        figure.legend(loc="outside lower center", ncols=columns, **look)
-    return figure, title
 
 
 class _Sheet:

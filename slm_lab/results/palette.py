@@ -1,9 +1,11 @@
 """One colour per algorithm, in every figure and page.
 
 Each colour has a contrast of at least 3 to its background, white or the dark one of pages, and differs from the others
-for the colour-blind too; tests compute both. Runs of one algorithm share its colour and differ by dashes.
+for the colour-blind too; tests compute both. Runs of one algorithm share its colour and differ by dashes. An algorithm
+from elsewhere has the colour that its name hashes to, unless another algorithm in the figure has it already.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -59,15 +61,38 @@ class Look:
         return DASHES[self.dash % len(DASHES)]
 
 
-def find_look(algorithm: str, count: int = 0) -> Look:
-    """The look of an algorithm, the same in every figure; `count` is the number of its other curves in the figure."""
+def find_look(algorithm: str) -> Look:
+    """The look of an algorithm, the same in every figure."""
     name, dash = _ALGORITHMS.get(algorithm) or (_OTHERS[crc32(algorithm.encode()) % len(_OTHERS)], 3)
-    return Look(name, (dash + count) % len(DASHES))
+    return Look(name, dash)
 
 
-def find_looks(algorithms: list[str]) -> list[Look]:
-    """The looks of runs that are in one figure."""
-    return [find_look(name, algorithms[:index].count(name)) for index, name in enumerate(algorithms)]
+def find_looks(algorithms: Sequence[str], among: Iterable[str] = ()) -> list[Look]:
+    """The looks of runs that are in one figure, all different as long as dashes last.
+
+    `among` are algorithms in other panels or figures of a set, in which each algorithm is to look the same.
+    """
+    bases: dict[str, Look] = {}
+    # built-in ones first, the others in an order that does not depend on the runs
+    for algorithm in sorted({*algorithms, *among}, key=lambda name: (find_place(name), name)):
+        look = find_look(algorithm)
+        if algorithm not in _ALGORITHMS:
+            place, taken = _OTHERS.index(look.name), {other.name for other in bases.values()}
+            colors = [*_OTHERS[place:], *_OTHERS[:place]]
+            look = Look(next((color for color in colors if color not in taken), look.name), look.dash)
+        bases[algorithm] = look
+    # a second run of an algorithm takes dashes that no other has
+    used = set(bases.values())
+    looks = []
+    for index, algorithm in enumerate(algorithms):
+        look = base = bases[algorithm]
+        if algorithm in algorithms[:index]:
+            turns = [Look(base.name, (base.dash + turn) % len(DASHES)) for turn in range(1, len(DASHES))]
+            count = algorithms[:index].count(algorithm)
+            look = next((turn for turn in turns if turn not in used), turns[(count - 1) % len(turns)])
+        used.add(look)
+        looks.append(look)
+    return looks
 
 
 def find_place(algorithm: str) -> int:

@@ -1,12 +1,14 @@
 """Learning curves of sessions, trials and runs side by side: which curves a graph has, and where it is written."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slm_lab.lib.io import write_bytes
 from slm_lab.results.curve import (
+    Axis,
+    BandKind,
     average_curves,
     describe_constants,
     find_constant,
@@ -14,7 +16,18 @@ from slm_lab.results.curve import (
     read_curve,
     read_curves,
 )
-from slm_lab.results.figure import Band, Chart, Line, draw_alike, draw_chart, draw_panels, shorten
+from slm_lab.results.figure import (
+    FRAMES,
+    Band,
+    Chart,
+    ImageFormat,
+    Line,
+    draw_alike,
+    draw_chart,
+    draw_grid,
+    draw_panels,
+    shorten,
+)
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import MIN_INTERVAL
 from slm_lab.results.palette import Look, find_look, find_looks, find_place
@@ -35,6 +48,13 @@ MAX_NAMED = 4
 _BAND = "95 % interval of the mean"
 _EVALUATION = "evaluation, deterministic policy"
 _NO_AVERAGE = "fewer than 100 rows, so no moving average"
+_BANDS: dict[BandKind, str] = {
+    "ci": "mean and its 95 % interval",
+    "std": "mean ± 1 std between sessions",
+    "minmax": "mean, lowest and highest session",
+}
+# seconds in a unit, from how many of them on it is used
+_TIMES = ((3600.0, "hours", 10.0), (60.0, "minutes", 10.0), (1.0, "seconds", 0.0))
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,27 @@ class DrawnRun:
     algorithm: str
     tables: Sequence[Table]
     evals: Sequence[Table] = ()
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How runs are drawn side by side."""
+
+    # None for the returns and their moving average, a figure each
+    column: str | None = None
+    axis: Axis = "frames"
+    band: BandKind = "ci"
+    smooth: int = 1
+    has_legend: bool = True
+    # in the legend; not where it is common to panels that differ in them
+    names_sessions: bool = True
+    # of all figures, so that each has one colour in all of them
+    algorithms: tuple[str, ...] = ()
+
+    @property
+    def graphs(self) -> dict[str, str]:
+        """The column of each graph by its name."""
+        return GRAPHS if self.column is None else {name_figure(self.column): self.column}
 
 
 def to_drawn(run: Run, name: str) -> DrawnRun:
@@ -75,14 +116,29 @@ def plot_run_curve(run: Run) -> None:
             write_bytes(folder.graph_file(f"trial_graph_{name}_vs_frames", run.trial), draw_chart(chart))
 
 
-def plot_runs(runs: Sequence[DrawnRun], prefix: Path, title: str, has_legend: bool = True) -> list[Path]:
-    """Draw runs of one env side by side, each as the mean of its sessions and its interval; returns the graphs."""
+def plot_runs(
+    figures: Mapping[str, Sequence[DrawnRun]],
+    prefix: Path,
+    title: str,
+    drawing: Drawing,
+    forms: Sequence[ImageFormat] = ("png",),
+) -> list[Path]:
+    """Draw runs side by side, each as the mean of its sessions with a band; returns the files.
+
+    A figure has one panel per key, an env; with a single key it is that panel alone.
+    """
     paths = []
-    for name, column in GRAPHS.items():
-        chart = build_runs_chart(runs, title, column, has_legend)
-        if chart is not None:
-            paths.append(prefix.with_name(f"{prefix.name}_multi_trial_graph_{name}_vs_frames.png"))
-            write_bytes(paths[-1], draw_chart(chart))
+    drawing = replace(drawing, names_sessions=len(figures) == 1)
+    for name, column in drawing.graphs.items():
+        built = [build_runs_chart(runs, env, column, drawing) for env, runs in figures.items()]
+        charts = [chart for chart in built if chart is not None]
+        for form in forms if charts else ():
+            paths.append(prefix.with_name(f"{prefix.name}_multi_trial_graph_{name}_vs_{drawing.axis}.{form}"))
+            if len(figures) == 1:
+                picture = draw_chart(replace(charts[0], title=title or charts[0].title), form)
+            else:
+                picture = draw_grid(charts, title, form)
+            write_bytes(paths[-1], picture)
     return paths
 
 
@@ -94,7 +150,7 @@ def name_figure(title: str) -> str:
 def draw_runs(runs: Sequence[DrawnRun], title: str) -> bytes | None:
     """Runs side by side as a PNG: their returns, or the moving averages if some run has only those."""
     has_returns = all(RETURN in table for run in runs for table in run.tables)
-    chart = _build_runs_chart(runs, title, RETURN if has_returns else AVERAGE)
+    chart = _build_runs_chart(runs, title, RETURN if has_returns else AVERAGE, Drawing())
     return None if chart is None else draw_chart(chart)
 
 
@@ -166,22 +222,25 @@ def _add_mean(chart: Chart, look: Look) -> Chart:
     return replace(chart, subtitle=subtitle, lines=[*chart.lines, mean], bands=bands)
 
 
-def build_runs_chart(runs: Sequence[DrawnRun], title: str, column: str, has_legend: bool = True) -> Chart | None:
+def build_runs_chart(runs: Sequence[DrawnRun], title: str, column: str, drawing: Drawing | None = None) -> Chart | None:
     """Runs side by side; returns if no moving average has a full window."""
-    shown = _choose_column([table for run in runs for table in run.tables], column)
-    chart = _build_runs_chart(runs, title, shown, has_legend)
+    tables = [table for run in runs for table in run.tables]
+    shown = _choose_column(tables, column) if column == AVERAGE else column
+    chart = _build_runs_chart(runs, title, shown, drawing or Drawing())
     return chart if chart is None or shown == column else _without_average(chart)
 
 
-def _build_runs_chart(runs: Sequence[DrawnRun], title: str, column: str, has_legend: bool = True) -> Chart | None:
+def _build_runs_chart(runs: Sequence[DrawnRun], title: str, column: str, drawing: Drawing) -> Chart | None:
     lines: list[Line] = []
     dots: list[Line] = []
     bands, notes = [], []
     # algorithms in a fixed order, so that figures can be compared too
     ordered = sorted(runs, key=lambda run: find_place(run.algorithm))
-    for run, look in zip(ordered, find_looks([run.algorithm for run in ordered]), strict=True):
-        sessions = read_curves(run.tables, column)
-        average = average_curves(sessions)
+    looks = find_looks([run.algorithm for run in ordered], drawing.algorithms)
+    scale, x_label = _choose_unit(runs, drawing.axis)
+    for run, look in zip(ordered, looks, strict=True):
+        sessions = [(x / scale, y) for x, y in read_curves(run.tables, column, drawing.axis, drawing.smooth)]
+        average = average_curves(sessions, drawing.band)
         if average is None:
             why = (
                 f"no mean of {run.name}: its sessions share no frames" if sessions else f"nothing to draw of {run.name}"
@@ -189,17 +248,30 @@ def _build_runs_chart(runs: Sequence[DrawnRun], title: str, column: str, has_leg
             notes.append(why)
             continue
         count = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
-        lines.append(Line(f"{run.name} ({count})", average.x, average.mean, look, is_mean=True))
+        name = f"{run.name} ({count})" if drawing.names_sessions else run.name
+        lines.append(Line(name, average.x, average.mean, look, is_mean=True))
         if average.interval is not None:
             bands.append(Band(average.x, *average.interval, look.color))
-        if column == RETURN:
+        if column == RETURN and drawing.axis == "frames":
             dots += [replace(line, is_named=False) for line in _average_evals(run.evals, look)]
     if not lines:
         return None
-    parts = ["mean and its 95 % interval" if bands else f"no interval: fewer than {MIN_INTERVAL} sessions each"]
+    fewest = MIN_INTERVAL if drawing.band == "ci" else 2
+    parts = [_BANDS[drawing.band] if bands else f"no interval: fewer than {fewest} sessions each"]
+    parts += [f"each point the mean of {drawing.smooth} rows"] if drawing.smooth > 1 else []
     parts += ["dots: evaluations"] if dots else []
     parts += ["drawn from where the 100 rows are full"] if column == AVERAGE else []
-    return Chart(title, "; ".join([*parts, *notes]), RETURN_LABELS[column], [*lines, *dots], tuple(bands), has_legend)
+    y_label = RETURN_LABELS.get(column, column)
+    subtitle = "; ".join([*parts, *notes])
+    return Chart(title, subtitle, y_label, [*lines, *dots], tuple(bands), drawing.has_legend, x_label)
+
+
+def _choose_unit(runs: Sequence[DrawnRun], axis: Axis) -> tuple[float, str]:
+    """What the values of an axis are divided by, and its label."""
+    if axis != "time":
+        return 1.0, FRAMES if axis == "frames" else "gradient steps"
+    longest = max((x[-1] for run in runs for x, _ in read_curves(run.tables, "frame", axis)), default=0.0)
+    return next((size, f"training time ({unit})") for size, unit, least in _TIMES if longest >= least * size)
 
 
 def _without_average(chart: Chart) -> Chart:

@@ -70,6 +70,21 @@ def test_runs_of_one_algorithm_differ_by_dashes() -> None:
     assert len({look.dash for look in same}) == len(DASHES)
 
 
+def test_no_two_algorithms_of_a_figure_look_alike() -> None:
+    # the second run of PPO leaves the dashes of PPO+SIL alone
+    looks = find_looks(["PPO", "PPO", "PPO+SIL"])
+    assert looks[0] == find_look("PPO")
+    assert looks[2] == find_look("PPO+SIL")
+    assert len(set(looks)) == 3
+    clash = next(f"Agent {i}" for i in range(99) if find_look(f"Agent {i}").name == find_look("PPO").name)
+    twins = [name for i in range(99) if find_look(name := f"Agent {i}") == find_look(clash)][:2]
+    ppo, *others = find_looks(["PPO", *twins])
+    assert len({ppo.name, *(look.name for look in others)}) == 3
+    # whatever the order of the runs, and in every figure of a set
+    assert find_looks(["PPO", *twins[::-1]])[1:] == others[::-1]
+    assert find_looks(twins[1:], among=["PPO", *twins]) == others[1:]
+
+
 def test_an_algorithm_from_elsewhere_keeps_its_colour() -> None:
     assert find_look("MyAgent") == find_look("MyAgent") == find_looks(["PPO", "MyAgent"])[1]
     assert len({find_look(f"Agent {i}").name for i in range(50)}) > 4

@@ -13,7 +13,15 @@ from slm_lab.results import figure
 from slm_lab.results.curve import NUM_RESAMPLE, average_curves, find_limits, read_curve
 from slm_lab.results.figure import Chart, Line
 from slm_lab.results.metrics import calc_interval, calc_spread
-from slm_lab.results.plot import DrawnRun, build_runs_chart, build_session_charts, build_trial_chart, plot_run
+from slm_lab.results.plot import (
+    Drawing,
+    DrawnRun,
+    build_runs_chart,
+    build_session_charts,
+    build_trial_chart,
+    plot_run,
+    plot_runs,
+)
 from slm_lab.results.run import Run
 from slm_lab.results.table import Table
 from test.results.sample import make_run, make_table
@@ -27,8 +35,8 @@ def build_trial(tables: Sequence[Table], name: str = "mean_returns", evals: Sequ
     return chart
 
 
-def build_runs(*runs: DrawnRun, column: str = "total_reward") -> Chart:
-    chart = build_runs_chart(runs, "demo", column)
+def build_runs(*runs: DrawnRun, column: str = "total_reward", **drawing: Any) -> Chart:
+    chart = build_runs_chart(runs, "demo", column, Drawing(**drawing))
     assert chart is not None
     return chart
 
@@ -237,6 +245,89 @@ def test_one_algorithm_has_one_colour_in_every_figure() -> None:
     assert list(looks) == ["b", "c", "a"]
     other = [build_runs(*runs[:n], DrawnRun("x", "TD3", [table])).lines[-1] for n in (0, 3)]
     assert other[0].look == other[1].look
+
+
+# --- runs side by side, as asked for
+
+
+def test_bands_of_other_kinds() -> None:
+    tables = [make_table(5, total_reward=np.full(5, value)) for value in (0.0, 2.0, 7.0)]
+    run = DrawnRun("PPO", "PPO", tables)
+    (band,) = build_runs(run, band="minmax").bands
+    assert (band.low[0], band.high[0]) == (0, 7)
+    chart = build_runs(run, band="std")
+    # mean 3, variance (9 + 1 + 16) / 2
+    assert (chart.bands[0].low[0], chart.bands[0].high[0]) == pytest.approx((3 - 13**0.5, 3 + 13**0.5))
+    assert chart.subtitle == "mean ± 1 std between sessions"
+    # two sessions have a std, but no interval of their mean
+    two = DrawnRun("PPO", "PPO", tables[:2])
+    assert [len(build_runs(two, band=band).bands) for band in ("ci", "std", "minmax")] == [0, 1, 1]
+
+
+def test_curves_over_time_and_updates() -> None:
+    table, evals = make_table(5, wall_t=np.arange(1, 6) * 600.0), make_table(2, 1000)
+    table["opt_step"] = np.array([0.0, 0.0, 10.0, 20.0, 30.0])
+    run = DrawnRun("PPO", "PPO", [table], [evals])
+    chart = build_runs(run, axis="time")
+    assert (chart.lines[0].x.tolist(), chart.x_label) == ([10, 20, 30, 40, 50], "training time (minutes)")
+    # evaluations are by frame
+    assert [len(build_runs(run, axis=axis).lines) for axis in ("frames", "time")] == [2, 1]
+    chart = build_runs(run, axis="updates")
+    assert (chart.lines[0].x.tolist(), chart.x_label) == ([0, 10, 20, 30], "gradient steps")
+    assert chart.lines[0].y.tolist() == table["total_reward"][1:].tolist()
+
+
+def test_smoothing_is_the_mean_of_the_rows_so_far() -> None:
+    table = make_table(5, total_reward=np.array([3.0, 5.0, np.nan, 10.0, 0.0]))
+    chart = build_runs(DrawnRun("PPO", "PPO", [table]), smooth=3)
+    assert chart.lines[0].y.tolist() == pytest.approx([3, 4, 6, 5])
+    assert "each point the mean of 3 rows" in chart.subtitle
+
+
+def test_any_column_is_drawn_and_runs_without_it_are_named() -> None:
+    runs = [DrawnRun("PPO", "PPO", [make_table()]), DrawnRun("DQN", "DQN", [dict(frame=np.arange(3.0))])]
+    chart = build_runs(*runs, column="entropy")
+    assert (chart.y_label, len(chart.lines)) == ("entropy", 1)
+    assert "nothing to draw of DQN" in chart.subtitle
+
+
+@pytest.mark.parametrize(("form", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+def test_pictures_in_every_format_repeat(tmp_path, form, start) -> None:
+    runs = [DrawnRun("PPO", "PPO", [make_table(seed=i) for i in range(3)])]
+    drawings = []
+    for part in ("one", "two"):
+        paths = plot_runs({"CartPole-v1": runs, "Acrobot-v1": runs}, tmp_path / part, "", Drawing("loss"), [form])
+        paths += plot_runs({"CartPole-v1": runs}, tmp_path / f"{part}_alone", "Mine", Drawing("loss"), [form])
+        assert [path.name for path in paths] == [
+            f"{part}_multi_trial_graph_loss_vs_frames.{form}",
+            f"{part}_alone_multi_trial_graph_loss_vs_frames.{form}",
+        ]
+        drawings.append([path.read_bytes() for path in paths])
+    assert drawings[0] == drawings[1]
+    assert all(picture.startswith(start) for picture in drawings[0])
+    if form == "pdf":
+        # curves stay curves, and journals refuse fonts of type 3
+        assert not any(b"/Subtype /Image" in picture or b"/Type3" in picture for picture in drawings[0])
+
+
+def test_a_grid_has_a_panel_per_env_and_one_legend(tmp_path, monkeypatch) -> None:
+    drawn: list[figure.Figure] = []
+
+    def record(sheet: figure.Figure, form: str) -> bytes:
+        drawn.append(sheet)
+        return b""
+
+    monkeypatch.setattr(figure, "_to_bytes", record)
+    few, many = ([make_table(seed=i) for i in range(count)] for count in (1, 3))
+    both = [DrawnRun("PPO", "PPO", many), DrawnRun("SAC", "SAC", few)]
+    plot_runs({"a": both, "b": both[:1]}, tmp_path / "x", "All", Drawing("loss"))
+    (sheet,) = drawn
+    assert [axes.get_title() for axes in sheet.axes] == ["a", "b"]
+    assert [axes.get_ylabel() for axes in sheet.axes] == ["loss", ""]
+    (legend,) = sheet.legends
+    # without numbers of sessions, in which panels may differ
+    assert [text.get_text() for text in legend.get_texts()] == ["PPO", "SAC"]
+    assert legend.get_title().get_text() == "mean and its 95 % interval"
 
 
 # --- panels of metrics

@@ -224,6 +224,25 @@ def test_plot_names_runs_apart(tmp_path: Path) -> None:
         assert ([run["name"] for run in data["runs"]], data["has_legend"]) == (names, has_legend)
 
 
+def test_plot_writes_what_is_asked_for(tmp_path: Path) -> None:
+    make_run(tmp_path, "one")
+    make_run(tmp_path, "two", env="ALE/Pong-v5", algorithm="ActorCritic")
+    out = tmp_path / "plots"
+    place = ["-d", str(tmp_path), "-o", str(out)]
+    options = ["--column", "loss", "--x", "updates", "--band", "std", "--smooth", "3"]
+    assert call(plot, "one", "-f", "two", *options, "--format", "svg,pdf", *place)[0] == 0
+    assert {path.name for path in out.iterdir()} == {
+        f"{env}_multi_trial_graph_loss_vs_updates.{form}"
+        for env in ("CartPole-v1", "Pong-v5")
+        for form in ("svg", "pdf")
+    }
+    code, stdout, _ = call(plot, "one", "two", "--grid", "-t", "Both", *place)
+    names = [f"Both_multi_trial_graph_{name}_vs_frames.png" for name in ("mean_returns", "mean_returns_ma")]
+    assert (code, stdout.splitlines()) == (0, [str(out / name) for name in names])
+    code, stdout, _ = call(plot, "one", "--format", "html", *place)
+    assert (code, [Path(line).suffix for line in stdout.splitlines()]) == (0, [".html"])
+
+
 def test_plot_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     make_run(tmp_path, "one")
     make_run(tmp_path, "two", env="Acrobot-v1")
@@ -232,7 +251,10 @@ def test_plot_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     for arguments, words in (
         (["-f", "one,two", "-l", "a"], "--legends: 1 names for 2 runs"),
         (["-f", "one,two", "-t", "x"], "--title: names one figure, but the runs have 2 envs"),
-        (["-f", ","], "--folders: give at least one"),
+        (["-f", ","], "plot: give at least one run folder"),
+        (["one", "--column", "entrpy"], "--column: no column 'entrpy'; did you mean 'entropy'? (known: total_reward, "),
+        (["one", "--format", "pgn"], "--format: no format 'pgn'; did you mean 'png'? (known: png, svg, pdf, html)"),
+        (["one", "--x", "time", "--format", "html"], "--format html: a page has every column over frames"),
         (["-f", "empty"], "has no results"),
     ):
         code, _, stderr = call(plot, *arguments, *place)
