@@ -26,6 +26,7 @@ from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 
 if TYPE_CHECKING:
+    from slm_lab.experiment.grid_run import GridResult
     from slm_lab.experiment.search_result import SearchResult
 
 
@@ -61,6 +62,21 @@ def resume(
     options = Options(Path(data_dir), log_level, imports=tuple(imports))
     given = {key.replace("__", "."): value for key, value in changes.items()}
     return resume_run(str(folder), options, changes=given, schedules=schedules)
+
+
+def run_experiment(
+    experiment: str | Path | Document,
+    data_dir: str | Path = DATA_DIR,
+    imports: Sequence[str] = (),
+    log_level: str = "INFO",
+) -> "GridResult":
+    """Run what is new in an experiment: a file, or the mapping under its key `experiment`."""
+    setup_console(log_level)
+    source = experiment if isinstance(experiment, dict) else Path(experiment)
+    options = Options(Path(data_dir), log_level, imports=tuple(imports))
+    # loaded only here: the statistics take a second
+    result: GridResult = import_module("slm_lab.experiment.grid_run").run_experiment(source, options)
+    return result
 
 
 def search(

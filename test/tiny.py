@@ -72,7 +72,9 @@ class InlineExecutor:
         rows: list[Progress] = []
         try:
             spec = load_spec(folder.trial_spec_file(task.trial), task.name).spec
-            end = SessionEnd(task.session, Session(spec, folder, *task.key, rows.append, options=task.options).run())
+            end = SessionEnd(
+                task.session, Session(spec, folder, task.trial, task.session, rows.append, options=task.options).run()
+            )
         except Exception as error:
             end = explain_end(task.session, error, False)
         return [*(Event(task.key, progress=row) for row in rows), Event(task.key, end=end)]

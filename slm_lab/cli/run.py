@@ -42,6 +42,7 @@ from slm_lab.lib.unit import format_seconds
 from slm_lab.results.conclude import Conclusion
 from slm_lab.results.doctor import can_judge
 from slm_lab.results.folder import DATA_DIR, open_run_folder
+from slm_lab.spec.grid import is_experiment_file
 from slm_lab.spec.loading import SUFFIXES, find_bare_file, load_spec, locate, parse_override
 from slm_lab.spec.schema import Spec
 
@@ -149,6 +150,13 @@ def run(
             found = search(_load(source, name, changes, mode), options)
         conclude = import_module("slm_lab.cli.search").conclude
         sys.exit(conclude(found, options, validate, continue_, upload_hf))
+    if not where and is_experiment_file(source):
+        if name is not None or (arguments and arguments[-1] == "dev"):
+            raise LabError(f"{source} is an experiment, which is run as a whole: slm-lab run {source} train")
+        # loaded only here: importing the statistics takes a second
+        grids, show = (import_module(f"slm_lab.{place}") for place in ("experiment.grid_run", "cli.experiment"))
+        given = dict(parse_override(text) for text in changes)
+        sys.exit(show.conclude(grids.run_experiment(Path(source), options, given), source, options.imports))
     if where:
         result = resume_run(where, options, expected, dict(parse_override(text) for text in changes), schedules)
     else:

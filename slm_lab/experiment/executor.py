@@ -28,7 +28,7 @@ STOP_SECONDS = 8.0
 END_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
-# trial and session
+# trial, or run of an experiment, and session
 Key = tuple[int, int]
 
 
@@ -45,11 +45,13 @@ class SessionTask:
     num_threads: int = 1
     # of a search that begins: whether the spec can be run at all is found out first, and told with what to know of it
     is_probe: bool = False
+    # number of the run, where one executor has sessions of several
+    run: int | None = None
 
     @property
     def key(self) -> Key:
         """What the session is known by."""
-        return self.trial, self.session
+        return self.trial if self.run is None else self.run, self.session
 
     def to_json(self) -> str:
         """As a word of a command line."""

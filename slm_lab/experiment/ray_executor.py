@@ -182,7 +182,7 @@ class RayExecutor:
             check_same_code(self.code, code, host)
             # as a local process would: no other one trains this session meanwhile
             with lock_file(folder.lock_file(task.trial, task.session), wait=0):
-                for name, data in read_files(folder, *task.key):
+                for name, data in read_files(folder, task.trial, task.session):
                     yield actor.write.remote(name, data)
                 one.has_begun = True
                 yield actor.begin.remote()
@@ -191,7 +191,9 @@ class RayExecutor:
                     report: Report = yield actor.poll.remote(ANSWER_SECONDS)
                     self.events += [Event(task.key, progress=progress) for progress in report.progress]
                     if report.replays is not None:
-                        yield from fetch_files(folder, task.key, report.files, report.replays, actor.read.remote)
+                        yield from fetch_files(
+                            folder, (task.trial, task.session), report.files, report.replays, actor.read.remote
+                        )
                     end = report.end
             with suppress(RayError):
                 yield actor.close.remote()

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from slm_lab.lib.data import Document
-from slm_lab.results.comparison import build_rows, format_estimate
+from slm_lab.results import aggregate
+from slm_lab.results.comparison import ComparisonRow, build_rows, format_estimate
 from slm_lab.results.metrics import MA_WINDOW
 from slm_lab.results.page import NOTHING, format_interval, format_number
 from slm_lab.results.report import name_runs
@@ -17,13 +18,17 @@ SCORES = {
 }
 
 
-def compare_runs(runs: Sequence[Run]) -> Document | None:
-    """The table of several runs, each compared with the first one in its env; None for a single run."""
+def compare_runs(runs: Sequence[Run], labels: Sequence[str] | None = None) -> Document | None:
+    """The table of several runs, each compared with the first one in its env; None for a single run.
+
+    `labels` replaces the names of the algorithms.
+    """
     if len(runs) < 2:
         return None
     has_envs = len({run.env_name for run in runs}) > 1
     rows, verdicts = [], []
-    for row in build_rows(runs, name_runs(runs)):
+    table = build_rows(runs, name_runs(runs), labels)
+    for row in table:
         spread, result = row.spread, row.comparison
         difference = improvement = NOTHING
         if not row.scores:
@@ -37,4 +42,18 @@ def compare_runs(runs: Sequence[Run]) -> Document | None:
         rows.append(cells)
     head = ["run", "algorithm", *(["env"] if has_envs else []), "sessions", "frames", "score", "95 % interval", "IQM"]
     head += ["difference", "probability of improvement"]
-    return {"head": head, "rows": rows, "verdicts": verdicts, "score": SCORES[find_common_kind(runs)]}
+    return {
+        "head": head,
+        "rows": rows,
+        "verdicts": verdicts,
+        "score": SCORES[find_common_kind(runs)],
+        "aggregates": _build_aggregates(table),
+    }
+
+
+def _build_aggregates(table: Sequence[ComparisonRow]) -> Document | None:
+    """The table of algorithms over all envs; None where there is nothing to aggregate."""
+    found = aggregate.aggregate_rows(table)
+    if found is None or not found.rows:
+        return None
+    return {"head": list(aggregate.HEAD), "rows": [row.cells for row in found.rows], "notes": found.notes}

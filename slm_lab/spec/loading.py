@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,15 @@ def load_spec(
     source: str | Path, name: str | None = None, overrides: ReadOnlyDocument | None = None, *, extend_name: bool = True
 ) -> Loaded:
     """Load one spec of a file, or a shipped spec by its bare name."""
-    overrides = overrides or {}
     path, name = locate(source, name)
-    raw = _select(read_specs(path), name, path)
+    loaded = resolve_spec(_select(read_specs(path), name, path), name, path, overrides or {}, extend_name)
+    if _is_named(source, path):
+        return loaded
+    return replace(loaded, notes=(f"there is no such spec in {source}; it is from {_in_package(path)}", *loaded.notes))
+
+
+def resolve_spec(raw: Document, name: str, path: Path, overrides: ReadOnlyDocument, extend_name: bool = True) -> Loaded:
+    """A spec of a file, as it is written there, with placeholders filled and keys set."""
     where = f"spec '{printable(name)}' in {path}"
     origins = {place: key for place, key in _placeholder_places(raw) if key in overrides}
     raw, used = _fill(raw, overrides)
@@ -50,7 +56,7 @@ def load_spec(
     given = {key: value for key, value in overrides.items() if key not in used}
     raw = _override(gather_roles(raw, where), given, where, used)
     _refuse_unfilled(raw, where)
-    notes = [] if _is_named(source, path) else [f"there is no such spec in {source}; it is from {_in_package(path)}"]
+    notes = []
     if extend_name and "env" in used:
         name = name_for_env(name, str(overrides["env"]))
     elif extend_name and overrides.get("env.name", env_name) != env_name:

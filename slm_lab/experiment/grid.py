@@ -1,0 +1,167 @@
+"""The runs of an experiment file: which there are, what is left to do of each, and their folders."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slm_lab.experiment.growth import GROWING, grow, save_growth
+from slm_lab.experiment.launch import check_known_to_processes, prepare, write_origin
+from slm_lab.experiment.options import Options
+from slm_lab.lib.data import Document, ReadOnlyDocument
+from slm_lab.lib.errors import LabError, RunFolderError, SpecError
+from slm_lab.results.folder import RunFolder, save_spec
+from slm_lab.results.metrics import SessionFile, SessionResult
+from slm_lab.results.run import name_algorithm
+from slm_lab.spec.grid import ExperimentSpec, SpecEntry
+from slm_lab.spec.loading import (
+    SUFFIXES,
+    Loaded,
+    dump_spec,
+    find_placeholders,
+    flatten_spec,
+    load_spec,
+    locate,
+    name_for_env,
+    resolve_spec,
+)
+from slm_lab.spec.schema import Spec
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of an experiment: a spec on an env."""
+
+    label: str
+    spec: Spec
+    folder: RunFolder
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.label} on {self.spec.env.name}"
+
+    def find_results(self) -> dict[int, SessionResult]:
+        """The results of the sessions that are done."""
+        results = {}
+        for session in range(self.spec.meta.max_session):
+            file = SessionFile.read(self.folder.session_metrics_file(0, session))
+            # one that has grown since is done no more; one that its condition has stopped is
+            is_long = file is not None and (file.frame or 0) >= self.spec.env.max_frame
+            if file is not None and file.is_done and (is_long or self.spec.meta.stop is not None):
+                phases = dict(file.phases or {})
+                returns = list(file.final_eval or ())
+                results[session] = SessionResult(session, True, file.frame or 0, sum(phases.values()), phases, returns)
+        return results
+
+
+def build_cells(experiment: ExperimentSpec, path: Path, root: Path, changes: ReadOnlyDocument) -> list[Cell]:
+    """Every run of an experiment, with its spec; `changes` are those of the command line."""
+    found = list(_load_all(experiment, path, changes))
+    algorithms = [name_algorithm(dump_spec(loaded.spec)[loaded.spec.name]) for _, loaded in found]
+    # which entries an algorithm stands for: with two, the names of their specs tell them apart
+    entries: dict[str, set[int]] = {}
+    for (entry, _), algorithm in zip(found, algorithms, strict=True):
+        entries.setdefault(algorithm, set()).add(id(entry))
+    cells = []
+    for (entry, loaded), algorithm in zip(found, algorithms, strict=True):
+        spec = loaded.spec
+        label = entry.label or (algorithm if len(entries[algorithm]) == 1 else _base_name(entry, loaded))
+        place = root / f"{slug(label)}_{name_for_env('', spec.env.name).strip('_')}"
+        cells.append(Cell(label, spec, RunFolder(place, spec.name)))
+    counts = Counter(cell.folder.path for cell in cells)
+    for cell in cells:
+        if counts[cell.folder.path] > 1:
+            raise SpecError(f"{path}: {cell.title} is there twice; give the runs different labels")
+    return cells
+
+
+def _load_all(experiment: ExperimentSpec, path: Path, changes: ReadOnlyDocument) -> Iterator[tuple[SpecEntry, Loaded]]:
+    seeds = {"meta.max_session": experiment.seeds}
+    for entry in experiment.specs:
+        for env in experiment.envs or (None,):
+            given = {**seeds, **experiment.set, **({} if env is None else env.set), **entry.set, **changes}
+            yield entry, _load(entry, None if env is None else env.name, given, path)
+    for run in experiment.runs:
+        own = seeds if run.seeds is None else {"meta.max_session": run.seeds}
+        yield run, _load(run, run.env, {**own, **experiment.set, **run.set, **changes}, path)
+
+
+def _load(entry: SpecEntry, env: str | None, given: Document, path: Path) -> Loaded:
+    try:
+        if isinstance(entry.spec, dict):
+            name = entry.label and slug(entry.label)
+            overrides = given if env is None else {**given, "env.name": env}
+            raw = {key: value for key, value in entry.spec.items() if key != "name"}
+            return resolve_spec(raw, str(entry.spec.get("name") or name or "inline"), path, overrides)
+        source, name = _split(entry.spec, path)
+        place = "env" if "env" in find_placeholders(source, locate(source, name)[1]) else "env.name"
+        return load_spec(source, name, given if env is None else {**given, place: env})
+    except LabError as error:
+        told = entry.label or (entry.spec if isinstance(entry.spec, str) else "inline spec")
+        raise SpecError(f"{path}: {told}{'' if env is None else f' on {env}'}: {error}") from None
+
+
+def _split(text: str, path: Path) -> tuple[str, str | None]:
+    """The file or shipped spec that is named, and the spec in that file; own files are looked for beside `path`."""
+    source, sign, name = text.rpartition(":")
+    if not sign or Path(source).suffix not in SUFFIXES:
+        source, name = text, ""
+    beside = path.parent / source
+    return str(beside) if Path(source).suffix in SUFFIXES and beside.is_file() else source, name or None
+
+
+def _base_name(entry: SpecEntry, loaded: Loaded) -> str:
+    return entry.spec.rpartition(":")[2] if isinstance(entry.spec, str) else loaded.spec.name
+
+
+def slug(text: str) -> str:
+    """Text as a part of a file name."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_").lower() or "run"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run as it is to be, and its spec so far if it has begun."""
+
+    cell: Cell
+    saved: Spec | None = None
+
+    def write(self, options: Options) -> None:
+        """Give a new run its folder, or a longer one its new spec."""
+        cell, folder = self.cell, self.cell.folder
+        if self.saved is None:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            save_spec(folder.trial_spec_file(0), cell.spec)
+            # last: with it the run has begun
+            write_origin(cell.spec, folder, options)
+        elif cell.spec != self.saved:
+            save_growth(folder, self.saved, cell.spec, None)
+            save_spec(folder.trial_spec_file(0), cell.spec)
+
+
+def check_cell(cell: Cell, options: Options) -> Plan:
+    """Check that a run can be trained; one that has begun must have the same spec, apart from its length."""
+    try:
+        if not cell.folder.spec_file.exists():
+            check_known_to_processes(cell.spec, options)
+            return Plan(replace(cell, spec=prepare(cell.spec, place=cell.folder.path)[0]))
+        saved = load_spec(cell.folder.spec_file, cell.folder.name).spec
+    except LabError as error:
+        raise type(error)(f"{cell.title}: {error}") from None
+    there, here = (flatten_spec(dump_spec(spec)[spec.name]) for spec in (saved, cell.spec))
+    changed = {key: here.get(key) for key in {**here, **there} if here.get(key) != there.get(key)}
+    # what the saved spec has instead of auto and null, chosen when it began or grew
+    decided = {"meta.compile": "auto", "meta.eval_frequency": None}
+    changed = {key: value for key, value in changed.items() if key not in decided or value != decided[key]}
+    if not changed:
+        return Plan(replace(cell, spec=saved), saved)
+    try:
+        return Plan(replace(cell, spec=grow(cell.folder, saved, changed, None)), saved)
+    except SpecError:
+        key = next((key for key in changed if key not in GROWING), next(iter(changed)))
+        raise RunFolderError(
+            f"{cell.title}: {cell.folder.path} was trained with {key} {there.get(key)}, the experiment has "
+            f"{here.get(key)}; give this run another label, or the experiment another name"
+        ) from None
