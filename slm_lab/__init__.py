@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__all__ = ["load", "load_agent", "read", "record", "resume", "run", "run_experiment", "search"]
+__all__ = ["Callback", "build", "load", "load_agent", "read", "record", "resume", "run", "run_experiment", "search"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,33 +1,41 @@
 """Use from Python: everything the command line does is a plain call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 
-from slm_lab.agent.agent import reset_rows
+from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Carry
 from slm_lab.env.layout import flatten_obs
+from slm_lab.env.vec_env import VecEnv
+from slm_lab.experiment.build import TRAIN_ENV, build_env, build_session_agent
+from slm_lab.experiment.callback import Callback
 from slm_lab.experiment.growth import Schedules
+from slm_lab.experiment.launch import prepare, start
 from slm_lab.experiment.launch import resume as resume_run
-from slm_lab.experiment.launch import start
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.play import enjoy, load_trained
-from slm_lab.experiment.trial import TrialResult
+from slm_lab.experiment.trial import Here, TrialResult
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import Document
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
-from slm_lab.results.folder import DATA_DIR
+from slm_lab.results.folder import DATA_DIR, open_run_folder
 from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 
 if TYPE_CHECKING:
     from slm_lab.experiment.grid_run import GridResult
     from slm_lab.experiment.search_result import SearchResult
+
+# makes one env, with the options of `env.kwargs`
+EnvFactory = Callable[..., gym.Env[Any, Any]]
 
 
 def load(source: str | Path, name: str | None = None, **overrides: Any) -> Spec:
@@ -41,12 +49,54 @@ def run(
     data_dir: str | Path = DATA_DIR,
     imports: Sequence[str] = (),
     log_level: str = "INFO",
+    env: EnvFactory | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> TrialResult:
-    """Train a spec and return its result; `imports` are modules of your own that every process needs."""
+    """Train a spec and return its result; `imports` are modules of your own that every process needs.
+
+    `env` makes the env that the spec names, and `callbacks` watch the sessions. With either, sessions train in this
+    process, one after the other.
+    """
     if isinstance(spec, dict):
         spec = parse_spec(spec)[0]
     setup_console(log_level)
-    return start(spec, Options(Path(data_dir), log_level, imports=tuple(imports)))
+    if env is not None:
+        spec = _register(spec, env)
+    here = Here(callbacks) if callbacks or env is not None else None
+    return start(spec, Options(Path(data_dir), log_level, imports=tuple(imports)), here)
+
+
+def build(spec: Spec | Document, session: int = 0, env: EnvFactory | None = None) -> tuple[VecEnv, Agent]:
+    """The envs and the agent of a session, for a training loop of your own."""
+    if isinstance(spec, dict):
+        spec = parse_spec(spec)[0]
+    if env is not None:
+        spec = _register(spec, env)
+    spec, _ = prepare(spec)
+    envs = build_env(spec, TRAIN_ENV, session, spec.env.num_envs)
+    return envs, build_session_agent(spec, envs, session)
+
+
+def _register(spec: Spec, env: EnvFactory) -> Spec:
+    """Let a factory make the env that a spec names, in this process."""
+    name = spec.env.name
+    known = gym.registry.get(name)
+    if known is not None and not isinstance(known.entry_point, _Factory):
+        raise LabError(f"env: '{name}' is registered already; give your env another env.name in the spec, e.g. Mine-v0")
+    # the env says itself when an episode is over, or env.max_t does
+    gym.registry.pop(name, None)
+    gym.register(name, entry_point=_Factory(env))
+    return spec.replace(env={"num_workers": 0})
+
+
+@dataclass(frozen=True)
+class _Factory:
+    """Tells envs that were registered here from others."""
+
+    make: EnvFactory
+
+    def __call__(self, **kwargs: Any) -> gym.Env[Any, Any]:
+        return self.make(**kwargs)
 
 
 def resume(
@@ -55,13 +105,18 @@ def resume(
     imports: Sequence[str] = (),
     log_level: str = "INFO",
     schedules: Schedules | None = None,
+    env: EnvFactory | None = None,
+    callbacks: Sequence[Callback] = (),
     **changes: Any,
 ) -> TrialResult:
     """Continue a stopped run, or make one longer: `resume(folder, env__max_frame=200_000)`."""
     setup_console(log_level)
+    if env is not None:
+        _register(open_run_folder(str(folder), Path(data_dir))[1], env)
+    here = Here(callbacks) if callbacks or env is not None else None
     options = Options(Path(data_dir), log_level, imports=tuple(imports))
     given = {key.replace("__", "."): value for key, value in changes.items()}
-    return resume_run(str(folder), options, changes=given, schedules=schedules)
+    return resume_run(str(folder), options, changes=given, schedules=schedules, here=here)
 
 
 def run_experiment(

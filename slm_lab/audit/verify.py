@@ -11,8 +11,8 @@ import torch
 
 from slm_lab.audit.difference import MODELS, NEVER, TABLES, Comparison, Difference, read_rows
 from slm_lab.experiment.checkpoint.replay_files import parse_chunks
-from slm_lab.experiment.checkpoint.state import content_errors, load_state
-from slm_lab.experiment.control import FORMAT, Session, read_frame
+from slm_lab.experiment.checkpoint.state import content_errors, load_state, read_frame
+from slm_lab.experiment.control import FORMAT, Session
 from slm_lab.experiment.launch import describe_machine, prepare
 from slm_lab.experiment.options import Options
 from slm_lab.lib.data import Document, State

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +18,16 @@ from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings, share_cores
 from slm_lab.env.vec_env import Obs, to_host
 from slm_lab.experiment.build import TRAIN_ENV, build_session_agent
+from slm_lab.experiment.callback import Callback, CallbackError, Hooks, Moment
 from slm_lab.experiment.checkpoint.replay_files import ReplayFiles
-from slm_lab.experiment.checkpoint.state import content_errors, load_latest, save_state
+from slm_lab.experiment.checkpoint.state import (
+    check_form,
+    content_errors,
+    copy_state,
+    load_latest,
+    read_frame,
+    save_state,
+)
 from slm_lab.experiment.clock import Stopwatch
 from slm_lab.experiment.evaluation import Evaluation
 from slm_lab.experiment.fault import report_fault
@@ -65,6 +73,7 @@ class Session:
         should_stop: Callable[[], bool] = lambda: False,
         options: Options = DEFAULTS,
         end_frame: int | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         torch.set_num_threads(spec.meta.num_threads)
         self.spec = spec
@@ -97,6 +106,7 @@ class Session:
             # MuJoCo cannot draw into a window and into memory by turns
             logger.warning("meta.video_frequency: no videos while --render shows a window")
             self.filming.due = None
+        self.hooks = Hooks(callbacks) if callbacks else None
         # built when it is known which frame the session resumes from
         self.sinks: list[Sink] = []
         self.log_due = Due(spec.meta.log_frequency)
@@ -110,6 +120,8 @@ class Session:
         self.frame = 0
         # a replay of a part of a run ends where that part does
         self.end_frame = min(spec.env.max_frame, end_frame or spec.env.max_frame)
+        # whether a callback ended it
+        self.is_ended = False
         # how a resumed session found its envs; None for one that began at the first frame
         self.grade: Grade | None = None
         # what the last checkpoint on disk holds
@@ -172,7 +184,10 @@ class Session:
             if self._is_save_due(now):
                 self._save(obs, carry)
                 watch.lap("save")
-        is_done = self.frame >= self.spec.env.max_frame or self.stop.is_met
+            if self.hooks is not None and self.hooks.is_due:
+                self._tell_hooks(self.hooks, obs, carry)
+                watch.lap("callbacks")
+        is_done = self.frame >= self.spec.env.max_frame or self.stop.is_met or self.is_ended
         if self.saved != self._mark():
             self._save(obs, carry)
         if is_done and (not self.tracker.rows or self.tracker.last("frame") != self.frame):
@@ -181,6 +196,8 @@ class Session:
         # a kill may have come between the checkpoint and the models
         self._save_models()
         watch.lap("save")
+        if self.hooks is not None:
+            self.hooks.tell(self._moment(), is_step=False)
         final_eval = self.evaluation.play_final(self.should_stop) if is_done else []
         watch.lap("evaluate")
         return SessionResult(self.session, is_done, self.frame, watch.total, watch.phases, final_eval)
@@ -206,15 +223,32 @@ class Session:
         periods = (self.log_due, self.evaluation.due, self.filming.due, self.keep_due)
         self.next_due = min(due.next for due in periods if due is not None)
 
-    def _end_early(self) -> None:
-        logger.info(f"Session {self.session} stops at frame {self.frame:,}: meta.stop is fulfilled")
+    def _end_early(self, reason: str = "meta.stop is fulfilled") -> None:
+        logger.info(f"Session {self.session} stops at frame {self.frame:,}: {reason}")
         self.end_frame = self.frame
+
+    def _tell_hooks(self, hooks: Hooks, obs: Obs, carry: Any) -> None:
+        try:
+            if hooks.tell(self._moment()):
+                self.is_ended = True
+                self._end_early("a callback ends it")
+        except CallbackError:
+            self._save(obs, carry)
+            raise
+
+    def _moment(self) -> Moment:
+        return Moment(self.spec, self.session, self.frame, self.agent)
+
+    def _add_event(self, name: str, content: Any) -> None:
+        if self.hooks is not None:
+            self.hooks.events.append((name, content))
 
     def _log_row(self) -> None:
         row = self.tracker.add_row(self._clock() | self.agent.measure_norms())
         if self.tracker.is_best():
             self.best_model = copy_state(self.agent.model_state(), self.best_model)
         self._write_row("", row)
+        self._add_event("on_row", row)
         evaluated = self.evaluation.tracker
         self._tell(
             fps=row["fps"],
@@ -227,6 +261,7 @@ class Session:
         row = self.evaluation.run(self._clock(), self.should_stop)
         if row is not None:
             self._write_row("eval/", row)
+            self._add_event("on_eval", row)
 
     def _tell(self, what: What = "row", **numbers: float) -> None:
         self.on_progress(Progress(self.session, self.frame, self.spec.env.max_frame, what=what, **numbers))
@@ -259,6 +294,8 @@ class Session:
             self.sinks = build_sinks(self.spec, self.folder, self.trial, self.session)
             if self.spec.agent.init_from is not None:
                 logger.info(load_initial(self.agent, self.spec.agent.init_from))
+            if self.hooks is not None:
+                self.hooks.start(self._moment())
             return self.env.reset(), self.agent.init_carry(self.spec.env.num_envs)
         with content_errors(previous_file(path) if problems else path):
             obs, carry = self._restore(state, path)
@@ -270,6 +307,8 @@ class Session:
             self._evaluate()
         if self.stop.is_met:
             self._end_early()
+        if self.hooks is not None:
+            self.hooks.start(self._moment())
         return obs, carry
 
     def _restore(self, state: State, path: Path) -> tuple[Obs, Any]:
@@ -293,6 +332,7 @@ class Session:
         self.best_model = state["best_model"]
         if self.best_model is not None:
             check_form(self.best_model, self.agent.model_state(), "best_model")
+        self._restore_hooks(state.get("callbacks"))
         for due in (self.log_due, self.save_due, self.filming.due, self.keep_due):
             if due is not None:
                 due.skip_to(self.frame)
@@ -311,6 +351,18 @@ class Session:
         if carry is not None and not (isinstance(carry, Tensor) and len(carry) == self.spec.env.num_envs):
             raise ValueError("its hidden states are not those of as many envs")
         return obs, None if carry is None else carry.to(self.agent.device)
+
+    def _restore_hooks(self, state: State | None) -> None:
+        if state is None:
+            return
+        if self.hooks is not None:
+            self.hooks.load_state_dict(state)
+        else:
+            names = ", ".join(printable(str(name)) for name in state["states"])
+            logger.warning(f"Session {self.session} was trained with callbacks that are not here: {names}")
+        # a run that is longer now goes on
+        if state["ended_at"] is not None and self.spec.env.max_frame <= state["ended_at"]:
+            self.is_ended, self.end_frame = True, self.frame
 
     def _load_rows(self, state: State) -> None:
         is_own = self._is_own(state) and state.get("place") == self._place()
@@ -357,8 +409,10 @@ class Session:
             "wall_t": self.watch.total,
             "phases": dict(self.watch.phases),
             "best_model": self.best_model,
+            **({} if self.hooks is None else {"callbacks": self.hooks.state_dict()}),
         }
         save_state(folder.resume_file(trial, session), state, keep_previous=True)
+        self._add_event("on_checkpoint", folder.resume_file(trial, session))
         self.saved = self._mark()
         for files in self.replay_files.values():
             files.clean()
@@ -373,40 +427,10 @@ class Session:
 
     def _mark(self) -> tuple[int, ...]:
         """What changes when there is something to save: a second checkpoint of it would drop the one before."""
-        return self.frame, len(self.tracker.rows), self.evaluation.num_step, self.evaluation.is_owed
+        return self.frame, len(self.tracker.rows), self.evaluation.num_step, self.evaluation.is_owed, self.is_ended
 
     def _is_save_due(self, now: float) -> bool:
         # saving changes nothing in the run, so it may follow the clock on the wall
         if self.save_due is not None:
             return self.save_due(self.frame)
         return now - self.last_save > max(CHECKPOINT_SECONDS, self.save_seconds / CHECKPOINT_SHARE)
-
-
-def copy_state(value: Any, old: Any = None) -> Any:
-    """A copy that training does not change; tensors of an older copy are written over."""
-    if isinstance(value, torch.Tensor):
-        return value.clone() if old is None else old.copy_(value)
-    if isinstance(value, dict):
-        return {key: copy_state(item, None if old is None else old[key]) for key, item in value.items()}
-    return value
-
-
-def check_form(value: Any, like: Any, name: str) -> None:
-    """Refuse saved tensors that have not the names, shapes and types of others; what else a net keeps is its own."""
-    if isinstance(like, dict):
-        if not isinstance(value, dict) or value.keys() != like.keys():
-            raise ValueError(f"{name} has other parts than that of this run")
-        for key, item in like.items():
-            check_form(value[key], item, f"{name}.{key}")
-    elif isinstance(like, Tensor) and (
-        not isinstance(value, Tensor) or value.shape != like.shape or value.dtype != like.dtype
-    ):
-        raise ValueError(f"{name} has another form than that of this run")
-
-
-def read_frame(state: State) -> int:
-    """The frame of a checkpoint."""
-    frame = state["frame"]
-    if type(frame) is not int or frame < 0:
-        raise ValueError("its frame is not a whole number")
-    return frame

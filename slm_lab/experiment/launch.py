@@ -26,7 +26,7 @@ from slm_lab.experiment.signals import no_exit
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.stopping import check_stop
 from slm_lab.experiment.tracker import CORE_COLUMNS
-from slm_lab.experiment.trial import Trial, TrialResult
+from slm_lab.experiment.trial import Here, Trial, TrialResult
 from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import EnvError, RunFolderError, SpecError, StorageError
@@ -119,13 +119,13 @@ def _tell_how_to_import(module: str) -> str:
     return f"is registered by {module}, which the processes of sessions do not import; {fix}"
 
 
-def start(spec: Spec, options: Options) -> TrialResult:
-    """Train a spec in a new run folder."""
+def start(spec: Spec, options: Options, here: Here | None = None) -> TrialResult:
+    """Train a spec in a new run folder; with `here` in this process, one session after the other."""
     import_modules(options.imports)
     check_executor(options)
     # a folder that is not there yet holds nothing
     spec, notes = prepare(spec, options.render, options.data_dir / spec.name)
-    if spec.meta.max_session > 1 or options.ray_address is not None:
+    if here is None and (spec.meta.max_session > 1 or options.ray_address is not None):
         check_known_to_processes(spec, options)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     try:
@@ -135,7 +135,7 @@ def start(spec: Spec, options: Options) -> TrialResult:
         # a folder without its spec is no run
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    return _train(spec, folder, options, [f"Run folder {folder.path}", *notes])
+    return _train(spec, folder, options, [f"Run folder {folder.path}", *notes], here)
 
 
 def start_or_continue(spec: Spec, options: Options) -> TrialResult:
@@ -186,6 +186,7 @@ def resume(
     name: str | None = None,
     changes: ReadOnlyDocument | None = None,
     schedules: Schedules | None = None,
+    here: Here | None = None,
 ) -> TrialResult:
     """Continue a run from its last checkpoints, or show its result if it is done; changes make it longer."""
     import_modules(options.imports)
@@ -198,22 +199,22 @@ def resume(
         if changes:
             saved = grow(folder, saved, changes, schedules)
         saved, notes = prepare(saved, options.render, folder.path, is_new=False)
-    if saved.meta.max_session > 1 or options.ray_address is not None:
+    if here is None and (saved.meta.max_session > 1 or options.ray_address is not None):
         check_known_to_processes(saved, options)
     if changes:
         save_growth(folder, before, saved, schedules)
     # what is decided again, such as updates that cannot be compiled here, holds for every session
     save_spec(folder.trial_spec_file(0), saved)
     remove_orphans(folder.path)
-    return _train(saved, folder, options, [f"Continuing {folder.path}", *notes])
+    return _train(saved, folder, options, [f"Continuing {folder.path}", *notes], here)
 
 
-def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str]) -> TrialResult:
+def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str], here: Here | None = None) -> TrialResult:
     try:
         with log_to(folder.log_file(), options.log_level):
             for note in notes:
                 logger.info(note)
-            return Trial(spec, folder, options).run()
+            return Trial(spec, folder, options, here=here).run()
     except StorageError as error:
         raise StorageError(
             f"{error}; checkpoints are whole: make room, then continue with slm-lab run train@{folder.path}"

@@ -4,6 +4,8 @@ import math
 import os
 import signal
 import time
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from loguru import logger
 
 from slm_lab.env.make import build_settings, find_reward_threshold
 from slm_lab.env.random_baseline import baseline_key, get_random_baseline, measure_apart
+from slm_lab.experiment.callback import Callback
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.executor import Resources, SessionTask, build_executor, run_tasks
 from slm_lab.experiment.messages import Progress, SessionEnd, explain_end
@@ -32,6 +35,13 @@ STOP_GRACE_SECONDS = 2.0
 # A batch system says SIGTERM and gives a few seconds, and so does a terminal that closes: graphs and the report are
 # left to the run that goes on.
 HURRIED = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Here:
+    """What keeps a trial in this process, one session after the other: objects that others do not have."""
+
+    callbacks: Sequence[Callback] = ()
 
 
 @dataclass(frozen=True)
@@ -82,13 +92,18 @@ class TrialResult:
 class Trial:
     """Runs the sessions of a spec and draws the sum."""
 
-    def __init__(self, spec: Spec, folder: RunFolder, options: Options, trial: int = 0) -> None:
+    def __init__(
+        self, spec: Spec, folder: RunFolder, options: Options, trial: int = 0, here: Here | None = None
+    ) -> None:
         self.spec = spec
         # as it was named, for those who read it; an env may change the working folder
         self.named = folder
         self.folder = RunFolder(folder.path.absolute(), folder.name)
         self.options = options
         self.trial = trial
+        self.here = here
+        # what callbacks begin every session with
+        self.initial = deepcopy([callback.state_dict() for callback in here.callbacks]) if here is not None else []
         self.last_plot = time.monotonic()
 
     def run(self) -> TrialResult:
@@ -105,8 +120,13 @@ class Trial:
             f"{self.spec.env.num_envs} env(s), seed {self.spec.meta.seed}"
         )
         with StopSignal() as stop, self._show(num_session) as view:
-            run = self._run_here if num_session == 1 and self.options.ray_address is None else self._run_processes
-            ends = run(view, stop)
+            if self.here is not None or (num_session == 1 and self.options.ray_address is None):
+                ends = []
+                for session in range(num_session):
+                    if not stop():
+                        ends.append(self._run_here(session, view, stop))
+            else:
+                ends = self._run_processes(view, stop)
         results, failures = [], {}
         for end in ends:
             if end.result is not None:
@@ -122,13 +142,13 @@ class Trial:
     def _show(self, num_session: int) -> ProgressView:
         return ProgressView(num_session, self.spec.env.max_frame, may_draw=self.options.log_format == "text")
 
-    def _run_here(self, view: ProgressView, stop: StopSignal) -> list[SessionEnd]:
+    def _run_here(self, index: int, view: ProgressView, stop: StopSignal) -> SessionEnd:
         def on_progress(progress: Progress) -> None:
             view.update(progress)
             self._update_curve()
 
         def end_by(error: BaseException, is_stopping: bool) -> SessionEnd:
-            end = explain_end(0, error, is_stopping)
+            end = explain_end(index, error, is_stopping)
             end.ended = time.monotonic()
             tell_failure(end, stop)
             return end
@@ -140,13 +160,25 @@ class Trial:
         here = Path.cwd()
         try:
             with no_exit(), end_hangs(stop, stop, on_hang):
-                session = Session(self.spec, self.folder, self.trial, 0, on_progress, stop, self.options)
-                return [SessionEnd(0, session.run())]
+                callbacks = () if self.here is None else self.here.callbacks
+                for callback, state in zip(callbacks, self.initial, strict=True):
+                    callback.load_state_dict(deepcopy(state))
+                session = Session(
+                    self.spec,
+                    self.folder,
+                    self.trial,
+                    index,
+                    on_progress,
+                    stop,
+                    self.options,
+                    callbacks=callbacks,
+                )
+                return SessionEnd(index, session.run())
         except (Exception, SystemExit) as error:
             end = end_by(error, stop())
             if end.reason == "input":
                 raise
-            return [end]
+            return end
         finally:
             os.chdir(here)
 

@@ -20,9 +20,9 @@ from slm_lab.env.make import build_settings
 from slm_lab.experiment import evaluation
 from slm_lab.experiment.build import FINAL_ENV, build_env, build_session_agent
 from slm_lab.experiment.checkpoint import state as checkpoint
-from slm_lab.experiment.checkpoint.state import load_latest, load_state, save_state
+from slm_lab.experiment.checkpoint.state import check_form, load_latest, load_state, save_state
 from slm_lab.experiment.clock import Stopwatch
-from slm_lab.experiment.control import Session, check_form
+from slm_lab.experiment.control import Session
 from slm_lab.experiment.executor import SessionTask
 from slm_lab.experiment.launch import resume, start
 from slm_lab.experiment.options import Options

@@ -247,3 +247,33 @@ def load_latest(path: Path, finish: Callable[[State], None] = lambda _: None) ->
     if (old := path.with_suffix(".pt")).exists():
         raise CheckpointError(f"{old}: was written by another version of the lab; continue it with that one")
     return None, problems
+
+
+def copy_state(value: Any, old: Any = None) -> Any:
+    """A copy that training does not change; tensors of an older copy are written over."""
+    if isinstance(value, torch.Tensor):
+        return value.clone() if old is None else old.copy_(value)
+    if isinstance(value, dict):
+        return {key: copy_state(item, None if old is None else old[key]) for key, item in value.items()}
+    return value
+
+
+def check_form(value: Any, like: Any, name: str) -> None:
+    """Refuse saved tensors that have not the names, shapes and types of others; what else a net keeps is its own."""
+    if isinstance(like, dict):
+        if not isinstance(value, dict) or value.keys() != like.keys():
+            raise ValueError(f"{name} has other parts than that of this run")
+        for key, item in like.items():
+            check_form(value[key], item, f"{name}.{key}")
+    elif isinstance(like, Tensor) and (
+        not isinstance(value, Tensor) or value.shape != like.shape or value.dtype != like.dtype
+    ):
+        raise ValueError(f"{name} has another form than that of this run")
+
+
+def read_frame(state: State) -> int:
+    """The frame of a checkpoint."""
+    frame = state["frame"]
+    if type(frame) is not int or frame < 0:
+        raise ValueError("its frame is not a whole number")
+    return frame

@@ -1,0 +1,137 @@
+"""Callbacks: code of one's own that watches a session, and may end it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slm_lab.agent.agent import Agent
+from slm_lab.lib.data import State
+from slm_lab.lib.errors import LabError
+from slm_lab.spec.schema import Spec
+
+Row = Mapping[str, float]
+
+
+class CallbackError(LabError):
+    """A callback that failed, or changed what only training may; the session is saved as it was before the call."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a session is. The agent may be asked to act, and nothing else: see `Callback.changes_agent`."""
+
+    spec: Spec
+    session: int
+    frame: int
+    agent: Agent
+
+
+class Callback:
+    """Override what you need; return True to end the session here.
+
+    It is called between two steps. What it keeps in attributes and needs after a stop, `state_dict` gives to the
+    checkpoint and `load_state_dict` takes back; each session begins with what it had at first.
+    """
+
+    # whether it may change weights, optimisers or random numbers; a run with such a callback does not repeat without it
+    changes_agent = False
+
+    def on_start(self, moment: Moment) -> None:
+        """A session begins or resumes, before its first step."""
+
+    def on_step(self, moment: Moment) -> bool | None:
+        """All envs have done a step. The only call that is frequent: at least 50 us each."""
+
+    def on_row(self, moment: Moment, row: Row) -> bool | None:
+        """A row was added to the training table."""
+
+    def on_eval(self, moment: Moment, row: Row) -> bool | None:
+        """The deterministic policy was evaluated."""
+
+    def on_checkpoint(self, moment: Moment, path: Path) -> bool | None:
+        """A checkpoint was written."""
+
+    def state_dict(self) -> State:
+        """What to keep for a resumed session: numbers, text, arrays and tensors."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take back what `state_dict` gave."""
+
+
+class Hooks:
+    """The callbacks of a session, and what is to be told to them at the end of a step."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.callbacks = callbacks
+        self.events: list[tuple[str, Any]] = []
+        self.has_step = any(type(callback).on_step is not Callback.on_step for callback in callbacks)
+        # the last frame of the run when a callback ended the session
+        self.ended_at: int | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to tell."""
+        return self.has_step or bool(self.events)
+
+    def start(self, moment: Moment) -> None:
+        """Tell that a session begins."""
+        for callback in self.callbacks:
+            self._call(callback, "on_start", moment)
+
+    def tell(self, moment: Moment, is_step: bool = True) -> bool:
+        """Tell what has happened since the last call; True if the session is to end."""
+        events, self.events = self.events, []
+        calls: list[tuple[str, tuple[Any, ...]]] = [(name, (content,)) for name, content in events]
+        if is_step and self.has_step:
+            calls.insert(0, ("on_step", ()))
+        answers = [self._call(callback, name, moment, *rest) for name, rest in calls for callback in self.callbacks]
+        if any(answer is True for answer in answers):
+            self.ended_at = moment.spec.env.max_frame
+            return True
+        return False
+
+    def _call(self, callback: Callback, name: str, moment: Moment, *content: Any) -> bool | None:
+        methods: dict[str, Callable[..., bool | None]] = {
+            "on_start": callback.on_start,
+            "on_step": callback.on_step,
+            "on_row": callback.on_row,
+            "on_eval": callback.on_eval,
+            "on_checkpoint": callback.on_checkpoint,
+        }
+        where = f"callback {type(callback).__name__}.{name} at frame {moment.frame:,}"
+        # dropout layers draw from the global generator, which is anyone's
+        generator_state = torch.get_rng_state()
+        before = None if callback.changes_agent else _copy_training(moment.agent)
+        try:
+            answer: bool | None = methods[name](moment, *content)
+        except Exception as error:
+            raise CallbackError(f"{where} failed: {type(error).__name__}: {error}") from error
+        finally:
+            torch.set_rng_state(generator_state)
+        if before is not None and not all(map(torch.equal, before, _copy_training(moment.agent))):
+            raise CallbackError(
+                f"{where} changed the agent, so the run could not be repeated; set changes_agent = True in its class "
+                "if that is what it is for"
+            )
+        return answer
+
+    def state_dict(self) -> State:
+        """What the callbacks keep, by their names."""
+        states = {type(callback).__name__: callback.state_dict() for callback in self.callbacks}
+        return {"states": states, "ended_at": self.ended_at}
+
+    def load_state_dict(self, state: State) -> None:
+        """Resume; a callback that is new has nothing to take back."""
+        for callback in self.callbacks:
+            if (own := state["states"].get(type(callback).__name__)) is not None:
+                callback.load_state_dict(own)
+
+
+def _copy_training(agent: Agent) -> list[torch.Tensor]:
+    """Weights and generators as they are now."""
+    flats = [learner.flat.data.clone() for learner in agent.algorithm.learners.values()]
+    return [*flats, agent.context.act_generator.get_state(), agent.context.train_generator.get_state()]
