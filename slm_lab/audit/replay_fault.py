@@ -29,7 +29,7 @@ from slm_lab.lib.secret import redact
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.reader import printable
-from slm_lab.spec.schema import Spec
+from slm_lab.spec.schema import Spec, WrapperSpec
 
 KINDS = ("gradient", "weight", "metric", "env")
 
@@ -165,7 +165,10 @@ def replay_fault(bundle: State, path: Path, is_plain: bool = False) -> Replayed:
 def _replay_env(bundle: State) -> Replayed:
     record = bundle["env"]
     key = tuple(int(part) for part in record["seed_key"])
-    settings = EnvSettings(str(record["name"]), 1, record["max_t"], dict(record["kwargs"]), key, "gymnasium")
+    settings = EnvSettings(
+        *(str(record["name"]), 1, record["max_t"], dict(record["kwargs"]), key, "gymnasium"),
+        wrappers=tuple(WrapperSpec.model_validate(wrapper) for wrapper in record.get("wrappers", ())),
+    )
     slots = Slots(settings, [int(record["index"])])
     action, episode = record["action"], int(record["episode"])
     try:

@@ -14,10 +14,10 @@ from slm_lab.env.atari import SEED_INTERVAL, AtariEnv, AtariOptions
 from slm_lab.env.gym_types import GymEnv, GymSpace
 from slm_lab.env.layout import FlatObservation, ObsPart, calc_parts, in_one_line
 from slm_lab.env.render import RenderMode, prepare
-from slm_lab.env.wrapper import FreshWorld
+from slm_lab.env.wrapper import FreshWorld, apply_wrappers
 from slm_lab.lib.errors import EnvError, EnvHangError, nearest
 from slm_lab.lib.runtime import import_by_name, num_cores
-from slm_lab.spec.schema import EnvSpec, Spec
+from slm_lab.spec.schema import EnvSpec, Spec, WrapperSpec
 
 probe.register()
 gym.register_envs(ale_py)
@@ -47,11 +47,12 @@ class EnvSettings:
     step_timeout: float = 0.0
     # numbers of `info` to report with each episode
     info_keys: tuple[str, ...] = ()
+    wrappers: tuple[WrapperSpec, ...] = ()
 
     @property
     def needs_gymnasium(self) -> bool:
         """Whether only gymnasium's single envs, in process or in workers, can do what is asked for."""
-        return bool(self.info_keys)
+        return bool(self.info_keys or self.wrappers)
 
 
 class StepOptions(TypedDict, total=False):
@@ -93,6 +94,7 @@ def build_settings(
         spec.backend,
         step_timeout=spec.step_timeout,
         info_keys=spec.info_keys,
+        wrappers=spec.wrappers,
         **options,
     )
 
@@ -109,7 +111,8 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> Gy
     if is_atari(name):
         if render_mode is not None:
             prepare(render_mode, is_mujoco=False)
-        return AtariEnv(find_game(name), AtariOptions.parse(settings.kwargs, settings.max_t), render_mode)
+        game = AtariEnv(find_game(name), AtariOptions.parse(settings.kwargs, settings.max_t), render_mode)
+        return _finish(game, settings)
     kwargs = dict(settings.kwargs)
     if settings.max_t is not None:
         kwargs["max_episode_steps"] = settings.max_t
@@ -148,7 +151,7 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> Gy
     bipedal = sys.modules.get("gymnasium.envs.box2d.bipedal_walker")
     if bipedal is not None and isinstance(env.unwrapped, bipedal.BipedalWalker):
         env = FreshWorld(env)
-    return _readable(env, settings.name)
+    return _finish(env, settings)
 
 
 def resolve_name(name: str) -> str:
@@ -193,7 +196,7 @@ def describe(env: GymEnv) -> EnvFacts:
     space = env.observation_space
     assert isinstance(space, spaces.Box), space  # flattened if it was not
     source = env.env.observation_space if isinstance(env, FlatObservation) else None
-    seed_interval = SEED_INTERVAL if isinstance(env, AtariEnv) else 0
+    seed_interval = SEED_INTERVAL if isinstance(env.unwrapped, AtariEnv) else 0
     parts = calc_parts(space if source is None else source)
     return EnvFacts(space, env.action_space, _count_frames(env), parts, seed_interval, source)
 
@@ -207,9 +210,12 @@ def _count_frames(env: GymEnv) -> int:
     return env.options.stack_num if isinstance(env, AtariEnv) else 1
 
 
-def _readable(env: GymEnv, name: str) -> GymEnv:
-    space = env.observation_space
+def _finish(env: GymEnv, settings: EnvSettings) -> GymEnv:
+    """The env with its wrappers, and with observations that nets can read."""
+    name = settings.name
     try:
+        env = apply_wrappers(env, settings.wrappers)
+        space = env.observation_space
         if not space.is_np_flattenable:
             raise EnvError(f"env.name: '{name}' has observations of {in_one_line(space)}, which no net can read")
         calc_parts(space)  # refuses what has no parts

@@ -4,7 +4,7 @@ import json
 import math
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,10 @@ def _play_batch(env: VecEnv, num_episode: int, seed: int, max_step: int, deadlin
     return returns
 
 
-def baseline_key(env_id: str, kwargs: dict[str, Any], max_t: int | None) -> str:
-    """Name the baseline: the env id, then only the kwargs and time limit that differ from the registered ones."""
+def baseline_key(
+    env_id: str, kwargs: dict[str, Any], max_t: int | None, wrappers: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Name the baseline: the env id, then wrappers and only the kwargs and time limit that differ from its own."""
     spec = gym.registry.get(env_id)
     registered = {name: _to_json(value) for name, value in spec.kwargs.items()} if spec else {}
     # What is drawn, observed or learned from leaves the random policy's rewards as they are, so the plain id's baseline
@@ -113,6 +115,8 @@ def baseline_key(env_id: str, kwargs: dict[str, Any], max_t: int | None) -> str:
     key = f"{env_id}|{_to_json(changed)}" if changed else env_id
     if max_t is not None and max_t != (spec.max_episode_steps if spec else None):
         key += f"|max_t={max_t}"
+    if wrappers:
+        key += f"|wrappers={_to_json(wrappers)}"
     return key
 
 

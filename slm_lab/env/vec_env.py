@@ -259,6 +259,7 @@ class VecEnv(ABC):
         return {
             "name": settings.name,
             "kwargs": dict(settings.kwargs),
+            "wrappers": [wrapper.model_dump() for wrapper in settings.wrappers],
             "max_t": settings.max_t,
             "seed_key": list(settings.seed_key),
             "index": index,

@@ -16,7 +16,7 @@ from slm_lab.spec.schema import ALGORITHM_SPECS, Spec
 from slm_lab.spec.search_space import search_problems
 
 # what only gymnasium's single envs can do, and why others cannot
-_NEED_GYMNASIUM = {"info_keys": "gives no info at the end of an episode"}
+_NEED_GYMNASIUM = {"wrappers": "takes no wrappers", "info_keys": "gives no info at the end of an episode"}
 # backends that step all envs by themselves
 NO_WORKERS = {"ale": "with threads of its own", "array": "all envs at once", "envpool": "with threads of its own"}
 

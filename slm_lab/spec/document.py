@@ -26,6 +26,7 @@ from slm_lab.spec.schema import (
     SearchResources,
     SearchScheduler,
     StopSpec,
+    WrapperSpec,
     build_spec_model,
 )
 from slm_lab.spec.search_space import SPACES
@@ -48,6 +49,7 @@ _WORDS: dict[Any, str] = {
     nets.LossSpec: "[mapping](#loss_spec)",
     EntropyAnneal: "[mapping](#agentalgorithmentropy_anneal)",
     EnvSpec: "[mapping](#env)",
+    WrapperSpec: "[wrappers](#envwrappers)",
     MetaSpec: "[mapping](#meta)",
     SearchResources: "[mapping](#metasearch_resources)",
     SearchScheduler: "[mapping](#metasearch_scheduler)",
@@ -73,6 +75,7 @@ def spec_reference() -> str:
         "Specs of the published SLM-Lab are read too: [how](PUBLISHED_SPECS.md).",
         _section("## A spec", spec, skip=("name",)),
         _section("## env", EnvSpec),
+        _section("### env.wrappers", WrapperSpec),
         _section("## meta", MetaSpec),
         _section("### meta.search_resources", SearchResources),
         _section("### meta.search_scheduler", SearchScheduler),

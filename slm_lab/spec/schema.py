@@ -5,7 +5,7 @@ from operator import or_
 from types import ModuleType
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from slm_lab.lib.data import Document
 from slm_lab.spec import algorithm as algorithms
@@ -30,6 +30,17 @@ def _built_in(module: ModuleType, base: type[M], tag: str) -> dict[str, type[M]]
 ALGORITHM_SPECS = _built_in(algorithms, AlgorithmSpec, "name")
 MEMORY_SPECS = _built_in(memories, MemorySpec, "name")
 NET_SPECS = _built_in(nets, NetSpec, "type")
+
+
+class WrapperSpec(Model):
+    """A wrapper around the env; its name alone may stand for it."""
+
+    name: Str = Field(min_length=1, description="Class in gymnasium.wrappers, or `package.module:Class` for your own.")
+    kwargs: Document = Field({}, description="Options passed to its constructor, after the env.")
+
+
+def _read_wrapper(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
 
 
 class EnvSpec(Model):
@@ -68,6 +79,9 @@ class EnvSpec(Model):
     )
     reward_scale: Float = Field(1.0, description="Factor on the reward for learning; scores stay raw.")
     kwargs: Document = Field({}, description="Options passed to the env's constructor.")
+    wrappers: tuple[
+        Annotated[WrapperSpec, BeforeValidator(_read_wrapper, json_schema_input_type=Str | WrapperSpec)], ...
+    ] = Field((), description="Wrappers, the innermost first, applied before the lab flattens observations.")
     info_keys: tuple[Annotated[Str, Field(min_length=1)], ...] = Field(
         (),
         description="Numbers of the env's `info` to report: the value at the last step of an episode becomes a column "

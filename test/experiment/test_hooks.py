@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from slm_lab.audit.difference import find_difference
+from slm_lab.audit.replay_fault import read_bundle, replay_fault
 from slm_lab.env.local import LocalVecEnv
-from slm_lab.env.make import EnvSettings
+from slm_lab.env.make import EnvSettings, build_settings
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.env.worker import WorkerVecEnv
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.launch import start
 from slm_lab.experiment.options import Options
-from slm_lab.lib.errors import LabError
+from slm_lab.experiment.play import load_trained, play_episodes
+from slm_lab.experiment.trial import find_random_return
+from slm_lab.lib.errors import DivergenceError, LabError
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.table import read_table
 from slm_lab.spec.schema import Spec
@@ -45,21 +48,25 @@ def make_spec(algorithm: str = "PPO", meta: dict[str, Any] | None = None, **env:
 
 def train(spec: Spec, path: Path, kills: tuple[int, ...] = ()) -> Path:
     """Train to the end, with kills at some frames; each resumes from the checkpoint before."""
-    for kill in (*kills, math.inf):
-        session = Session(spec, RunFolder(path, spec.name))
-
-        def die(kill: float = kill, session: Session = session) -> bool:
-            if session.frame >= kill:
-                raise KilledError
-            return False
-
-        session.should_stop = die
-        if kill == math.inf:
-            session.run()
-        else:
-            with pytest.raises(KilledError):
-                session.run()
+    for kill in kills:
+        with pytest.raises(KilledError):
+            train_until(spec, path, kill)
+    train_until(spec, path)
     return path
+
+
+def train_until(spec: Spec, path: Path, kill: float = math.inf) -> Session:
+    """Train to the end or to a kill."""
+    session = Session(spec, RunFolder(path, spec.name))
+
+    def die() -> bool:
+        if session.frame >= kill:
+            raise KilledError
+        return False
+
+    session.should_stop = die
+    session.run()
+    return session
 
 
 def check_exact(spec: Spec, tmp_path: Path, kills: tuple[int, ...]) -> RunFolder:
@@ -154,6 +161,32 @@ def test_an_env_that_tells_nothing_has_no_columns(tmp_path: Path) -> None:
         ({"name": "CartPole-v1", "info_keys": ["x"]}, "has no number 'x' at the end of an episode; it has none"),
         ({"info_keys": ["loss"]}, "env.info_keys: 'loss' is a column of the lab's own"),
         ({"info_keys": ["clip_frac"]}, "env.info_keys: 'clip_frac' is a column of the lab's own"),
+        (
+            {"wrappers": ["FrameStackObservatio"]},
+            "env.wrappers: gymnasium has no wrapper 'FrameStackObservatio'; did you mean 'FrameStackObservation'? "
+            "(one of your own needs its module: my_module:FrameStackObservatio)",
+        ),
+        ({"wrappers": ["Autoreset"]}, "env.wrappers: gymnasium has no wrapper 'Autoreset'"),
+        (
+            {"wrappers": ["toy_env:Shape"]},
+            "env.wrappers: module 'toy_env' has no wrapper 'Shape'; did you mean 'Shaped'?",
+        ),
+        ({"wrappers": ["toy_env:Walk"]}, "env.wrappers: module 'toy_env' has no wrapper 'Walk'"),
+        ({"wrappers": ["nowhere:Shaped"]}, "env.wrappers: module 'nowhere' of 'nowhere:Shaped' cannot be imported"),
+        ({"wrappers": ["os; x:Shaped"]}, "env.wrappers: module 'os; x' of 'os; x:Shaped' cannot be imported"),
+        ({"wrappers": ["__main__:Shaped"]}, "which no other process can import; move it to a module"),
+        (
+            {"wrappers": [{"name": "FrameStackObservation", "kwargs": {"stack_sise": 4}}]},
+            "env.wrappers: FrameStackObservation has no option 'stack_sise'; did you mean 'stack_size'?",
+        ),
+        (
+            {"wrappers": ["FrameStackObservation"]},
+            "env.wrappers: FrameStackObservation cannot be made with {}: TypeError: ",
+        ),
+        (
+            {"wrappers": [{"name": "FrameStackObservation", "kwargs": {"stack_size": 0}}]},
+            "env.wrappers: FrameStackObservation cannot be made with {'stack_size': 0}: ",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line_before_anything_is_written(
@@ -173,3 +206,89 @@ def test_a_key_that_the_probe_cannot_know_is_refused_at_the_first_end() -> None:
     env.reset()
     with pytest.raises(LabError, match="has no number 'nothing'"):
         play(env, 40)
+
+
+# --- wrappers
+
+STACK = {"name": "FrameStackObservation", "kwargs": {"stack_size": 4}}
+SHAPED = {"name": "toy_env:Shaped", "kwargs": {"factor": 0.5}}
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_wrappers_keep_a_run_exact(algorithm: str, tmp_path: Path) -> None:
+    spec = make_spec(algorithm, {"episode_table": True}, wrappers=[SHAPED, STACK])
+    folder = check_exact(spec, tmp_path, TWENTY)
+    # the score is what the wrapped env gives
+    plain = RunFolder(train(make_spec(algorithm), tmp_path / "plain"), spec.name)
+    one, two = (read_table(each.table_file(0, 0, "train"))["total_reward"] for each in (folder, plain))
+    assert (one != two).all()
+
+
+def test_wrappers_are_applied_in_order_here_and_in_workers() -> None:
+    spec = make_spec(wrappers=["toy_env:Shaped", STACK])
+    settings = build_settings(spec.env, (1,))
+    assert [wrapper.name for wrapper in settings.wrappers] == ["toy_env:Shaped", "FrameStackObservation"]
+    local, workers = LocalVecEnv(settings), WorkerVecEnv(settings, 2)
+    plain = LocalVecEnv(build_settings(make_spec().env, (1,)))
+    try:
+        assert local.obs_space.shape == (4, 2)
+        first = plain.reset()
+        obs = local.reset()
+        assert np.array_equal(workers.reset(), obs)
+        # gymnasium fills the stack with the first observation
+        assert np.array_equal(obs, np.repeat(np.asarray(first)[:, None], 4, 1))
+        for _ in range(30):
+            action = np.ones(4, np.int64)
+            one, two, three = (env.step(action) for env in (local, workers, plain))
+            assert np.array_equal(one.next_obs, two.next_obs)
+            assert np.array_equal(np.asarray(one.next_obs)[:, -1], three.next_obs)
+            assert np.array_equal(one.reward, three.reward + 0.1 * np.asarray(three.next_obs)[:, 0].astype(float))
+    finally:
+        workers.close()
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "grade"),
+    [
+        ([], "exact"),
+        ([STACK], "exact"),
+        # draws from the generator of the env
+        ([{"name": "StickyAction", "kwargs": {"repeat_action_probability": 0.5}}], "exact"),
+        (["toy_env:Noisy"], "statistical"),
+        # its statistics are of all episodes
+        (["NormalizeReward"], "statistical"),
+    ],
+)
+def test_the_grade_tells_whether_wrappers_can_be_rebuilt(wrappers: list[Any], grade: str, tmp_path: Path) -> None:
+    spec = make_spec(wrappers=wrappers)
+    with pytest.raises(KilledError):
+        train_until(spec, tmp_path, 700)
+    assert train_until(spec, tmp_path).grade == grade
+
+
+def test_a_run_is_not_resumed_with_other_wrappers(tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        train_until(make_spec(wrappers=[SHAPED]), tmp_path, 700)
+    with pytest.raises(LabError, match="belongs to another spec"):
+        train(make_spec(), tmp_path)
+
+
+def test_enjoy_and_the_random_baseline_use_the_wrappers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLM_LAB_CACHE", str(tmp_path / "cache"))
+    spec = make_spec(wrappers=[{"name": "toy_env:Shaped", "kwargs": {"factor": 100.0}}, STACK], kwargs={"wind": 0.0})
+    result = start(spec, Options(data_dir=tmp_path / "data"))
+    agent, env, _ = load_trained(str(result.folder))
+    assert env.obs_space.shape == (4, 2)
+    assert abs(next(play_episodes(env, agent, 1)).total_reward) > 40
+    env.close()
+    # without shaping it would be between 0 and 30
+    means = [find_random_return(make_spec(wrappers=[wrapper]), True) for wrapper in (SHAPED, {**SHAPED, "kwargs": {}})]
+    assert means[0] != means[1]
+
+
+def test_a_fault_in_a_wrapper_is_replayed_with_it(tmp_path: Path) -> None:
+    with pytest.raises(DivergenceError, match="the reward is nan"):
+        train(make_spec(wrappers=["toy_env:Broken"]), tmp_path)
+    (path,) = (tmp_path / "fault").iterdir()
+    replayed = replay_fault(read_bundle(path, is_trusted=True), path)
+    assert replayed.is_reproduced, replayed

@@ -34,4 +34,35 @@ class Walk(gym.Env[Any, Any]):
         return self._obs(), float(action), is_over, self.t >= 30, info
 
 
+class Shaped(gym.Wrapper[Any, Any, Any, Any]):
+    """Rewards steps towards the goal."""
+
+    def __init__(self, env: gym.Env[Any, Any], factor: float = 0.1) -> None:
+        super().__init__(env)
+        self.factor = factor
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, *rest = self.env.step(action)
+        return obs, float(reward) + self.factor * float(obs[0]), *rest
+
+
+class Noisy(gym.ObservationWrapper[Any, Any, Any]):
+    """Adds noise from a generator that no seed of an episode sets."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.generator = np.random.default_rng(0)
+
+    def observation(self, observation: Any) -> Any:
+        return observation + self.generator.normal(size=2).astype(np.float32)
+
+
+class Broken(Shaped):
+    """Gives no number as a reward at the 5th step."""
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, *rest = super().step(action)
+        return obs, np.nan if obs[1] > 4.5 / 30 else reward, *rest
+
+
 gym.register("test/Walk-v0", entry_point=f"{__name__}:Walk")
