@@ -8,7 +8,7 @@ import numpy as np
 from slm_lab.env.layout import MisfitError, find_misfit, read_number, read_reward, read_truth
 from slm_lab.env.make import EnvSettings, describe, make_env
 from slm_lab.env.render import RenderMode, draw
-from slm_lab.env.vec_env import RENDER_FPS, Step, VecEnv, calc_episode_seed
+from slm_lab.env.vec_env import RENDER_FPS, SUCCESS, Step, VecEnv, calc_episode_seed
 from slm_lab.env.watch import close_envs, watch
 from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError, EnvExitError, EnvFaultError, EnvHangError, nearest
@@ -16,8 +16,6 @@ from slm_lab.lib.errors import EnvError, EnvExitError, EnvFaultError, EnvHangErr
 # what nearly all envs say an end with
 _TRUTHS = (bool, np.bool_)
 _HINT = "`slm-lab env check` may tell more"
-# what envs with a goal commonly give at the end of an episode
-_SUCCESS = "is_success"
 
 
 class Slots:
@@ -34,7 +32,7 @@ class Slots:
         self.is_hung = False
         # what ended episodes told, by the number of the env
         self.ended_info: dict[int, dict[str, float]] = {}
-        self._info_keys = tuple(dict.fromkeys((*settings.info_keys, _SUCCESS)))
+        self._info_keys = tuple(dict.fromkeys((*settings.info_keys, SUCCESS)))
         self.episode: Array = np.zeros(count, np.int64)
         # steps of the episode under way, and of the one that the last step belonged to
         self.t = [0] * count

@@ -27,6 +27,8 @@ MAX_REPLAY = 1_000_000
 _TRIM_EVERY = 1000
 # Steps after which an episode is thought never to end; the longest known games have 27,000 (with frameskip 4).
 ENDLESS = 100_000
+# what envs with a goal commonly give at the end of an episode
+SUCCESS = "is_success"
 # frames per second of a video where the env does not say its own
 RENDER_FPS = 30.0
 # Some envs say "no bound" with the largest number there is; gymnasium does so for whole numbers.

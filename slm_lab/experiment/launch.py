@@ -15,6 +15,7 @@ from slm_lab.agent.memory.replay import check_fits
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
 from slm_lab.env.render import check_display
+from slm_lab.env.vec_env import SUCCESS
 from slm_lab.experiment.build import build_session_agent
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.disk import check_disk, estimate_disk
@@ -25,7 +26,7 @@ from slm_lab.experiment.options import Options
 from slm_lab.experiment.signals import no_exit
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.stopping import check_stop
-from slm_lab.experiment.tracker import CORE_COLUMNS
+from slm_lab.experiment.tracker import list_columns
 from slm_lab.experiment.trial import Here, Trial, TrialResult
 from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.device import pick_device
@@ -72,7 +73,9 @@ def prepare(spec: Spec, render: bool = False, place: Path | None = None, is_new:
         env.close()
         # an env may have changed it
         os.chdir(here)
-    check_stop(spec, (*CORE_COLUMNS, *agent.algorithm.metric_names, *agent.norm_names), CORE_COLUMNS)
+    told = dict.fromkeys((*spec.env.info_keys, SUCCESS))
+    names = (*agent.algorithm.metric_names, *agent.norm_names)
+    check_stop(spec, list_columns(names, told), list_columns((), told))
     spec, note = resolve_compile(spec, agent)
     notes = [note]
     algorithm = spec.agent.algorithm

@@ -36,6 +36,9 @@ class StopCondition:
             return False
         recent = self.tracker.rows[-self.spec.count :]
         for name, (sign, bound) in self.spec.conditions.items():
+            if name not in self.tracker.columns:
+                # is_success, of which only the first episode tells
+                return False
             column = self.tracker.columns.index(name)
             # a value that is not known, NaN, fulfils nothing
             if not all(row[column] >= bound if sign == ">=" else row[column] <= bound for row in recent):

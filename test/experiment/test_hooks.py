@@ -141,6 +141,14 @@ def test_columns_are_means_of_the_last_episodes_and_survive_kills(algorithm: str
     assert np.isfinite([evaluated[name] for name in ("episode_length", "distance", "is_success")]).all()
 
 
+def test_a_run_stops_at_a_success_rate(tmp_path: Path) -> None:
+    meta = {"stop": {"is_success": 0.1, "distance": 1, "for": "2 rows"}, "rigorous_eval": 0, "log_frequency": 20}
+    folder = start(make_spec(meta=meta, info_keys=["distance"]), Options(data_dir=tmp_path)).folder
+    table = read_table(RunFolder(folder, "tiny").table_file(0, 0, "train"))
+    assert table["frame"][-1] < 1200
+    assert (table["is_success"][-2:] >= 0.1).all()
+
+
 def test_an_env_that_tells_nothing_has_no_columns(tmp_path: Path) -> None:
     folder = RunFolder(train(make_spec(name="CartPole-v1"), tmp_path), "tiny")
     table = read_table(folder.table_file(0, 0, "train"))
