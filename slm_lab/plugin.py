@@ -4,7 +4,6 @@ from pydantic import Field
 
 from slm_lab.agent.action.distribution import ActionFamily, Categorical, Normal, SquashedNormal, TanhNormal
 from slm_lab.agent.action.policy import build_policy
-from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, OffPolicy, OnPolicy
 from slm_lab.agent.algorithm.dqn import require_choices
 from slm_lab.agent.learn.gradient import Loss, Report
@@ -17,6 +16,7 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import AlgorithmSpec, EveryBatchSpec, OffPolicySpec, OnPolicySpec, QLearningSpec
 from slm_lab.spec.memory import MemorySpec
 from slm_lab.spec.net import NetSpec
+from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import AgentSpec
 from slm_lab.spec.types import Bool, Float, Fraction, PositiveFloat, PositiveInt, Schedule, Str
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.spec.algorithm import ActorCriticSpec, OffPolicySpec, PPOSpec, SoftActorCriticSpec
 from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.net import ConvNetSpec, MLPNetSpec
+from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import Spec
 
 # libraries that take a share of the run for exploring are told to run for ever

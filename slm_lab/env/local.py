@@ -1,6 +1,7 @@
 """Envs stepped one by one, in this process."""
 
 import math
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -39,13 +40,19 @@ class Slots:
         self.last_t = [0] * count
         watch(self)
         # the first env of all is the one that is shown
-        self.envs: list[Any] = [make_env(settings, render_mode if index == 0 else None) for index in indices]
+        self.render_mode = render_mode
+        # options of each env at the moment; they differ only where `settings` has schedules
+        self._kwargs = [settings.calc_kwargs(0)] * count
+        self.envs: list[Any] = [self._make(slot) for slot in range(count)]
         self.calls = 0
         self.limit = settings.step_timeout
-        self.render_mode = render_mode
         # how the first env looked when its episode ended; None unless it did so in the last step
         self.ended_frame: Array | None = None
         self.facts = describe(self.envs[0])
+        if settings.schedules:
+            # a mistake in the last values shows now; an env that is made again starts from a seed
+            self._check_spaces(make_env(settings)).close()
+            self.facts = replace(self.facts, seed_interval=0)
         space = self.facts.obs_space
         self.shape = space.shape
         self.obs = np.zeros((count, *space.shape), space.dtype)
@@ -58,6 +65,28 @@ class Slots:
         self.is_float = self.obs.dtype.kind == "f"
         # what numbers are multiplied with to see whether all of them are finite
         self._zeros = [np.zeros(count), np.zeros(self.obs.size, self.dtype)] if self.is_float else [np.zeros(count)]
+
+    def _make(self, slot: int) -> Any:
+        settings = replace(self.settings, kwargs=self._kwargs[slot])
+        return make_env(settings, self.render_mode if self.indices[slot] == 0 else None)
+
+    def _check_spaces(self, env: Any) -> Any:
+        """An env with other options; refused if it does not fit the agent."""
+        facts, first = describe(env), self.facts
+        one, two = facts.obs_space, first.obs_space
+        if (one.shape, one.dtype, facts.action_space) == (two.shape, two.dtype, first.action_space):
+            return env
+        env.close()
+        keys = ", ".join(self.settings.schedules)
+        raise EnvError(f"env.kwargs: the schedule of {keys} changes the observations or actions of the env")
+
+    def _follow_schedules(self, slot: int, frame: int) -> None:
+        """Make an env again if its options have changed since its last episode."""
+        kwargs = self.settings.calc_kwargs(frame)
+        if kwargs != self._kwargs[slot]:
+            close_envs([self.envs[slot]], self.settings.name, self.render_mode is not None)
+            self._kwargs[slot] = kwargs
+            self.envs[slot] = self._check_spaces(self._make(slot))
 
     def episode_seed(self, slot: int, episode: int) -> int:
         """The seed of an episode of one of these envs."""
@@ -83,8 +112,8 @@ class Slots:
             raise EnvExitError(f"{where}: the env ended the process, with exit code {error.code or 0}") from None
         raise error
 
-    def reset(self, slot: int, episode: int, is_seeded: bool = True) -> None:
-        """Start an episode, from its seed or from the env's current generators."""
+    def reset(self, slot: int, episode: int, is_seeded: bool = True, frame: int = 0) -> None:
+        """Start an episode at a frame, from its seed or from the env's current generators."""
         self.t[slot] = 0
         self.at = slot
         # not in place: it may be that of the batch
@@ -93,6 +122,8 @@ class Slots:
         seed = self.episode_seed(slot, episode) if is_seeded else None
         self.calls += 1
         try:
+            if self.settings.schedules:
+                self._follow_schedules(slot, frame)
             obs = self.envs[slot].reset(seed=seed)[0]
         except BaseException as error:
             self._leave(error, slot, episode)
@@ -105,8 +136,8 @@ class Slots:
                 self.indices[slot],
             )
 
-    def step(self, action: Array, episode: Array, is_seed_due: Array) -> None:
-        """Step every env; one that ended starts its next episode at once."""
+    def step(self, action: Array, episode: Array, is_seed_due: Array, frame: int = 0) -> None:
+        """Step every env up to a frame; one that ended starts its next episode at once."""
         self.ended_frame = None
         self.episode = episode
         shape, dtype = self.shape, self.dtype
@@ -139,7 +170,7 @@ class Slots:
                     # the reset would wipe it out
                     self.ended_frame = self.render()
                 self.ended_info[self.indices[slot]] = self._read_info(info or {}, int(episode[slot]))
-                self.reset(slot, int(episode[slot]) + 1, bool(is_seed_due[slot]))
+                self.reset(slot, int(episode[slot]) + 1, bool(is_seed_due[slot]), frame)
             else:
                 self.obs[slot] = obs
         # 0 times anything finite is 0: one product for all envs takes less time than looking at each number
@@ -208,9 +239,9 @@ class Slots:
                 self.indices[slot],
             )
 
-    def replay(self, slot: int, episode: int, action: Array) -> float:
-        """Rebuild the state of an env from the seed of an episode and the actions since; the return so far."""
-        self.reset(slot, episode)
+    def replay(self, slot: int, episode: int, action: Array, frame: int = 0) -> float:
+        """Rebuild an env from an episode's seed and first frame, and the actions since; the return so far."""
+        self.reset(slot, episode, frame=frame)
         env = self.envs[slot]
         score = 0.0
         for one in action:
@@ -223,7 +254,7 @@ class Slots:
             self.t[slot] += 1
             score += self._read_reward(reward, slot, episode)
             if terminated or truncated:
-                self.reset(slot, episode, is_seeded=False)
+                self.reset(slot, episode, is_seeded=False, frame=frame)
                 score = 0.0
             else:
                 self.obs[slot] = obs
@@ -254,11 +285,12 @@ class LocalVecEnv(VecEnv):
         slots.obs, slots.next_obs = np.empty_like(slots.obs), np.empty_like(slots.obs)
         slots.reward = np.empty_like(slots.reward)
         slots.terminated, slots.truncated, slots.ended = np.empty((3, self.num_envs), bool)
-        slots.step(action, self.episode, self.is_seed_due())
+        slots.step(action, self.episode, self.is_seed_due(), (self.num_step + 1) * self.num_envs)
         return Step(slots.obs, slots.next_obs, slots.reward, slots.terminated, slots.truncated, slots.ended)
 
     def _replay(self, action: list[Array]) -> tuple[Array, Array]:
-        scores = [self.slots.replay(slot, int(self.origin[slot]), actions) for slot, actions in enumerate(action)]
+        begun = zip(self.origin.tolist(), action, self.first_frame.tolist(), strict=True)
+        scores = [self.slots.replay(slot, *one) for slot, one in enumerate(begun)]
         return self.slots.obs.copy(), np.array(scores)
 
     def render(self) -> Array:

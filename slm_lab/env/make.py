@@ -17,7 +17,9 @@ from slm_lab.env.render import RenderMode, prepare
 from slm_lab.env.wrapper import FreshWorld, apply_wrappers
 from slm_lab.lib.errors import EnvError, EnvHangError, nearest
 from slm_lab.lib.runtime import import_by_name, num_cores
+from slm_lab.spec.schedule import calc_level, calc_schedule
 from slm_lab.spec.schema import EnvSpec, Spec, WrapperSpec
+from slm_lab.spec.types import ScheduleSpec
 
 probe.register()
 gym.register_envs(ale_py)
@@ -48,11 +50,17 @@ class EnvSettings:
     # numbers of `info` to report with each episode
     info_keys: tuple[str, ...] = ()
     wrappers: tuple[WrapperSpec, ...] = ()
+    # options that change from episode to episode; `kwargs` has their last values
+    schedules: dict[str, ScheduleSpec] = field(default_factory=dict)
 
     @property
     def needs_gymnasium(self) -> bool:
         """Whether only gymnasium's single envs, in process or in workers, can do what is asked for."""
-        return bool(self.info_keys or self.wrappers)
+        return bool(self.info_keys or self.wrappers or self.schedules)
+
+    def calc_kwargs(self, frame: int) -> dict[str, Any]:
+        """Options of an episode that begins at a frame."""
+        return self.kwargs | {key: calc_level(schedule, frame) for key, schedule in self.schedules.items()}
 
 
 class StepOptions(TypedDict, total=False):
@@ -81,20 +89,28 @@ class EnvFacts:
 
 
 def build_settings(
-    spec: EnvSpec, seed_key: tuple[int, ...], num_envs: int | None = None, **options: Unpack[StepOptions]
+    spec: EnvSpec,
+    seed_key: tuple[int, ...],
+    num_envs: int | None = None,
+    is_training: bool = False,
+    **options: Unpack[StepOptions],
 ) -> EnvSettings:
-    """The settings of a spec's envs, with their seeds; `options` are fields that do not affect results."""
+    """The settings of a spec's envs, with their seeds; `options` are fields that do not affect results.
+
+    Only training follows the schedules of `env.kwargs`; other envs have the values at their ends.
+    """
     count = num_envs or spec.num_envs
     return EnvSettings(
         spec.name,
         count,
         spec.max_t,
-        dict(spec.kwargs),
+        {**spec.kwargs, **{key: calc_schedule(one, one.end_step) for key, one in spec.schedules.items()}},
         seed_key,
         spec.backend,
         step_timeout=spec.step_timeout,
         info_keys=spec.info_keys,
         wrappers=spec.wrappers,
+        schedules=spec.schedules if is_training else {},
         **options,
     )
 

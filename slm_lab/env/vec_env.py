@@ -246,6 +246,11 @@ class VecEnv(ABC):
             "episodes: if this env never ends, set env.max_t"
         )
 
+    @property
+    def first_frame(self) -> Array:
+        """The frame at which each env's episode began (N,)."""
+        return self._first_step * self.num_envs
+
     def is_seed_due(self) -> Array:
         """Whether an episode of each env (N,) would start from a seed now."""
         interval = self.facts.seed_interval
@@ -260,7 +265,7 @@ class VecEnv(ABC):
         began, settings = int(self._began[index]), self.settings
         return {
             "name": settings.name,
-            "kwargs": dict(settings.kwargs),
+            "kwargs": settings.calc_kwargs(int(self.first_frame[index])),
             "wrappers": [wrapper.model_dump() for wrapper in settings.wrappers],
             "max_t": settings.max_t,
             "seed_key": list(settings.seed_key),

@@ -93,14 +93,16 @@ class WorkerVecEnv(VecEnv):
 
     def _step(self, action: Array) -> Step:
         due = self.is_seed_due()
-        parts = self._ask("step", [(action[share], self.episode[share], due[share]) for share in self.shares])
+        frame = (self.num_step + 1) * self.num_envs
+        parts = self._ask("step", [(action[share], self.episode[share], due[share], frame) for share in self.shares])
         *columns, infos = zip(*parts, strict=True)
         for info in infos:
             self.ended_info.update(info)
         return Step(*(np.concatenate(column) for column in columns))
 
     def _replay(self, action: list[Array]) -> tuple[Array, Array]:
-        parts = self._ask("replay", [(self.origin[share], action[share]) for share in self.shares])
+        begun = self.origin, action, self.first_frame
+        parts = self._ask("replay", [tuple(part[share] for part in begun) for share in self.shares])
         obs, score = (np.concatenate(column) for column in zip(*parts, strict=True))
         return obs, score
 
@@ -241,7 +243,8 @@ def _serve_one(slots: Slots, what: str, *arguments: Any) -> Any:
         return slots.obs
     if what == "replay":
         scores = [
-            slots.replay(slot, int(episode), part) for slot, (episode, part) in enumerate(zip(*arguments, strict=True))
+            slots.replay(slot, int(episode), part, int(frame))
+            for slot, (episode, part, frame) in enumerate(zip(*arguments, strict=True))
         ]
         return slots.obs, np.array(scores)
     slots.ended_info.clear()

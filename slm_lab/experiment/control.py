@@ -86,6 +86,7 @@ class Session:
         settings = build_settings(
             spec.env,
             (TRAIN_ENV, spec.meta.seed, session),
+            is_training=True,
             num_cores=share_cores(spec),
             device=str(device),
             imports=options.imports,

@@ -62,7 +62,8 @@ def prepare(spec: Spec, render: bool = False, place: Path | None = None, is_new:
     torch.set_num_threads(spec.meta.num_threads)
     here = Path.cwd()
     with no_exit():
-        env = build_vec_env(build_settings(spec.env, (0,), 1, device=str(pick_device(spec.meta.device, 0))))
+        device = str(pick_device(spec.meta.device, 0))
+        env = build_vec_env(build_settings(spec.env, (0,), 1, is_training=True, device=device))
     try:
         if spec.env.info_keys:
             env.try_episode()

@@ -266,8 +266,8 @@ def tell_failure(end: SessionEnd, stop: StopSignal) -> None:
 def find_random_return(spec: Spec, may_measure: bool, imports: tuple[str, ...] = ()) -> float:
     """The mean return of random play in a spec's env; 0 where it is not known and cannot be measured."""
     env = spec.env
-    key = baseline_key(env.name, dict(env.kwargs), env.max_t, [wrapper.model_dump() for wrapper in env.wrappers])
     settings = build_settings(env, (0,), device=str(pick_device(spec.meta.device, 0)), imports=imports)
+    key = baseline_key(env.name, settings.kwargs, env.max_t, [wrapper.model_dump() for wrapper in env.wrappers])
     try:
         return get_random_baseline(key, lambda: measure_apart(settings), may_measure=may_measure)
     except (EnvError, WorkerError) as error:

@@ -51,7 +51,9 @@ def _backend_problems(spec: Spec) -> list[str]:
     what = f"'{env.name}'" if is_playground else f"the {env.backend} backend"
     remedy = "leave it out" if is_playground else "use env.backend gymnasium"
     asked = env.model_dump(include=set(_NEED_GYMNASIUM))
-    return [f"env.{key}: {what} {_NEED_GYMNASIUM[key]}; {remedy}" for key in _NEED_GYMNASIUM if asked[key]]
+    problems = {f"env.{key}": _NEED_GYMNASIUM[key] for key in _NEED_GYMNASIUM if asked[key]}
+    problems |= {f"env.kwargs.{key}": "has no options that change over the run" for key in env.schedules}
+    return [f"{key}: {what} {problem}; {remedy}" for key, problem in problems.items()]
 
 
 TARGET_KEYS = {"update_type", "polyak_coef", "update_frequency"}

@@ -15,7 +15,17 @@ from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.memory import MemorySpec
 from slm_lab.spec.net import NetSpec
 from slm_lab.spec.roles import NETS, ROLES
-from slm_lab.spec.types import Bool, Float, Model, NonNegativeInt, PositiveFloat, PositiveInt, Str
+from slm_lab.spec.types import (
+    Bool,
+    Float,
+    Model,
+    NonNegativeInt,
+    OptionOrSchedule,
+    PositiveFloat,
+    PositiveInt,
+    ScheduleSpec,
+    Str,
+)
 
 M = TypeVar("M", bound=Model)
 
@@ -78,7 +88,11 @@ class EnvSpec(Model):
         "otherwise 1 for ALE/ games.",
     )
     reward_scale: Float = Field(1.0, description="Factor on the reward for learning; scores stay raw.")
-    kwargs: Document = Field({}, description="Options passed to the env's constructor.")
+    kwargs: dict[str, OptionOrSchedule] = Field(
+        {},
+        description="Options passed to the env's constructor. A [schedule](#schedule) changes one over the run: an "
+        "episode has the value of the frame at which it begins, in at most 20 steps.",
+    )
     wrappers: tuple[
         Annotated[WrapperSpec, BeforeValidator(_read_wrapper, json_schema_input_type=Str | WrapperSpec)], ...
     ] = Field((), description="Wrappers, the innermost first, applied before the lab flattens observations.")
@@ -87,6 +101,11 @@ class EnvSpec(Model):
         description="Numbers of the env's `info` to report: the value at the last step of an episode becomes a column "
         "of the tables. `is_success` is reported without being named.",
     )
+
+    @property
+    def schedules(self) -> dict[str, ScheduleSpec]:
+        """Options that change over the run."""
+        return {key: value for key, value in self.kwargs.items() if isinstance(value, ScheduleSpec)}
 
     @model_validator(mode="after")
     def _check_clip(self) -> Self:

@@ -1,6 +1,6 @@
 """Field types shared by the schema: strict numbers, schedules, and the frozen base model."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -42,12 +42,14 @@ NonNegativeFloat = Annotated[Float, Field(ge=0)]
 Fraction = Annotated[Float, Field(ge=0, le=1)]
 
 
+Shape = Literal["no_decay", "linear_decay", "rate_decay", "periodic_decay"]
+_SHAPES = get_args(Shape)
+
+
 class ScheduleSpec(Model):
     """A value that changes with the frame."""
 
-    name: Literal["no_decay", "linear_decay", "rate_decay", "periodic_decay"] = Field(
-        "linear_decay", description="Shape of the path from start_val to end_val."
-    )
+    name: Shape = Field("linear_decay", description="Shape of the path from start_val to end_val.")
     start_val: Float = Field(description="Value up to start_step.")
     end_val: Float | None = Field(None, description="Value from end_step on; null means start_val.")
     start_step: NonNegativeInt = Field(0, description="Frame at which the change begins.")
@@ -64,7 +66,20 @@ def _number_or_schedule(value: object) -> str:
     return "schedule" if isinstance(value, (dict, ScheduleSpec)) else "number"
 
 
+def _any_or_schedule(value: object) -> str:
+    """Tell a schedule from an env's own mapping by a key, or a misspelled one by its name."""
+    is_schedule = isinstance(value, ScheduleSpec) or (
+        isinstance(value, dict) and ("start_val" in value or value.get("name") in _SHAPES)
+    )
+    return "schedule" if is_schedule else "any"
+
+
 Schedule = Annotated[
     Annotated[Float, Tag("number")] | Annotated[ScheduleSpec, Tag("schedule")],
     Discriminator(_number_or_schedule),
+]
+# an option of an env, which may be of any type
+OptionOrSchedule = Annotated[
+    Annotated[Any, Tag("any")] | Annotated[ScheduleSpec, Tag("schedule")],
+    Discriminator(_any_or_schedule),
 ]

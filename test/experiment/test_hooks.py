@@ -23,7 +23,9 @@ from slm_lab.experiment.trial import find_random_return
 from slm_lab.lib.errors import DivergenceError, LabError
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.table import read_table
+from slm_lab.spec.schedule import calc_level, calc_schedule
 from slm_lab.spec.schema import Spec
+from slm_lab.spec.types import ScheduleSpec
 from test.tiny import make_tiny_spec
 
 WALK = "toy_env:test/Walk-v0"
@@ -33,6 +35,10 @@ WALK = "toy_env:test/Walk-v0"
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     # for workers too, which get this process's path
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+# from frame 100 to 900
+RISING = {"name": "linear_decay", "start_val": 2, "end_val": 6, "start_step": 100, "end_step": 900}
 
 
 class KilledError(Exception):
@@ -168,6 +174,16 @@ def test_an_env_that_tells_nothing_has_no_columns(tmp_path: Path) -> None:
         ({"info_keys": ["note"]}, "has no number 'note' at the end of an episode"),
         ({"name": "CartPole-v1", "info_keys": ["x"]}, "has no number 'x' at the end of an episode; it has none"),
         ({"info_keys": ["loss"]}, "env.info_keys: 'loss' is a column of the lab's own"),
+        (
+            {"kwargs": {"goal": {**RISING, "start_val": -1}}},
+            "env.kwargs: 'toy_env:test/Walk-v0' cannot be made with {'goal': -1.0}: AssertionError: goal -1.0 is not",
+        ),
+        ({"kwargs": {"goal": {**RISING, "end_val": -1}}}, "cannot be made with {'goal': -1.0}: AssertionError"),
+        ({"kwargs": {"gaol": RISING}}, "does not take an option given: "),
+        (
+            {"kwargs": {"size": RISING}},
+            "env.kwargs: the schedule of size changes the observations or actions of the env",
+        ),
         ({"info_keys": ["clip_frac"]}, "env.info_keys: 'clip_frac' is a column of the lab's own"),
         (
             {"wrappers": ["FrameStackObservatio"]},
@@ -300,3 +316,47 @@ def test_a_fault_in_a_wrapper_is_replayed_with_it(tmp_path: Path) -> None:
     (path,) = (tmp_path / "fault").iterdir()
     replayed = replay_fault(read_bundle(path, is_trusted=True), path)
     assert replayed.is_reproduced, replayed
+
+
+# --- curricula
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_an_episode_has_the_options_of_the_frame_at_which_it_begins(algorithm: str, tmp_path: Path) -> None:
+    meta = {"episode_table": True}
+    spec = make_spec(algorithm, meta, kwargs={"goal": RISING, "wind": 2.0}, info_keys=["goal"], wrappers=[SHAPED])
+    folder = check_exact(spec, tmp_path, TWENTY)
+    episodes = read_episodes(folder)
+    schedule = spec.env.schedules["goal"]
+    for one in episodes:
+        begin = int(one["frame"]) - 4 * int(one["episode_length"])
+        assert (
+            float(one["goal"]) == calc_level(schedule, begin) == pytest.approx(calc_schedule(schedule, begin), abs=0.22)
+        )
+    goals = [float(one["goal"]) for one in episodes]
+    assert (min(goals), max(goals)) == (2, 6)
+    assert 12 < len(set(goals)) <= 20
+    # evaluations use the last value from the start
+    assert (read_table(folder.table_file(0, 0, "eval"))["goal"] == 6).all()
+
+
+def test_workers_follow_schedules_too(tmp_path: Path) -> None:
+    spec = make_spec(kwargs={"goal": RISING}, info_keys=["goal"])
+    workers = spec.replace(env={"num_workers": 2})
+    whole, killed = train(spec, tmp_path / "whole"), train(workers, tmp_path / "killed", (330, 700))
+    assert find_difference(whole, killed, spec.name) is None
+
+
+def test_games_with_a_schedule_start_from_seeds() -> None:
+    schedule = ScheduleSpec(start_val=0.0, end_val=0.5, end_step=60)
+    settings = EnvSettings("ALE/Breakout-v5", 2, max_t=14, schedules={"repeat_action_probability": schedule})
+    used, fresh = LocalVecEnv(settings), LocalVecEnv(settings)
+    used.reset()
+    play(used, 35)
+    last = used.step(np.array([3, 2])).obs
+    state = used.state_dict()
+    # the third game of each, not one in a row since the first
+    assert (state["origin"] == 2).all()
+    assert np.array_equal(fresh.load_state_dict(state), last)
+    for action in ([3, 2], [1, 3], [2, 2]):
+        assert np.array_equal(used.step(np.array(action)).obs, fresh.step(np.array(action)).obs)

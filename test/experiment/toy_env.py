@@ -10,9 +10,9 @@ from gymnasium import spaces
 class Walk(gym.Env[Any, Any]):
     """A walk on a line with wind: step left or right until `goal` or -`goal` is reached, within 30 steps."""
 
-    def __init__(self, goal: float = 3.0, wind: float = 1.0) -> None:
+    def __init__(self, goal: float = 3.0, wind: float = 1.0, size: float = 2) -> None:
         assert goal > 0, f"goal {goal} is not positive"
-        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (int(size),), np.float32)
         self.action_space = spaces.Discrete(2)
         self.goal, self.wind = goal, wind
 

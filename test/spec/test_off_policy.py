@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.types import ScheduleSpec
 

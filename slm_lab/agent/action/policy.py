@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.action.distribution import ActionFamily
-from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.types import ScheduleSpec
 
 

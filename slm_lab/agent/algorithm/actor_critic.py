@@ -5,7 +5,6 @@ from typing import Any
 from torch import Tensor
 
 from slm_lab.agent.action.policy import build_policy
-from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.agent.algorithm.base import Carry, Context, Metrics, OnPolicy
 from slm_lab.agent.algorithm.critic import TargetScale, build_actor_critic, calc_next_value
 from slm_lab.agent.algorithm.loss import MEAN_LOSSES, calc_policy_loss, standardize
@@ -16,6 +15,7 @@ from slm_lab.agent.memory.batch import Rollout
 from slm_lab.lib.data import State
 from slm_lab.lib.device import download, upload
 from slm_lab.spec.algorithm import ActorCriticSpec
+from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import AgentSpec
 
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from slm_lab.agent.action.distribution import Categorical
 from slm_lab.agent.action.policy import build_policy
-from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.agent.algorithm.base import Context, Metrics, OffPolicy
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
 from slm_lab.agent.learn.gradient import Loss, Report
@@ -17,6 +16,7 @@ from slm_lab.agent.net.parts import for_acting
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import QLearningSpec
 from slm_lab.spec.net import RecurrentNetSpec
+from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import AgentSpec
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.action.policy import build_policy
-from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.agent.algorithm.base import Carry, Context, Metrics, OnPolicy
 from slm_lab.agent.algorithm.critic import TargetScale, build_actor_critic, calc_next_value
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, standardize, symlog
@@ -21,6 +20,7 @@ from slm_lab.lib.data import State
 from slm_lab.lib.device import download, upload
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import PPOSpec
+from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import AgentSpec
 
 # exp of more than this overflows float32 before the clip can act

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.action.policy import build_policy
-from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.agent.algorithm.base import Context, Metrics, OnPolicy
 from slm_lab.agent.algorithm.loss import calc_policy_loss
 from slm_lab.agent.algorithm.returns import calc_return
@@ -14,6 +13,7 @@ from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.model import PolicyNet
 from slm_lab.lib.device import upload
 from slm_lab.spec.algorithm import ReinforceSpec
+from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import AgentSpec
 
 

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.action.policy import build_policy
-from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.agent.algorithm.base import Context, Metrics, OnPolicy
 from slm_lab.agent.algorithm.dqn import calc_q_target, pick_value, require_choices
 from slm_lab.agent.algorithm.loss import MEAN_LOSSES
@@ -14,6 +13,7 @@ from slm_lab.agent.net.model import QNet
 from slm_lab.agent.net.parts import for_acting
 from slm_lab.lib.device import upload
 from slm_lab.spec.algorithm import SarsaSpec
+from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import AgentSpec
 
 

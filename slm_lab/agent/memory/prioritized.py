@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.lib.array import Array
@@ -12,6 +11,7 @@ from slm_lab.lib.data import State
 from slm_lab.lib.device import download
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.memory import PrioritizedReplaySpec
+from slm_lab.spec.schedule import calc_schedule
 
 
 class SumTree:

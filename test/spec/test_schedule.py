@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from slm_lab.agent.action.schedule import calc_schedule
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.schedule import calc_level, calc_schedule
 from slm_lab.spec.types import ScheduleSpec
 
 SHAPES = ["linear_decay", "rate_decay", "periodic_decay"]
@@ -96,3 +96,14 @@ def test_end_before_start_is_refused() -> None:
     }
     with pytest.raises(SpecError, match="end_step"):
         parse_spec(raw)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("end_step", [110, 100_100])
+def test_levels_take_the_path_in_at_most_20_values(name: str, end_step: int) -> None:
+    spec = schedule(name, 1.0, 0.0, end_step=end_step)
+    levels = [calc_level(spec, frame) for frame in range(end_step + 100)]
+    assert len(set(levels)) <= 20
+    assert levels[:101] == [1.0] * 101
+    assert levels[end_step - 1] != 0
+    assert levels[end_step:] == [0.0] * 100

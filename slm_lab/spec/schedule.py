@@ -7,6 +7,7 @@ from slm_lab.spec.types import ScheduleSpec
 _DECAY_RATE = 0.9
 _NUM_DECAY = 20
 _NUM_PERIOD = 10
+_NUM_LEVEL = 20
 
 
 def calc_schedule(spec: float | ScheduleSpec, frame: int) -> float:
@@ -23,6 +24,14 @@ def calc_schedule(spec: float | ScheduleSpec, frame: int) -> float:
         return spec.start_val
     progress = (frame - spec.start_step) / (spec.end_step - spec.start_step)
     return end_val + (spec.start_val - end_val) * _calc_rest(spec.name, progress)
+
+
+def calc_level(spec: ScheduleSpec, frame: int) -> float:
+    """The value at a frame where each change costs much: the path is taken in steps, of at most 20 values."""
+    span = spec.end_step - spec.start_step
+    if 0 < frame - spec.start_step < span:
+        frame = spec.start_step + (frame - spec.start_step) * (_NUM_LEVEL - 1) // span * span // (_NUM_LEVEL - 1)
+    return calc_schedule(spec, frame)
 
 
 def _calc_rest(name: str, progress: float) -> float:
