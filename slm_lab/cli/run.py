@@ -156,7 +156,10 @@ def run(
         # loaded only here: importing the statistics takes a second
         grids, show = (import_module(f"slm_lab.{place}") for place in ("experiment.grid_run", "cli.experiment"))
         given = dict(parse_override(text) for text in changes)
-        sys.exit(show.conclude(grids.run_experiment(Path(source), options, given), source, options.imports))
+        grid = grids.run_experiment(Path(source), options, given)
+        code = show.conclude(grid, source, options.imports)
+        uploads = [upload_run(one.path) for one in grid.runs.values()] if upload_hf and not grid.stop_code else []
+        sys.exit(max(uploads, default=0) or code)
     if where:
         result = resume_run(where, options, expected, dict(parse_override(text) for text in changes), schedules)
     else:

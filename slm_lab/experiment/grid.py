@@ -1,30 +1,24 @@
 """The runs of an experiment file: which there are, what is left to do of each, and their folders."""
 
-import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slm_lab.experiment.growth import GROWING, grow, save_growth
 from slm_lab.experiment.launch import check_known_to_processes, prepare, write_origin
 from slm_lab.experiment.options import Options
-from slm_lab.lib.data import Document, ReadOnlyDocument
+from slm_lab.lib.data import ReadOnlyDocument
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
 from slm_lab.results.folder import RunFolder, save_spec
 from slm_lab.results.metrics import SessionFile, SessionResult
 from slm_lab.results.run import name_algorithm
-from slm_lab.spec.grid import ExperimentSpec, SpecEntry
+from slm_lab.spec.grid import ExperimentSpec, SpecEntry, load_specs, slug
 from slm_lab.spec.loading import (
-    SUFFIXES,
     Loaded,
     dump_spec,
-    find_placeholders,
     flatten_spec,
     load_spec,
-    locate,
     name_for_env,
-    resolve_spec,
 )
 from slm_lab.spec.schema import Spec
 
@@ -58,7 +52,7 @@ class Cell:
 
 def build_cells(experiment: ExperimentSpec, path: Path, root: Path, changes: ReadOnlyDocument) -> list[Cell]:
     """Every run of an experiment, with its spec; `changes` are those of the command line."""
-    found = list(_load_all(experiment, path, changes))
+    found = list(load_specs(experiment, path, changes))
     algorithms = [name_algorithm(dump_spec(loaded.spec)[loaded.spec.name]) for _, loaded in found]
     # which entries an algorithm stands for: with two, the names of their specs tell them apart
     entries: dict[str, set[int]] = {}
@@ -77,48 +71,8 @@ def build_cells(experiment: ExperimentSpec, path: Path, root: Path, changes: Rea
     return cells
 
 
-def _load_all(experiment: ExperimentSpec, path: Path, changes: ReadOnlyDocument) -> Iterator[tuple[SpecEntry, Loaded]]:
-    seeds = {"meta.max_session": experiment.seeds}
-    for entry in experiment.specs:
-        for env in experiment.envs or (None,):
-            given = {**seeds, **experiment.set, **({} if env is None else env.set), **entry.set, **changes}
-            yield entry, _load(entry, None if env is None else env.name, given, path)
-    for run in experiment.runs:
-        own = seeds if run.seeds is None else {"meta.max_session": run.seeds}
-        yield run, _load(run, run.env, {**own, **experiment.set, **run.set, **changes}, path)
-
-
-def _load(entry: SpecEntry, env: str | None, given: Document, path: Path) -> Loaded:
-    try:
-        if isinstance(entry.spec, dict):
-            name = entry.label and slug(entry.label)
-            overrides = given if env is None else {**given, "env.name": env}
-            raw = {key: value for key, value in entry.spec.items() if key != "name"}
-            return resolve_spec(raw, str(entry.spec.get("name") or name or "inline"), path, overrides)
-        source, name = _split(entry.spec, path)
-        place = "env" if "env" in find_placeholders(source, locate(source, name)[1]) else "env.name"
-        return load_spec(source, name, given if env is None else {**given, place: env})
-    except LabError as error:
-        told = entry.label or (entry.spec if isinstance(entry.spec, str) else "inline spec")
-        raise SpecError(f"{path}: {told}{'' if env is None else f' on {env}'}: {error}") from None
-
-
-def _split(text: str, path: Path) -> tuple[str, str | None]:
-    """The file or shipped spec that is named, and the spec in that file; own files are looked for beside `path`."""
-    source, sign, name = text.rpartition(":")
-    if not sign or Path(source).suffix not in SUFFIXES:
-        source, name = text, ""
-    beside = path.parent / source
-    return str(beside) if Path(source).suffix in SUFFIXES and beside.is_file() else source, name or None
-
-
 def _base_name(entry: SpecEntry, loaded: Loaded) -> str:
     return entry.spec.rpartition(":")[2] if isinstance(entry.spec, str) else loaded.spec.name
-
-
-def slug(text: str) -> str:
-    """Text as a part of a file name."""
-    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_").lower() or "run"
 
 
 @dataclass(frozen=True)

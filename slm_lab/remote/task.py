@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from slm_lab.lib.errors import LabError
 from slm_lab.lib.runtime import COMMIT_VARIABLE, git_sha, import_modules
 from slm_lab.share.settings import is_repo
 from slm_lab.spec.candidate import check_search
+from slm_lab.spec.grid import is_experiment_file, load_specs, read_experiment
 from slm_lab.spec.loading import SHIPPED, load_spec, locate, parse_override
 from slm_lab.spec.reader import printable, read_document
 from slm_lab.spec.schema import Spec
@@ -81,6 +82,8 @@ class RenderedTask:
 def render_task(request: TaskRequest, environ: Mapping[str, str], root: Path) -> RenderedTask:
     """The task of a request, after checking its spec, names and numbers."""
     import_modules(request.imports)
+    if is_experiment_file(request.spec_file):
+        return _render_experiment(request, environ, root)
     path, spec_name = locate(request.spec_file, request.spec_name)
     spec = load_spec(path, spec_name, dict(parse_override(text) for text in request.changes)).spec
     if request.mode == "search":
@@ -90,21 +93,46 @@ def render_task(request: TaskRequest, environ: Mapping[str, str], root: Path) ->
     if request.volume is not None:
         check_name(request.volume, "--volume")
     spec_file = _find_in_project(path, root)
-    command = build_command(request, spec_file, spec_name, run_name, find_groups(spec, request.gpu))
-    return RenderedTask(run_name, spec.name, build_task(request, root, run_name, spec_file, command, environ))
+    command = build_command(request, [spec_file, spec_name], run_name, find_groups(spec, request.gpu))
+    return RenderedTask(run_name, spec.name, build_task(request, root, run_name, [spec_file], command, environ))
+
+
+def _render_experiment(request: TaskRequest, environ: Mapping[str, str], root: Path) -> RenderedTask:
+    """The task of an experiment file, whose runs train on one machine."""
+    if request.spec_name is not None or request.mode != "train":
+        raise LabError(f"{request.spec_file} is an experiment, which is run as a whole; give the file and train")
+    path = Path(request.spec_file).absolute()
+    experiment = read_experiment(path)
+    changes = dict(parse_override(text) for text in request.changes)
+    found = [loaded for _, loaded in load_specs(experiment, path, changes)]
+    name = experiment.name or path.stem
+    run_name = make_run_name(name) if request.run_name is None else request.run_name
+    for given, option in ((run_name, "--name"), (request.volume, "--volume")):
+        if given is not None:
+            check_name(given, option)
+    spec_file = _find_in_project(path, root)
+    groups = list(dict.fromkeys(group for loaded in found for group in find_groups(loaded.spec, request.gpu)))
+    command = build_command(request, [spec_file], run_name, groups)
+    # that of an inline spec is the experiment's own
+    files = dict.fromkeys([spec_file, *(_find_in_project(loaded.source, root) for loaded in found)])
+    return RenderedTask(run_name, name, build_task(request, root, run_name, files, command, environ))
 
 
 def build_task(
-    request: TaskRequest, root: Path, run_name: str, spec_file: str, command: Sequence[str], environ: Mapping[str, str]
+    request: TaskRequest,
+    root: Path,
+    run_name: str,
+    spec_files: Iterable[str],
+    command: Sequence[str],
+    environ: Mapping[str, str],
 ) -> Document:
     """The filled-in template of a request. A task contains only names of variables, never their values."""
     template = read_template(root, request)
     document: Document = {"type": template["type"], "name": run_name, **template}
     # the template's paths start at its own folder, dstack's at the folder it is called in
     document["files"] = [{"local_path": ".", "path": CODE_DIR}]
-    if not spec_file.startswith(SHIPPED_PREFIX):
-        # also where it is in a folder that is not sent, such as data/
-        document["files"] += [{"local_path": spec_file, "path": f"{CODE_DIR}/{spec_file}"}]
+    # one by one: they may be in a folder that is not sent, as shipped specs and data/ are
+    document["files"] += [{"local_path": file, "path": f"{CODE_DIR}/{file}"} for file in spec_files]
     document["env"] = [
         name for name in template.get("env", []) if (request.upload if name in UPLOAD_VARIABLES else environ.get(name))
     ]
@@ -126,12 +154,10 @@ def build_task(
     return document
 
 
-def build_command(
-    request: TaskRequest, spec_file: str, spec_name: str, run_name: str, groups: Sequence[str]
-) -> tuple[str, ...]:
+def build_command(request: TaskRequest, source: Sequence[str], run_name: str, groups: Sequence[str]) -> tuple[str, ...]:
     """The command that runs a spec on the machine, the same for the first start and after a preemption."""
     words = ["uv", "run", "--no-default-groups", *(word for group in groups for word in ("--group", group))]
-    words += ["slm-lab", "run", spec_file, spec_name, request.mode]
+    words += ["slm-lab", "run", *source, request.mode]
     words += [word for change in request.changes for word in ("-s", change)]
     words += [word for module in request.imports for word in ("--import", module)]
     words += ["--continue", "--data-dir", f"{CHECKPOINT_DIR}/{run_name}"]

@@ -1,13 +1,15 @@
 """Experiment files: several specs on several envs with several seeds, as one unit."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from slm_lab.lib.data import Document
-from slm_lab.lib.errors import SpecError
-from slm_lab.spec.loading import SUFFIXES
+from slm_lab.lib.data import Document, ReadOnlyDocument
+from slm_lab.lib.errors import LabError, SpecError
+from slm_lab.spec.loading import SUFFIXES, Loaded, find_placeholders, load_spec, locate, resolve_spec
 from slm_lab.spec.problem import describe_all, refuse
 from slm_lab.spec.reader import kind_of, read_document
 from slm_lab.spec.types import Model, PositiveInt, Str
@@ -91,3 +93,44 @@ def parse_experiment(raw: Any, where: str) -> ExperimentSpec:
     except ValidationError as error:
         refuse(describe_all(error, ExperimentSpec, raw), where, {})
         raise
+
+
+def load_specs(experiment: ExperimentSpec, path: Path, changes: ReadOnlyDocument) -> Iterator[tuple[SpecEntry, Loaded]]:
+    """The spec of every run, with the entry it is from; `changes` are those of the command line."""
+    seeds = {"meta.max_session": experiment.seeds}
+    for entry in experiment.specs:
+        for env in experiment.envs or (None,):
+            given = {**seeds, **experiment.set, **({} if env is None else env.set), **entry.set, **changes}
+            yield entry, _load(entry, None if env is None else env.name, given, path)
+    for run in experiment.runs:
+        own = seeds if run.seeds is None else {"meta.max_session": run.seeds}
+        yield run, _load(run, run.env, {**own, **experiment.set, **run.set, **changes}, path)
+
+
+def _load(entry: SpecEntry, env: str | None, given: Document, path: Path) -> Loaded:
+    try:
+        if isinstance(entry.spec, dict):
+            name = entry.label and slug(entry.label)
+            overrides = given if env is None else {**given, "env.name": env}
+            raw = {key: value for key, value in entry.spec.items() if key != "name"}
+            return resolve_spec(raw, str(entry.spec.get("name") or name or "inline"), path, overrides)
+        source, name = _split(entry.spec, path)
+        place = "env" if "env" in find_placeholders(source, locate(source, name)[1]) else "env.name"
+        return load_spec(source, name, given if env is None else {**given, place: env})
+    except LabError as error:
+        told = entry.label or (entry.spec if isinstance(entry.spec, str) else "inline spec")
+        raise SpecError(f"{path}: {told}{'' if env is None else f' on {env}'}: {error}") from None
+
+
+def _split(text: str, path: Path) -> tuple[str, str | None]:
+    """The file or shipped spec that is named, and the spec in that file; own files are looked for beside `path`."""
+    source, sign, name = text.rpartition(":")
+    if not sign or Path(source).suffix not in SUFFIXES:
+        source, name = text, ""
+    beside = path.parent / source
+    return str(beside) if Path(source).suffix in SUFFIXES and beside.is_file() else source, name or None
+
+
+def slug(text: str) -> str:
+    """Text as a part of a file name."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_").lower() or "run"

@@ -49,8 +49,8 @@ def render(**options: Any) -> dict[str, Any]:
     """A task of a request whose spec is not looked at; as dstack reads it."""
     request = TaskRequest("", **options)
     spec_file = "specs/odd name.yaml"
-    command = build_command(request, spec_file, "odd 'spec'", "odd-run", ["ml"])
-    document = build_task(request, ROOT, "odd-run", spec_file, command, {"WANDB_API_KEY": "key"})
+    command = build_command(request, [spec_file, "odd 'spec'"], "odd-run", ["ml"])
+    document = build_task(request, ROOT, "odd-run", [spec_file], command, {"WANDB_API_KEY": "key"})
     read = yaml.safe_load(yaml.safe_dump(document))
     assert isinstance(read, dict)
     return read
@@ -146,7 +146,11 @@ def test_a_shipped_spec_is_named_as_on_any_machine_and_no_token(environ) -> None
         *("slm_lab/spec/benchmark/ppo/ppo_cartpole.json", "ppo_cartpole", "train", "-s", "meta.wandb=true"),
         *("--continue", "--data-dir", "/checkpoint/ppo-cartpole", "--upload-hf"),
     ]
-    assert task.document["files"] == [{"local_path": ".", "path": "/slm-lab"}]
+    shipped = "slm_lab/spec/benchmark/ppo/ppo_cartpole.json"
+    assert task.document["files"] == [
+        {"local_path": ".", "path": "/slm-lab"},
+        {"local_path": shipped, "path": f"/slm-lab/{shipped}"},
+    ]
     assert parse_apply_configuration(yaml.safe_load(task.text)).name == "ppo-cartpole"
     check_upload(planted)
     assert "WANDB_API_KEY" in task.text
@@ -248,3 +252,16 @@ def test_names_are_made_that_dstack_takes() -> None:
     assert make_run_name("ppo_atari_pong") == "ppo-atari-pong"
     with pytest.raises(LabError, match="did you mean 'run-a'"):
         check_name("a\n", "--name")
+
+
+def test_an_experiment_is_a_task_too(tmp_path: Path) -> None:
+    (tmp_path / ".dstack").symlink_to(ROOT / ".dstack")
+    (tmp_path / "grid.yaml").write_text(
+        "experiment: {specs: [ppo_cartpole], envs: [CartPole-v1, playground/CartpoleBalance]}"
+    )
+    task = render_task(TaskRequest(str(tmp_path / "grid.yaml"), upload=False), {}, tmp_path)
+    assert (task.run_name, task.spec_name) == ("grid", "grid")
+    line = task.document["commands"][-1]
+    assert "--group ml --group playground slm-lab run grid.yaml train --continue" in line
+    with pytest.raises(LabError, match="is run as a whole"):
+        render_task(TaskRequest(str(tmp_path / "grid.yaml"), mode="search"), {}, tmp_path)
