@@ -3,19 +3,22 @@
 import importlib.util
 import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import gymnasium as gym
 import typer
+from pydantic import ValidationError
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import ImportsOption
 from slm_lab.env.build import load_playground, make_single_env
 from slm_lab.env.check import check_env
-from slm_lab.env.make import PLAYGROUND_PREFIX, EnvSettings, is_playground
+from slm_lab.env.make import PLAYGROUND_PREFIX, build_settings, is_playground
 from slm_lab.env.watch import close_envs
 from slm_lab.lib.errors import EnvError
 from slm_lab.lib.runtime import import_modules
+from slm_lab.spec.problem import describe_first
+from slm_lab.spec.schema import EnvSpec
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Work with environments.")
 
@@ -39,17 +42,22 @@ def check(
         str, typer.Argument(metavar="NAME", help="A registered id, playground/X, or package.module:EnvId.")
     ],
     kwargs: Annotated[str, typer.Option("--kwargs", metavar="JSON", help="Options of the env as JSON.")] = "{}",
+    wrappers: Annotated[
+        str, typer.Option("--wrappers", metavar="JSON", help="Wrappers around it as JSON, as in env.wrappers.")
+    ] = "[]",
     steps: Annotated[int, typer.Option(min=1, help="Random steps to take.")] = 1000,
     imports: ImportsOption = None,
 ) -> None:
     """Step an env with random actions and report what would trouble training."""
     with user_errors():
         import_modules(imports or [])
+        options = _read_json("--kwargs", kwargs, '{"continuous": true}')
+        around = _read_json("--wrappers", wrappers, '["ClipReward"]')
         try:
-            options = json.loads(kwargs)
-        except json.JSONDecodeError as error:
-            raise EnvError(f"--kwargs: JSON expected, such as '{{\"continuous\": true}}' ({error})") from None
-        settings = EnvSettings(name, 1, kwargs=options)
+            spec = EnvSpec(name=name, kwargs=options, wrappers=around, max_frame=1)
+        except ValidationError as error:
+            raise EnvError(describe_first(error, EnvSpec, {"kwargs": options, "wrappers": around}, "env")) from None
+        settings = build_settings(spec, (0,), 1)
         env = make_single_env(settings)
         # a second Playground env would compile for a minute
         make_fresh = None if is_playground(name) else lambda: make_single_env(settings)
@@ -63,6 +71,13 @@ def check(
         if wrong:
             raise EnvError(f"{name} has {wrong} problem(s)")
         sys.stdout.write(f"\nTrain in it with: slm-lab run SPEC train -s env.name={name}\n")
+
+
+def _read_json(option: str, text: str, example: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise EnvError(f"{option}: JSON expected, such as '{example}' ({error})") from None
 
 
 @app.command("list")

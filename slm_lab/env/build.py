@@ -75,6 +75,8 @@ def _import_pool() -> Any:
 def make_single_env(settings: EnvSettings) -> GymEnv:
     """One env of any family, for inspection."""
     if is_playground(settings.name):
+        if settings.wrappers:
+            raise EnvError(f"env.wrappers: '{settings.name}' takes no wrappers; leave it out")
         env: GymEnv = load_playground(settings.name).PlaygroundEnv(settings)
         return env
     return make_env(settings)

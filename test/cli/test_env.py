@@ -26,12 +26,24 @@ def test_options_reach_the_env() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wrapper", "words"),
+    [("RecordEpisodeStatistics", "continue exactly"), ("NormalizeObservation", "continues statistically")],
+)
+def test_the_check_tells_whether_a_wrapper_can_be_rebuilt(wrapper: str, words: str) -> None:
+    assert words in call("check", "CartPole-v1", "--wrappers", f'["{wrapper}"]', "--steps", "50")[1]
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("check", "CartPol-v1"), "did you mean 'CartPole-v1'?"),
         (("check", "no_such_package:Env-v0"), "module 'no_such_package'"),
         (("check", "CartPole-v1", "--kwargs", "{continuous}"), "--kwargs: JSON expected"),
         (("check", "CartPole-v1", "--kwargs", '{"wings": 2}'), "does not take an option given"),
+        (("check", "CartPole-v1", "--wrappers", "ClipReward"), "--wrappers: JSON expected, such as '[\"ClipReward\"]'"),
+        (("check", "CartPole-v1", "--wrappers", '["ClipRewar"]'), "did you mean 'ClipReward'?"),
+        (("check", "CartPole-v1", "--wrappers", "[1]"), "env.wrappers[0]: mapping expected, got 1"),
+        (("check", "playground/X", "--wrappers", '["ClipReward"]'), "'playground/X' takes no wrappers"),
         (("list", "zzzz"), "no registered env matches: zzzz"),
     ],
 )
