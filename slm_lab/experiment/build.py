@@ -31,7 +31,7 @@ def build_env(
     device: torch.device | None = None,
     render_mode: RenderMode | None = None,
 ) -> VecEnv:
-    """Envs of a session for another use than training."""
-    key = (use, spec.meta.seed, session)
-    settings = build_settings(spec.env, key, num_envs, device=str(device or pick_device(spec.meta.device, session)))
+    """Envs of a session; only those for training follow schedules."""
+    key, device = (use, spec.meta.seed, session), device or pick_device(spec.meta.device, session)
+    settings = build_settings(spec.env, key, num_envs, use == TRAIN_ENV, device=str(device))
     return build_vec_env(settings, render_mode=render_mode)

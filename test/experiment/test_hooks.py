@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slm_lab.api import build
 from slm_lab.audit.difference import find_difference
 from slm_lab.audit.replay_fault import read_bundle, replay_fault
 from slm_lab.env.local import LocalVecEnv
@@ -338,6 +339,13 @@ def test_an_episode_has_the_options_of_the_frame_at_which_it_begins(algorithm: s
     assert 12 < len(set(goals)) <= 20
     # evaluations use the last value from the start
     assert (read_table(folder.table_file(0, 0, "eval"))["goal"] == 6).all()
+
+
+def test_an_own_training_loop_follows_schedules() -> None:
+    env, _ = build(make_spec(kwargs={"goal": RISING}, info_keys=["goal"], backend="gymnasium"))
+    env.reset()
+    goals = [episode.info["goal"] for episode in play(env, 300).pop_episodes()]
+    assert (goals[0], goals[-1]) == (2, 6)
 
 
 def test_workers_follow_schedules_too(tmp_path: Path) -> None:
