@@ -4,6 +4,7 @@ from pydantic import Field
 
 from slm_lab.agent.action.distribution import ActionFamily, Categorical, Normal, SquashedNormal, TanhNormal
 from slm_lab.agent.action.policy import build_policy
+from slm_lab.agent.agent import reset_rows
 from slm_lab.agent.algorithm.base import Act, Algorithm, Carry, Context, Metrics, OffPolicy, OnPolicy
 from slm_lab.agent.algorithm.dqn import require_choices
 from slm_lab.agent.learn.gradient import Loss, Report
@@ -72,4 +73,5 @@ __all__ = [
     "register_memory",
     "register_net",
     "require_choices",
+    "reset_rows",
 ]

@@ -60,7 +60,7 @@ for words in json.loads(sys.argv[1]):
         sys.exit(f"{words} said nothing")
 import slm_lab
 
-assert len(slm_lab.read("latest").df["frame"]) == 6
+assert len(slm_lab.read("latest").df["frame"]) == 3
 """
 
 

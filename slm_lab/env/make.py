@@ -196,10 +196,12 @@ def is_playground(name: str) -> bool:
     return name.startswith(PLAYGROUND_PREFIX)
 
 
-def find_reward_threshold(name: str) -> float | None:
-    """The return from which an env counts as solved, where its author says so."""
-    spec = gym.registry.get(name.rpartition(":")[2])
-    return None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold)
+def find_reward_threshold(env: EnvSpec) -> float | None:
+    """The return from which an env counts as solved, where its author says so; wrappers may give other rewards."""
+    known = gym.registry.get(env.name.rpartition(":")[2])
+    if known is None or known.reward_threshold is None or env.wrappers:
+        return None
+    return float(known.reward_threshold)
 
 
 def find_game(name: str) -> str:

@@ -178,7 +178,7 @@ class Grid:
         prefix = f"{cell.title}, session "
         failed = sorted(int(name.removeprefix(prefix)) for name in self.failures if name.startswith(prefix))
         random_return = find_random_return(cell.spec, True, self.options.imports)
-        threshold = find_reward_threshold(cell.spec.env.name)
+        threshold = find_reward_threshold(cell.spec.env)
         ended = [results[session] for session in sorted(results)]
         conclude(run, ended, failed, random_return, cell.spec.meta.max_session, is_drawn, threshold)
 

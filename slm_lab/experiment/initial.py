@@ -6,8 +6,8 @@ from typing import Any
 from torch import nn
 
 from slm_lab.agent.agent import Agent
-from slm_lab.experiment.checkpoint.state import content_errors, load_state
-from slm_lab.experiment.play import best_session, pick_model
+from slm_lab.experiment.checkpoint.state import content_errors
+from slm_lab.experiment.play import best_session, pick_model, read_model
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.results.folder import DATA_DIR, STATE_SUFFIX, find_best_trial, open_run_folder
@@ -20,7 +20,7 @@ def load_initial(agent: Agent, spec: InitSpec) -> str:
     """Give a new agent the weights it is to start from; returns where they are from, in one line."""
     path = _find_file(spec)
     with content_errors(path, "is not the model of a run"):
-        state = load_state(path)
+        state = read_model(path)
         if spec.optimizer:
             agent_state = state["agent"]
             state = {**agent_state["algorithm"], "obs_normalizer": agent_state["obs_normalizer"]}

@@ -19,6 +19,7 @@ from slm_lab.experiment.checkpoint.torch_file import load_old_model
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.video import check_video_path, write_video
 from slm_lab.lib.array import Array
+from slm_lab.lib.data import State
 from slm_lab.lib.device import count_gpus
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.runtime import import_modules
@@ -113,6 +114,11 @@ def pick_model(folder: RunFolder, trial: int, session: int, at: int | None = Non
     return kept[frame]
 
 
+def read_model(path: Path) -> State:
+    """What a model file holds; an older version wrote torch's own."""
+    return load_old_model(path) if path.suffix == ".pt" else load_state(path)
+
+
 def to_play(spec: Spec) -> Spec:
     """A copy whose agent keeps no past: playing needs none, and it may be larger than this machine."""
     spec = spec.replace(meta={"compile": False})
@@ -158,9 +164,8 @@ def load_trained(
             published.load_into(agent, env)
         else:
             path = pick_model(folder, trial, session, at)
-            state = load_old_model(path) if path.suffix == ".pt" else load_state(path)
             with content_errors(path, "does not fit the spec beside it"):
-                agent.load_model_state(state)
+                agent.load_model_state(read_model(path))
     except BaseException:
         env.close()
         raise

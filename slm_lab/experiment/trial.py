@@ -222,7 +222,7 @@ class Trial:
                 random_return,
                 num_session,
                 is_drawn,
-                find_reward_threshold(self.spec.env.name),
+                find_reward_threshold(self.spec.env),
             )
             if conclusion.metrics.scalar is not None:
                 logger.info(format_trial_metrics(conclusion.metrics.scalar))
