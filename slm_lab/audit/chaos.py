@@ -19,7 +19,7 @@ from slm_lab.lib.errors import CheckpointError, LabError
 from slm_lab.lib.io import is_locked, read_text, write_yaml
 from slm_lab.results.folder import RunFolder, previous_file
 from slm_lab.spec.loading import dump_spec
-from slm_lab.spec.schema import Spec
+from slm_lab.spec.schema import SINKS, Spec
 
 POLL_SECONDS = 0.02
 # checkpoints of a run whose spec does not say when: often enough for kills to meet one being written
@@ -84,7 +84,7 @@ class Chaos:
             every = max(1, spec.env.max_frame // NUM_CHECKPOINT)
             tell(f"Checkpoints every {every:,} frames, since meta.checkpoint_frequency is null; they change no number")
             spec = spec.replace(meta={"checkpoint_frequency": every})
-        self.spec = spec.replace(meta={"tensorboard": False, "wandb": False})
+        self.spec = spec.replace(meta=dict.fromkeys(SINKS, False))
         self.path = path
         self.num_kill = num_kill
         self.draw = random.Random(seed)

@@ -29,7 +29,7 @@ from slm_lab.results.folder import (
 )
 from slm_lab.spec.loading import load_spec
 from slm_lab.spec.reader import read_document
-from slm_lab.spec.schema import Spec
+from slm_lab.spec.schema import SINKS, Spec
 
 PACKAGE = "versions."
 
@@ -108,8 +108,7 @@ class Verification:
     def _plan(self, saved: Spec) -> Spec:
         """The spec of the replay, without keys that do not affect numbers."""
         meta: Document = {
-            "tensorboard": False,
-            "wandb": False,
+            **dict.fromkeys(SINKS, False),
             "video_frequency": None,
             "final_eval": 0,
             # the one at the end is all that is asked for

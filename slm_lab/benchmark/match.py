@@ -11,7 +11,7 @@ from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import is_running, is_search
 from slm_lab.results.run import Run, look_up
 from slm_lab.spec.loading import dump_spec, flatten_spec, name_for_env, parse_spec
-from slm_lab.spec.schema import Spec
+from slm_lab.spec.schema import SINKS, Spec
 
 # where a run may differ from the committed spec: none of it changes what is learned
 FREE = frozenset(
@@ -20,8 +20,7 @@ FREE = frozenset(
         "device",
         "compile",
         "num_threads",
-        "tensorboard",
-        "wandb",
+        *SINKS,
         "checkpoint_frequency",
         "eval_frequency",
         "rigorous_eval",

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ from slm_lab.experiment.growth import to_comparable
 from slm_lab.experiment.initial import load_initial
 from slm_lab.experiment.messages import Progress, What
 from slm_lab.experiment.options import DEFAULTS, Options
-from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
+from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, group_row, write_row
 from slm_lab.experiment.stopping import StopCondition
 from slm_lab.experiment.tracker import Tracker
 from slm_lab.lib.data import State
@@ -248,7 +248,7 @@ class Session:
         row = self.tracker.add_row(self._clock() | self.agent.measure_norms())
         if self.tracker.is_best():
             self.best_model = copy_state(self.agent.model_state(), self.best_model)
-        self._write_row("", row)
+        write_row(self.sinks, group_row("train", row), self.frame)
         self._add_event("on_row", row)
         evaluated = self.evaluation.tracker
         self._tell(
@@ -261,15 +261,11 @@ class Session:
     def _evaluate(self) -> None:
         row = self.evaluation.run(self._clock(), self.should_stop)
         if row is not None:
-            self._write_row("eval/", row)
+            write_row(self.sinks, group_row("eval", row), self.frame)
             self._add_event("on_eval", row)
 
     def _tell(self, what: What = "row", **numbers: float) -> None:
         self.on_progress(Progress(self.session, self.frame, self.spec.env.max_frame, what=what, **numbers))
-
-    def _write_row(self, prefix: str, row: Mapping[str, float]) -> None:
-        known = {prefix + name: value for name, value in row.items() if name != "frame" and not math.isnan(value)}
-        write_row(self.sinks, known, self.frame)
 
     def _clock(self) -> dict[str, float]:
         return {

@@ -9,7 +9,7 @@ from slm_lab.lib.io import write_json
 from slm_lab.results.folder import RunFolder, is_running, save_spec
 from slm_lab.spec.loading import dump_spec, flatten_spec, load_spec
 from slm_lab.spec.reader import read_document
-from slm_lab.spec.schema import Spec
+from slm_lab.spec.schema import SINKS, Spec
 
 # what becomes of schedules that end with the run: they keep their last value, or end with the longer run
 Schedules = Literal["keep", "stretch"]
@@ -23,9 +23,8 @@ FREE = (
     "meta.final_eval",
     "meta.keep_checkpoints",
     "meta.stop",
-    "meta.tensorboard",
     "meta.video_frequency",
-    "meta.wandb",
+    *(f"meta.{key}" for key in SINKS),
 )
 
 

@@ -1,14 +1,22 @@
-"""Where the rows of a session go beside its tables: TensorBoard and Weights & Biases."""
+"""Where the rows of a session go beside its tables: TensorBoard, Weights & Biases, MLflow and trackio."""
 
+import hashlib
 import importlib
+import json
+import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from loguru import logger
 
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import RunFolder
-from slm_lab.spec.schema import Spec
+from slm_lab.spec.loading import dump_spec, flatten_spec
+from slm_lab.spec.schema import SINKS, Spec
+
+# where runs go, unless a variable of the service says otherwise
+PROJECT = "slm-lab"
+TIME_COLUMNS = ("fps", "wall_t", "t", "epi", "opt_step")
 
 
 class Sink(Protocol):
@@ -29,16 +37,38 @@ def build_sinks(spec: Spec, folder: RunFolder, trial: int, session: int, next_fr
     if spec.meta.tensorboard:
         # half a second to import, which runs without it are spared
         module: Any = importlib.import_module("slm_lab.experiment.tensorboard_sink")
-        sinks.append(module.TensorBoardSink(folder.log_file(trial, session).with_suffix(""), next_frame))
-    if spec.meta.wandb:
-        sinks.append(_import_wandb().WandbSink(spec, folder, trial, session))
-    return sinks
+        path = folder.log_file(trial, session).with_suffix("")
+        sinks.append(module.TensorBoardSink(path, next_frame, list_hyperparameters(spec)))
+    return [*sinks, *(kind(spec, folder, trial, session) for kind in _find_optional(spec))]
 
 
 def check_sinks(spec: Spec) -> None:
     """Tell of a missing package before anything is written."""
-    if spec.meta.wandb:
-        _import_wandb()
+    _find_optional(spec)
+
+
+def list_hyperparameters(spec: Spec) -> dict[str, str | float]:
+    """The spec by dotted paths, without unset keys; what is no number or text is JSON."""
+    flat = flatten_spec(dump_spec(spec)[spec.name])
+    return {
+        key: value if isinstance(value, str | float | int) else json.dumps(value)
+        for key, value in flat.items()
+        if value is not None
+    }
+
+
+def calc_run_id(group: str, trial: int, session: int, seed: int) -> str:
+    """The same for a continued session; the seed tells apart runs that other machines start in the same second."""
+    return hashlib.sha256(f"{group}/t{trial}/s{session}/{seed}".encode()).hexdigest()[:16]
+
+
+def group_row(kind: Literal["train", "eval"], row: Mapping[str, float]) -> dict[str, float]:
+    """A row as sinks get it: known values in the groups train, eval and time; frames are their axis."""
+    known = {name: value for name, value in row.items() if name != "frame" and not math.isnan(value)}
+    if kind == "eval":
+        # the rest is that of the training row
+        return {f"eval/{name}": value for name, value in known.items() if name not in (*TIME_COLUMNS, "lr")}
+    return {f"{'time' if name in TIME_COLUMNS else 'train'}/{name}": value for name, value in known.items()}
 
 
 def write_row(sinks: list[Sink], row: Mapping[str, float], frame: int) -> None:
@@ -75,12 +105,18 @@ def _warn(sink: Sink, what: str, error: Exception) -> None:
     logger.warning(f"{sink.title}: {what}: {reason}")
 
 
-def _import_wandb() -> Any:
-    """The module of the sink whose package is optional."""
-    try:
-        return importlib.import_module("slm_lab.experiment.wandb_sink")
-    except ImportError as error:
-        # of the name alone: the folder wandb/ that W&B leaves beside scripts passes for an empty package
-        if error.name != "wandb":
-            raise
-        raise LabError("meta.wandb: wandb is not installed; get it with `uv sync --group wandb`") from None
+def _find_optional(spec: Spec) -> list[Any]:
+    """The classes of the sinks that a spec asks for and whose packages are optional."""
+    asked = spec.meta.model_dump()
+    kinds = []
+    # TensorBoard is among the packages that training needs
+    for name in (name for name in SINKS[1:] if asked[name]):
+        try:
+            module: Any = importlib.import_module(f"slm_lab.experiment.{name}_sink")
+        except ImportError as error:
+            # of the name alone: the folder wandb/ that W&B leaves beside scripts passes for an empty package
+            if error.name != name:
+                raise
+            raise LabError(f"meta.{name}: {name} is not installed; get it with `uv sync --group {name}`") from None
+        kinds.append(vars(module)[f"{name.title()}Sink"])
+    return kinds

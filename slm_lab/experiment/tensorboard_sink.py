@@ -2,18 +2,24 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+# the curves beside the hyperparameters of runs
+SCORES = ("train/total_reward", "eval/total_reward")
 
 
 class TensorBoardSink:
-    """Rows as scalars over frames."""
+    """Rows as scalars over frames, and hyperparameters, in one file."""
 
     title = "TensorBoard"
 
-    def __init__(self, path: Path, next_frame: int) -> None:
+    def __init__(self, path: Path, next_frame: int, hyperparameters: Mapping[str, str | float]) -> None:
         self.path = path
         self.next_frame = next_frame
+        self.hyperparameters = hyperparameters
         self._writer: SummaryWriter | None = None
 
     def write(self, row: Mapping[str, float], frame: int) -> None:
@@ -22,6 +28,11 @@ class TensorBoardSink:
         if self._writer is None:
             # hides what an earlier process drew after the checkpoint that this one continues from
             self._writer = SummaryWriter(self.path, purge_step=self.next_frame)
+            if not self.next_frame:
+                # not add_hparams, whose file of its own would be another run
+                file: Any = self._writer.file_writer
+                for summary in hparams(dict(self.hyperparameters), dict.fromkeys(SCORES, 0.0)):
+                    file.add_summary(summary)
         for name, value in row.items():
             self._writer.add_scalar(name, value, frame)
 

@@ -19,7 +19,7 @@ from slm_lab.spec.candidate import check_search
 from slm_lab.spec.grid import is_experiment_file, load_specs, read_experiment
 from slm_lab.spec.loading import SHIPPED, load_spec, locate, parse_override
 from slm_lab.spec.reader import printable, read_document
-from slm_lab.spec.schema import Spec
+from slm_lab.spec.schema import SINKS, Spec
 
 Mode = Literal["train", "search"]
 SpotPolicy = Literal["auto", "spot", "on-demand"]
@@ -167,8 +167,9 @@ def build_command(request: TaskRequest, source: Sequence[str], run_name: str, gr
 def find_groups(spec: Spec, gpu: bool) -> list[str]:
     """The groups of packages that a spec needs."""
     groups = ["ml"]
-    if spec.meta.wandb:
-        groups.append("wandb")
+    asked = spec.meta.model_dump()
+    # TensorBoard is in ml
+    groups += [name for name in SINKS[1:] if asked[name]]
     if spec.env.backend == "envpool":
         groups.append("envpool")
     if spec.env.name.startswith("playground/"):

@@ -198,6 +198,8 @@ class StopSpec(Model):
 # Evaluations during training by default: how many over the run, of how many episodes.
 NUM_EVAL = 20
 EVAL_EPISODES = 4
+# keys of `meta` by which rows also go elsewhere; they change no number
+SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 class MetaSpec(Model):
@@ -252,6 +254,10 @@ class MetaSpec(Model):
     wandb: Bool = Field(
         False, description="Also log rows to Weights & Biases; needs `uv sync --group wandb`; offline with WANDB_MODE."
     )
+    mlflow: Bool = Field(
+        False, description="Also log rows to MLflow; needs `uv sync --group mlflow`; where: MLFLOW_TRACKING_URI."
+    )
+    trackio: Bool = Field(False, description="Also log rows to trackio; needs `uv sync --group trackio`.")
     search_resources: SearchResources = Field(SearchResources(), description="Cores and GPUs per session of a search.")
     search_scheduler: SearchScheduler | None = Field(None, description="Early stopping in a search.")
 

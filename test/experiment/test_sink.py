@@ -1,12 +1,14 @@
-"""Rows reach TensorBoard and W&B once, across continuations, and a sink that fails costs a line and no frame.
+"""Rows reach every sink once, across continuations, and a sink that fails costs a line and no frame.
 
-The package of W&B is optional, so most tests have a stand-in for it; the last ones need the real one:
-`uv run --group wandb pytest test/experiment/test_sink.py`.
+The packages of W&B, MLflow and trackio are optional, so most tests have a stand-in; the last ones need the real ones:
+`uv run --group wandb --group mlflow --group trackio pytest test/experiment/test_sink.py`.
 """
 
 import importlib
 import json
 import os
+import shutil
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -19,14 +21,15 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
 
 from slm_lab.cli.run import _load
-from slm_lab.experiment import control
+from slm_lab.experiment import control, sink_thread
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.launch import start
 from slm_lab.experiment.messages import Progress
 from slm_lab.experiment.options import Options
-from slm_lab.experiment.sink import Sink, build_sinks, close_sinks, write_row
+from slm_lab.experiment.sink import TIME_COLUMNS, Sink, build_sinks, close_sinks, write_row
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.table import read_table
@@ -93,17 +96,18 @@ def test_rows_of_training_and_evaluation_reach_a_sink(tmp_path: Path, monkeypatc
     sink = Recorder()
     use(monkeypatch, sink)
     folder = train(tiny(rigorous_eval=2, eval_frequency=200), tmp_path)
-    for prefix, kind in (("", "train"), ("eval/", "eval")):
+    for kind in ("train", "eval"):
         table = read_table(folder.table_file(0, 0, kind))
-        name = f"{prefix}total_reward"
+        name = f"{kind}/total_reward"
         points = [(frame, row[name]) for frame, row in sink.rows if name in row]
         assert points == list(zip(table["frame"].tolist(), table["total_reward"].tolist(), strict=True))
         assert len(points) == (6 if kind == "train" else 3)
     names = {name for _, row in sink.rows for name in row}
-    assert {"loss", "entropy", "fps", "eval/total_reward_ma"} <= names
-    # the axis is no curve, and what is not known yet is no point
-    assert not names & {"frame", "eval/frame", "eval/loss"}
-    assert "loss" not in sink.rows[0][1]
+    assert {"train/loss", "train/entropy", "train/lr", "eval/total_reward_ma"} <= names
+    assert {name for name in names if name.startswith("time/")} == {f"time/{name}" for name in TIME_COLUMNS}
+    # the axis is no curve, what is not known yet is no point, and the clock stands once
+    assert not names & {"train/frame", "eval/frame", "eval/loss", "eval/fps", "eval/lr"}
+    assert "train/loss" not in sink.rows[0][1]
     assert sink.num_close == 1
 
 
@@ -153,9 +157,9 @@ def test_a_continued_curve_has_each_row_once(tmp_path: Path, crash_at: int) -> N
     spec = tiny(tensorboard=True, rigorous_eval=2, eval_frequency=100)
     train(spec, tmp_path, crash_at)
     folder = train(spec, tmp_path)
-    for kind, prefix in (("train", ""), ("eval", "eval/")):
+    for kind in ("train", "eval"):
         table = read_table(folder.table_file(0, 0, kind))
-        points = curve(folder, f"{prefix}total_reward")
+        points = curve(folder, f"{kind}/total_reward")
         assert [frame for frame, _ in points] == FRAMES
         assert [value for _, value in points] == pytest.approx(table["total_reward"].tolist())
 
@@ -165,8 +169,23 @@ def test_a_row_at_the_checkpoint_survives_a_late_evaluation(tmp_path: Path) -> N
     spec = tiny(tensorboard=True, rigorous_eval=2, eval_frequency=200)
     train(spec, tmp_path, stop_at=200)
     folder = train(spec, tmp_path)
-    assert [frame for frame, _ in curve(folder, "total_reward")] == FRAMES
+    assert [frame for frame, _ in curve(folder, "train/total_reward")] == FRAMES
     assert [frame for frame, _ in curve(folder, "eval/total_reward")] == [200, 400, 600]
+
+
+def test_hyperparameters_are_logged_once(tmp_path: Path) -> None:
+    spec = tiny(tensorboard=True)
+    train(spec, tmp_path, stop_at=300)
+    folder = train(spec, tmp_path)
+    events = EventAccumulator(str(folder.log_file(0, 0).with_suffix("")))
+    events.Reload()
+    data = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    content = plugin_data_pb2.HParamsPluginData.FromString(data).session_start_info.hparams
+    assert content["agent.algorithm.name"].string_value == "PPO"
+    assert content["env.max_frame"].number_value == 600
+    assert content["agent.net.hid_layers"].string_value == json.dumps(spec.agent.net.model_dump()["hid_layers"])
+    files = [file.read_bytes() for file in tmp_path.rglob("events.*")]
+    assert (len(files), sum(b"session_start_info" in file for file in files)) == (2, 1)
 
 
 def test_a_run_that_is_done_gets_no_further_file(tmp_path: Path) -> None:
@@ -328,7 +347,7 @@ def test_a_start_that_fails_is_one_line_without_the_key(
         write_row(sinks, {"loss": 1.0}, frame)
     close_sinks(sinks)
     assert warnings == [
-        "W&B: no rows from frame 200 on, training continues without: ConnectionError: refused *** by the server"
+        "W&B: no rows from frame 200 on, training continues without: ConnectionError: refused [secret] by the server"
     ]
 
 
@@ -348,7 +367,7 @@ def test_without_a_key_nobody_is_asked_for_one(tmp_path: Path, wandb: StandIn, w
 def test_a_start_that_hangs_holds_nothing_up(
     tmp_path: Path, wandb: StandIn, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("slm_lab.experiment.wandb_sink"), "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(sink_thread, "CLOSE_SECONDS", 0.01)
     wandb.gate.clear()
     folder = train(tiny(wandb=True), tmp_path)
     assert read_table(folder.table_file(0, 0, "train"))["frame"].tolist() == FRAMES
@@ -362,18 +381,20 @@ def test_a_start_that_hangs_holds_nothing_up(
 
 def _wait_for_thread() -> None:
     for thread in threading.enumerate():
-        if thread.name == "wandb":
+        if thread.name == "W&B sink":
             thread.join(60)
 
 
-@pytest.mark.parametrize("module", [None, types.ModuleType("wandb")], ids=["missing", "folder of the same name"])
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+@pytest.mark.parametrize("is_folder", [False, True], ids=["missing", "folder of the same name"])
 def test_a_missing_package_is_told_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: types.ModuleType | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_folder: bool
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.delitem(sys.modules, "slm_lab.experiment.wandb_sink", raising=False)
-    with pytest.raises(LabError, match=r"^meta\.wandb: wandb is not installed; get it with `uv sync --group wandb`$"):
-        start(tiny(wandb=True), Options(data_dir=tmp_path))
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name) if is_folder else None)
+    monkeypatch.delitem(sys.modules, f"slm_lab.experiment.{name}_sink", raising=False)
+    line = rf"^meta\.{name}: {name} is not installed; get it with `uv sync --group {name}`$"
+    with pytest.raises(LabError, match=line):
+        start(tiny(**{name: True}), Options(data_dir=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -413,13 +434,14 @@ def read_records(path: Path) -> list[Any]:
 
 
 def run_offline(
-    write_spec: Callable[[Spec, Path], Path], tmp_path: Path, stop_at: int, **variables: str
+    write_spec: Callable[[Spec, Path], Path], tmp_path: Path, stop_at: int, sink: str = "wandb", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    file = write_spec(tiny(wandb=True, rigorous_eval=2, eval_frequency=300), tmp_path / "spec.yaml")
+    file = write_spec(tiny(**{sink: True}, rigorous_eval=2, eval_frequency=300), tmp_path / "spec.yaml")
     home = tmp_path / "home"
     home.mkdir(exist_ok=True)
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, str(file), str(tmp_path / "run"), str(stop_at)],
+        cwd=tmp_path,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -457,9 +479,9 @@ def test_rows_and_run_of_the_real_client(tmp_path: Path, write_spec: Callable[[S
         if record.WhichOneof("record_type") == "history"
     ]
     folder = RunFolder(tmp_path / "run", "tiny")
-    for prefix, kind in (("", "train"), ("eval/", "eval")):
+    for kind in ("train", "eval"):
         table = read_table(folder.table_file(0, 0, kind))
-        name = f"{prefix}total_reward"
+        name = f"{kind}/total_reward"
         points = [(row["frame"], row[name]) for row in rows if name in row]
         assert points == list(zip(table["frame"].tolist(), table["total_reward"].tolist(), strict=True))
     metrics = [record.metric for part in parts for record in part if record.WhichOneof("record_type") == "metric"]
@@ -482,3 +504,71 @@ def assert_no_key(path: Path) -> None:
     # what is there is readable, so a key would be found
     assert any(b"t0/s0" in file.read_bytes() for file in files if file.suffix == ".wandb")
     assert not [file for file in files if KEY.encode() in file.read_bytes()]
+
+
+# --- MLflow and trackio themselves
+
+Points = dict[str, list[tuple[int, float]]]
+
+
+def read_mlflow(path: Path) -> tuple[Points, dict[str, Any]]:
+    """The points of each metric in order, and the hyperparameters, of the only run."""
+    client: Any = importlib.import_module("mlflow").MlflowClient((path / "mlruns").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("slm-lab").experiment_id])
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run t0/s0")
+    assert {"env": "CartPole-v1", "algorithm": "PPO", "slm_lab.run": "run"}.items() <= run.data.tags.items()
+    points = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+    return {name: [(one.step, one.value) for one in history] for name, history in points.items()}, run.data.params
+
+
+def read_trackio(path: Path) -> tuple[Points, dict[str, Any]]:
+    database = sqlite3.connect(path / "home" / "slm-lab.db")
+    points: Points = {}
+    for step, text in database.execute("SELECT step, metrics FROM metrics WHERE run_name = 'run_t0_s0' ORDER BY step"):
+        for name, value in json.loads(text).items():
+            points.setdefault(name, []).append((step, value))
+    ((config,),) = database.execute("SELECT config FROM configs").fetchall()
+    return points, json.loads(config)
+
+
+@pytest.mark.parametrize(("name", "read"), [("mlflow", read_mlflow), ("trackio", read_trackio)])
+def test_a_session_is_one_run_of_the_real_client(
+    tmp_path: Path,
+    write_spec: Callable[[Spec, Path], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    read: Callable[[Path], tuple[Points, Any]],
+) -> None:
+    pytest.importorskip(name, reason=f"needs the group {name}: uv sync --group {name}")
+    variables = {"MLFLOW_DISABLE_TELEMETRY": "true", "TRACKIO_DIR": str(tmp_path / "home")}
+    # it stops at a row beyond the checkpoint of frame 200, then is killed as it were: back to that checkpoint
+    run_offline(write_spec, tmp_path, 200, name, **variables)
+    kept = shutil.copytree(tmp_path / "run", tmp_path / "kept")
+    run_offline(write_spec, tmp_path, 400, name, **variables)
+    shutil.rmtree(tmp_path / "run")
+    kept.rename(tmp_path / "run")
+    ended = run_offline(write_spec, tmp_path, -1, name, **variables)
+    assert not ended.stdout
+    assert "racking" not in ended.stderr
+    assert "mlflow" not in ended.stderr
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    points, params = read(tmp_path)
+    folder = RunFolder(tmp_path / "run", "tiny")
+    for kind in ("train", "eval"):
+        table = read_table(folder.table_file(0, 0, kind))
+        rows = list(zip(table["frame"].tolist(), table["total_reward"].tolist(), strict=True))
+        assert points[f"{kind}/total_reward"] == rows
+    assert [frame for frame, _ in points["time/fps"]] == FRAMES
+    assert params["agent.algorithm.name"] == "PPO"
+    assert str(params["env.max_frame"]) == "600"
+
+
+def test_a_server_of_mlflow_out_of_reach(tmp_path: Path, write_spec: Callable[[Spec, Path], Path]) -> None:
+    pytest.importorskip("mlflow", reason="needs the group mlflow: uv sync --group mlflow")
+    # nobody listens there
+    variables = {"MLFLOW_TRACKING_URI": f"http://me:{KEY}@127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    ended = run_offline(write_spec, tmp_path, -1, "mlflow", MLFLOW_DISABLE_TELEMETRY="true", **variables)
+    assert ended.stderr.count("MLflow: ") == 1
+    assert KEY not in ended.stderr
+    table = read_table(RunFolder(tmp_path / "run", "tiny").table_file(0, 0, "train"))
+    assert table["frame"].tolist() == FRAMES
