@@ -1,6 +1,7 @@
 """`slm-lab plot`: runs side by side in one figure per env."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +10,12 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import RunsDirOption
 from slm_lab.lib.errors import LabError, nearest
+from slm_lab.results.aggregate import aggregate_rows
+from slm_lab.results.comparison import build_rows
 from slm_lab.results.curve import Axis, BandKind
-from slm_lab.results.figure import IMAGE_FORMATS
+from slm_lab.results.figure import IMAGE_FORMATS, Point
 from slm_lab.results.folder import DATA_DIR
-from slm_lab.results.plot import Drawing, name_figure, plot_runs, to_drawn
+from slm_lab.results.plot import GRAPHS, Drawing, DrawnRun, name_figure, plot_runs, to_drawn
 from slm_lab.results.report_chart import write_graph
 from slm_lab.results.run import Run, load_runs
 from slm_lab.spec.reader import printable
@@ -80,7 +83,8 @@ def plot(
                 figures[env] = [to_drawn(run, label) for run, label in zip(shown, labels, strict=True)]
             prefix = output / name_figure(title or (part[0] if len(part) == 1 else "envs"))
             pictures = [known for known in IMAGE_FORMATS if known in forms]
-            paths = plot_runs(figures, prefix, title or "", drawing, pictures)
+            points = _aggregate(figures, list(found.values())) if column in (None, *GRAPHS.values()) else []
+            paths = plot_runs(figures, prefix, title or "", drawing, pictures, points)
             if pictures and not paths:
                 what = "finished episode" if column is None else f"value of {column}"
                 raise LabError(f"{', '.join(part)}: none of the runs has a {what} to plot over {x}")
@@ -88,6 +92,16 @@ def plot(
                 paths.append(prefix.with_name(f"{prefix.name}_multi_trial_graph_mean_returns_vs_frames.html"))
                 write_graph(shown, labels, title or env, paths[-1], legend)
             sys.stdout.writelines(f"{path}\n" for path in paths)
+
+
+def _aggregate(figures: Mapping[str, Sequence[DrawnRun]], runs: list[Run]) -> list[Point]:
+    """The normalised scores of each name over all envs; none for a single env."""
+    # runs are drawn in the order of their envs, then their own
+    ordered = [run for env in figures for run in runs if run.env_name == env]
+    names = [drawn.name for env in figures.values() for drawn in env]
+    found = aggregate_rows(build_rows(ordered, names, names)) if len(figures) > 1 else None
+    rows = found.rows if found is not None else ()
+    return [Point(row.algorithm, row.iqm.value, row.iqm.low, row.iqm.high) for row in rows]
 
 
 def _choose_formats(text: str | None, is_plain: bool) -> list[str]:

@@ -95,6 +95,16 @@ class Chart:
         return (1.6, 1.0) if sum(not other.is_dotted for other in self.lines) == 1 else (0.9, 0.65)
 
 
+@dataclass(frozen=True)
+class Point:
+    """A number with its interval, by the name of its curves; the bounds are NaN without one."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+
+
 def shorten(value: float, _position: int | None = None) -> str:
     """A number in k, M or G: 200000 is 200k."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -156,10 +166,11 @@ def draw_chart(chart: Chart, form: ImageFormat = "png") -> bytes:
     return _to_bytes(_build_figure(chart, _SIZE if form == "png" else _PAPER_SIZE)[0], form)
 
 
-def draw_grid(charts: Sequence[Chart], title: str, form: ImageFormat = "png") -> bytes:
-    """Charts as panels of one figure with a common legend; a note on the bands is below it."""
-    columns = min(len(charts), _GRID_COLUMNS)
-    rows = -(-len(charts) // columns)
+def draw_grid(charts: Sequence[Chart], title: str, form: ImageFormat = "png", points: Sequence[Point] = ()) -> bytes:
+    """Charts as panels of one figure with a common legend and a note on the bands; `points` get the last panel."""
+    count = len(charts) + bool(points)
+    columns = min(count, _GRID_COLUMNS)
+    rows = -(-count // columns)
     # a legend, a note and a title besides the panels
     size = (_PANEL_SIZE[0] * columns + 0.3, _PANEL_SIZE[1] * rows + 0.7 + (0.3 if title else 0))
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06))
@@ -175,12 +186,31 @@ def draw_grid(charts: Sequence[Chart], title: str, form: ImageFormat = "png") ->
             axes.set_ylabel(chart.y_label.replace(", ", ",\n"), fontsize=9.5, color=INK)
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
+    if points:
+        axes = figure.add_subplot(rows, columns, count)
+        style_axes(axes, font_size=8.5)
+        looks = {line.name: line.look for chart in charts for line in chart.lines}
+        _draw_points(axes, [point for name in looks for point in points if point.name == name], looks)
     if title:
         figure.suptitle(wrap(title, size[0]), **TITLE)
     note = wrap("; ".join(dict.fromkeys(chart.subtitle for chart in charts if chart.subtitle)), size[0], 110)
     if charts[0].has_legend:
         _add_legend(figure, list(handles.values()), list(handles), note)
     return _to_bytes(figure, form)
+
+
+def _draw_points(axes: Axes, points: Sequence[Point], looks: Mapping[str, Look]) -> None:
+    """Aggregates over envs, in the order of the legend."""
+    for place, point in enumerate(points):
+        color = looks[point.name].color
+        # without an interval a line of NaN, which is not drawn
+        axes.plot([point.low, point.high], [place, place], color=color, linewidth=6, alpha=0.35, solid_capstyle="butt")
+        axes.plot(point.value, place, "o", color=color, markersize=5)
+    axes.set_yticks(range(len(points)), [point.name for point in points], parse_math=False)
+    axes.set_ylim(len(points) - 0.4, -0.6)
+    axes.margins(x=0.08)
+    axes.set_title("all envs", fontsize=10.5, color=INK)
+    axes.set_xlabel("IQM of normalised scores", fontsize=9.5, color=INK)
 
 
 def _add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], note: str = "") -> None:

@@ -22,6 +22,7 @@ from slm_lab.results.figure import (
     Chart,
     ImageFormat,
     Line,
+    Point,
     draw_alike,
     draw_chart,
     draw_grid,
@@ -122,10 +123,12 @@ def plot_runs(
     title: str,
     drawing: Drawing,
     forms: Sequence[ImageFormat] = ("png",),
+    points: Sequence[Point] = (),
 ) -> list[Path]:
     """Draw runs side by side, each as the mean of its sessions with a band; returns the files.
 
-    A figure has one panel per key, an env; with a single key it is that panel alone.
+    A figure has one panel per key, an env, and one for `points`, aggregates over envs by the names of the runs; with a
+    single key it is that panel alone.
     """
     paths = []
     drawing = replace(drawing, names_sessions=len(figures) == 1)
@@ -137,7 +140,7 @@ def plot_runs(
             if len(figures) == 1:
                 picture = draw_chart(replace(charts[0], title=title or charts[0].title), form)
             else:
-                picture = draw_grid(charts, title, form)
+                picture = draw_grid(charts, title, form, points)
             write_bytes(paths[-1], picture)
     return paths
 

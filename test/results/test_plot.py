@@ -13,6 +13,7 @@ from slm_lab.results import figure
 from slm_lab.results.curve import NUM_RESAMPLE, average_curves, find_limits, read_curve
 from slm_lab.results.figure import Chart, Line
 from slm_lab.results.metrics import calc_interval, calc_spread
+from slm_lab.results.palette import find_look
 from slm_lab.results.plot import (
     Drawing,
     DrawnRun,
@@ -328,6 +329,14 @@ def test_a_grid_has_a_panel_per_env_and_one_legend(tmp_path, monkeypatch) -> Non
     # without numbers of sessions, in which panels may differ
     assert [text.get_text() for text in legend.get_texts()] == ["PPO", "SAC"]
     assert legend.get_title().get_text() == "mean and its 95 % interval"
+    points = [figure.Point("SAC", 0.5, 0.2, 0.9), figure.Point("PPO", 1.0, np.nan, np.nan)]
+    plot_runs({"a": both, "b": both}, tmp_path / "x", "All", Drawing("loss"), points=points)
+    axes = drawn[1].axes[-1]
+    # in the order and the colours of the legend
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["PPO", "SAC"]
+    bars = [np.asarray(line.get_xdata()) for line in axes.lines]
+    np.testing.assert_equal(np.concatenate(bars), [np.nan, np.nan, 1.0, 0.2, 0.9, 0.5])
+    assert axes.lines[2].get_color() == find_look("SAC").color
 
 
 # --- panels of metrics

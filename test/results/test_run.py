@@ -15,6 +15,8 @@ from slm_lab.cli import compare, plot, retro
 from slm_lab.cli import list as list_module
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import write_json, write_yaml
+from slm_lab.results.aggregate import aggregate_rows
+from slm_lab.results.comparison import build_rows
 from slm_lab.results.metrics import MeanMetrics, TrialMetrics, calc_trial_metrics
 from slm_lab.results.plot import to_drawn
 from slm_lab.results.run import find_runs, load_run, name_algorithm
@@ -23,6 +25,7 @@ from test.results.sample import HOSTILE, make_spec, make_table, write_run, write
 from test.results.test_report import read_data
 
 COLUMNS = tuple(make_table(1))
+ENV = "CartPole-v1"
 
 
 def make_run(
@@ -239,6 +242,16 @@ def test_plot_writes_what_is_asked_for(tmp_path: Path) -> None:
     code, stdout, _ = call(plot, "one", "two", "--grid", "-t", "Both", *place)
     names = [f"Both_multi_trial_graph_{name}_vs_frames.png" for name in ("mean_returns", "mean_returns_ma")]
     assert (code, stdout.splitlines()) == (0, [str(out / name) for name in names])
+    # an aggregate over envs wants several algorithms in all of them
+    for name, algorithm, env in (("three", "ActorCritic", "CartPole-v1"), ("four", "PPO", "ALE/Pong-v5")):
+        make_run(tmp_path, name, algorithm=algorithm, env=env)
+    runs = [load_run(name, tmp_path) for name in ("one", "two", "three", "four")]
+    figures = {env: [to_drawn(run, run.label) for run in runs if run.env_name == env] for env in (ENV, "ALE/Pong-v5")}
+    points = plot._aggregate(figures, runs)
+    assert [point.name for point in points] == ["PPO", "A2C"]
+    found = aggregate_rows(build_rows(runs, "abcd"))
+    assert found is not None
+    assert [point.value for point in points] == [row.iqm.value for row in found.rows]
     code, stdout, _ = call(plot, "one", "--format", "html", *place)
     assert (code, [Path(line).suffix for line in stdout.splitlines()]) == (0, [".html"])
 
