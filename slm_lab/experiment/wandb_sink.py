@@ -46,9 +46,10 @@ class WandbSink(ThreadSink):
         run.define_metric("frame")
         run.define_metric("*", step_metric="frame")
         # rows between the checkpoint and the end of the process before are there already
-        known = run.summary.get("frame", 0) if run.resumed else 0
+        known = run.summary.get("frame", -1) if run.resumed else -1
         for frame, row in rows:
-            if frame >= known:
+            # an evaluation comes after the training row of its frame, so it may be missing there
+            if frame > known or (frame == known and all(name.startswith("eval/") for name in row)):
                 run.log({**row, "frame": frame})
         run.finish()
 

@@ -323,7 +323,7 @@ def test_a_continued_run_does_not_repeat_rows(tmp_path: Path, wandb: StandIn) ->
     spec = tiny(wandb=True)
     train(spec, tmp_path, crash_at=300)
     # the server tells what it has; the continuation starts at the checkpoint of frame 200
-    wandb.resumed, wandb.summary = True, {"frame": 400}
+    wandb.resumed, wandb.summary = True, {"frame": 300}
     train(spec, tmp_path)
     assert [row["frame"] for row in wandb.rows] == [100, 200, 300, 400, 500, 600]
     assert wandb.calls[0]["id"] == wandb.calls[1]["id"]
