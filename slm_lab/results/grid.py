@@ -7,6 +7,7 @@ from pathlib import Path
 from slm_lab.lib.io import write_text
 from slm_lab.results.aggregate import Aggregates, aggregate_rows
 from slm_lab.results.comparison import ComparisonRow, build_rows, format_csv, format_latex
+from slm_lab.results.figure import Point
 from slm_lab.results.folder import REPORT_NAME
 from slm_lab.results.plot import RETURN, Drawing, name_figure, plot_runs, to_drawn
 from slm_lab.results.report import name_runs, write_report
@@ -41,7 +42,10 @@ def write_grid(folder: Path, runs: Sequence[Run], labels: Sequence[str]) -> Grid
     # a figure for each env, and for a paper one with all of them
     for env, drawn in panels.items():
         figures += plot_runs({env: drawn}, folder / "figure" / name_figure(env), "", drawing, ("png", "pdf"))
+    aggregates = aggregate_rows(rows)
     if len(panels) > 1:
-        figures += plot_runs(panels, folder / "figure" / "all", "", drawing, ("png", "pdf"))
+        known = aggregates.rows if aggregates is not None else ()
+        points = [Point(row.algorithm, row.iqm.value, row.iqm.low, row.iqm.high) for row in known]
+        figures += plot_runs(panels, folder / "figure" / "all", "", drawing, ("png", "pdf"), points)
     write_report(runs, page, compare_runs(runs, labels))
-    return GridFiles(tuple(rows), aggregate_rows(rows), table, latex, tuple(figures), page)
+    return GridFiles(tuple(rows), aggregates, table, latex, tuple(figures), page)
