@@ -6,6 +6,8 @@ from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.crossq import CrossQ
 from slm_lab.agent.algorithm.dqn import DQN
+from slm_lab.agent.algorithm.iql import IQL
+from slm_lab.agent.algorithm.offline import BC
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.algorithm.reinforce import Reinforce
@@ -34,6 +36,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "CrossQ": CrossQ,
     "SIL": SIL,
     "PPOSIL": PPOSIL,
+    "BC": BC,
+    "IQL": IQL,
 }
 
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "spec": Entry("slm_lab.cli.spec", TRAIN, "Check, show, list and describe specs."),
     "env": Entry("slm_lab.cli.env", TRAIN, "Check an env, or list the registered ones."),
     "enjoy": Entry("slm_lab.cli.run", LOOK, "Play episodes with a trained agent."),
+    "collect": Entry("slm_lab.cli.collect", TRAIN, "Write steps of a trained agent to a file, for BC and IQL."),
     "list": Entry("slm_lab.cli.list", LOOK, "List runs with their scores."),
     "plot-list": Entry("slm_lab.cli.list", LOOK, "The old name of list."),
     "plot": Entry("slm_lab.cli.plot", LOOK, "Plot runs side by side."),

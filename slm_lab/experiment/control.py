@@ -154,8 +154,28 @@ class Session:
 
     def _run(self) -> SessionResult:
         obs, carry = self._begin()
-        env, agent, watch = self.env, self.agent, self.watch
+        watch = self.watch
         watch.start()
+        is_offline = self.spec.agent.algorithm.learns_from == "data"
+        obs, carry = (self._learn if is_offline else self._interact)(obs, carry)
+        is_done = self.frame >= self.spec.env.max_frame or self.stop.is_met or self.is_ended
+        if self.saved != self._mark():
+            self._save(obs, carry)
+        if is_done and (not self.tracker.rows or self.tracker.last("frame") != self.frame):
+            # not in the checkpoint: a run that is made longer has no row here
+            self._log_row()
+        # a kill may have come between the checkpoint and the models
+        self._save_models()
+        watch.lap("save")
+        if self.hooks is not None:
+            self.hooks.tell(self._moment(), is_step=False)
+        final_eval = self.evaluation.play_final(self.should_stop) if is_done else []
+        watch.lap("evaluate")
+        return SessionResult(self.session, is_done, self.frame, watch.total, watch.phases, final_eval)
+
+    def _interact(self, obs: Obs, carry: Any) -> tuple[Obs, Any]:
+        """Act and learn until the end; what was seen last."""
+        env, agent, watch = self.env, self.agent, self.watch
         while self.frame < self.end_frame and not self.should_stop():
             drawn = agent.context.act_generator.get_state() if env.is_remote else None
             act = agent.act(obs, carry, explore=True)
@@ -173,37 +193,34 @@ class Session:
             obs, carry = step.obs, reset_rows(act.carry, step.done)
             watch.lap("observe")
             self.frame += env.num_envs
-            metrics = agent.update(self.frame)
-            now = watch.lap("update")
-            if metrics is not None or env.finished or self.frame >= self.next_due:
-                self._record(metrics)
-                now = watch.lap("record")
-            if self.replay_files:
-                for files in self.replay_files.values():
-                    files.flush()
-                now = watch.lap("save")
-            if self._is_save_due(now):
-                self._save(obs, carry)
-                watch.lap("save")
-            if self.hooks is not None and self.hooks.is_due:
-                self._tell_hooks(self.hooks, obs, carry)
-                watch.lap("callbacks")
-        is_done = self.frame >= self.spec.env.max_frame or self.stop.is_met or self.is_ended
-        if self.saved != self._mark():
-            self._save(obs, carry)
-        if is_done and (not self.tracker.rows or self.tracker.last("frame") != self.frame):
-            # not in the checkpoint: a run that is made longer has no row here
-            self._log_row()
-        # a kill may have come between the checkpoint and the models
-        self._save_models()
-        watch.lap("save")
-        if self.hooks is not None:
-            self.hooks.tell(self._moment(), is_step=False)
-        final_eval = self.evaluation.play_final(self.should_stop) if is_done else []
-        watch.lap("evaluate")
-        return SessionResult(self.session, is_done, self.frame, watch.total, watch.phases, final_eval)
+            self._finish_step(agent.update(self.frame), obs, carry)
+        return obs, carry
+
+    def _learn(self, obs: Obs, carry: Any) -> tuple[Obs, Any]:
+        """Learn from recorded steps until the end; the env waits for evaluations."""
+        while self.frame < self.end_frame and not self.should_stop():
+            self.frame += 1
+            self._finish_step(self.agent.update(self.frame), obs, carry)
+        return obs, carry
 
     # --- what is due in the loop
+
+    def _finish_step(self, metrics: Metrics | None, obs: Obs, carry: Any) -> None:
+        """After a step and its update: rows, evaluations, checkpoints, callbacks."""
+        watch, now = self.watch, self.watch.lap("update")
+        if metrics is not None or self.env.finished or self.frame >= self.next_due:
+            self._record(metrics)
+            now = watch.lap("record")
+        if self.replay_files:
+            for files in self.replay_files.values():
+                files.flush()
+            now = watch.lap("save")
+        if self._is_save_due(now):
+            self._save(obs, carry)
+            watch.lap("save")
+        if self.hooks is not None and self.hooks.is_due:
+            self._tell_hooks(self.hooks, obs, carry)
+            watch.lap("callbacks")
 
     def _record(self, metrics: Metrics | None) -> None:
         if metrics is not None or self.env.finished:

@@ -84,7 +84,8 @@ class Evaluation:
         num_episode = self.spec.meta.final_eval
         if not num_episode:
             return []
-        max_step = min(self.spec.env.max_frame, MAX_FINAL_STEP)
+        is_offline = self.spec.agent.algorithm.learns_from == "data"
+        max_step = MAX_FINAL_STEP if is_offline else min(self.spec.env.max_frame, MAX_FINAL_STEP)
         env = build_env(self.spec, FINAL_ENV, self.session, num_episode, self.agent.device)
         try:
             episodes, _ = self._play(env, num_episode, max_step // num_episode, should_stop)

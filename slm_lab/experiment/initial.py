@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from slm_lab.agent.agent import Agent
+from slm_lab.agent.net.model import ActorCriticNet, PolicyNet
 from slm_lab.experiment.checkpoint.state import content_errors
 from slm_lab.experiment.play import best_session, pick_model, read_model
 from slm_lab.lib.data import State
@@ -30,19 +31,38 @@ def load_initial(agent: Agent, spec: InitSpec) -> str:
 
 def _load(agent: Agent, spec: InitSpec, state: State, path: Path) -> None:
     modules = dict(state["modules"])
-    for name, module in agent.algorithm.modules.items():
-        if name not in modules:
-            raise SpecError(
-                f"{KEY}: {path} has the nets {', '.join(modules)}, but this agent trains '{name}'; start from a run of "
-                "the same algorithm"
-            )
-        modules[name] = _fit(modules[name], module, f"{KEY}: {path}: {name}", spec.head == "new")
-    agent.algorithm.load_weights(modules)
+    if spec.parts == "actor":
+        _load_actor(agent, spec, modules, path)
+    else:
+        _load_all(agent, spec, modules, path)
     if spec.normalizer:
         _load_normalizer(agent, state["obs_normalizer"], path)
     if spec.optimizer:
         for name, optimizer in agent.algorithm.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
+
+
+def _load_actor(agent: Agent, spec: InitSpec, modules: State, path: Path) -> None:
+    """The policy's weights, from a net of its own or from one that the critic is part of."""
+    saved = modules.get("actor")
+    if saved is None:
+        saved = {key.removeprefix("actor."): value for key, value in modules.get("net", {}).items() if "actor." in key}
+    net = agent.algorithm.net
+    actor = net.actor if isinstance(net, ActorCriticNet) else net
+    if not saved or not isinstance(actor, PolicyNet):
+        raise SpecError(f"{KEY}: parts actor: there is no policy net in {path if not saved else 'this agent'}")
+    actor.load_state_dict(_fit(saved, actor, f"{KEY}: {path}: actor", spec.head == "new"))
+
+
+def _load_all(agent: Agent, spec: InitSpec, modules: State, path: Path) -> None:
+    for name, module in agent.algorithm.modules.items():
+        if name not in modules:
+            raise SpecError(
+                f"{KEY}: {path} has the nets {', '.join(modules)}, but this agent trains '{name}'; start from a run of "
+                "the same algorithm, or take parts: actor"
+            )
+        modules[name] = _fit(modules[name], module, f"{KEY}: {path}: {name}", spec.head == "new")
+    agent.algorithm.load_weights(modules)
 
 
 def _find_file(spec: InitSpec) -> Path:

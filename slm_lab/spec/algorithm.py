@@ -46,7 +46,7 @@ class AlgorithmSpec(Model):
     gamma: Fraction = Field(0.99, description="Discount factor.")
 
     # What the algorithm can do; a plugin's config says the same of its own.
-    learns_from: ClassVar[Literal["rollout", "replay", "nothing"]] = "nothing"
+    learns_from: ClassVar[Literal["rollout", "replay", "data", "nothing"]] = "nothing"
     actions: ClassVar[Actions] = "any"
     # whether a slow copy of a net gives the targets
     has_target: ClassVar[bool] = False

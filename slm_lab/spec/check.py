@@ -218,7 +218,7 @@ def _critic_net_problems(spec: Spec) -> list[str]:
         key = "shared" if critic_net.shared else "log_std_init"
         problems.append(f"agent.critic_net.{key}: critics have no use for it; remove it")
     if not algorithm.takes_critic_net:
-        known = " and ".join(name for name, kind in ALGORITHM_SPECS.items() if kind.takes_critic_net)
+        known = ", ".join(name for name, kind in ALGORITHM_SPECS.items() if kind.takes_critic_net)
         problems.append(f"agent.critic_net: for {known}; {algorithm.name} takes keys with the prefix critic_")
     elif net.critic:
         problems.append(f"agent.net.critic_{next(iter(net.critic))}: contradicts critic_net; remove one of them")

@@ -11,6 +11,7 @@ from slm_lab.lib.data import Document
 from slm_lab.spec import algorithm as algorithms
 from slm_lab.spec import memory as memories
 from slm_lab.spec import net as nets
+from slm_lab.spec import offline
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.memory import MemorySpec
 from slm_lab.spec.net import NetSpec
@@ -37,7 +38,9 @@ def _built_in(module: ModuleType, base: type[M], tag: str) -> dict[str, type[M]]
 
 
 # What a spec may name; `register_*` adds a user's own.
-ALGORITHM_SPECS = _built_in(algorithms, AlgorithmSpec, "name")
+ALGORITHM_SPECS = {
+    name: kind for module in (algorithms, offline) for name, kind in _built_in(module, AlgorithmSpec, "name").items()
+}
 MEMORY_SPECS = _built_in(memories, MemorySpec, "name")
 NET_SPECS = _built_in(nets, NetSpec, "type")
 
@@ -275,6 +278,9 @@ class InitSpec(Model):
         description="Run folder, `DIR@FRAME` for a kept checkpoint, or a model file of one.",
     )
     session: NonNegativeInt | None = Field(None, description="Session of the run; null: the best.")
+    parts: Literal["all", "actor"] = Field(
+        "all", description="actor takes the policy alone, from another algorithm too, such as BC."
+    )
     head: Literal["same", "new"] = Field(
         "same", description="new starts with random output layers, for an env with other actions."
     )
@@ -285,8 +291,8 @@ class InitSpec(Model):
 
     @model_validator(mode="after")
     def _check_optimizer(self) -> Self:
-        if self.optimizer and (self.head == "new" or "@" in self.path):
-            raise ValueError("optimizer: only the last checkpoint has one, for the same output layers; leave it out")
+        if self.optimizer and (self.head == "new" or self.parts == "actor" or "@" in self.path):
+            raise ValueError("optimizer: only the last checkpoint has one, for the same layers; leave it out")
         return self
 
 

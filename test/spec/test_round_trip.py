@@ -204,7 +204,7 @@ def test_every_shipped_spec_has_a_name_of_its_own_and_survives_a_file(tmp_path: 
     for path in spec_files():
         document = read_document(path)
         for name in spec_names(path):
-            keys = {"env": "X-v1", "max_frame": 1e5}
+            keys = {"env": "X-v1", "max_frame": 1e5, "data": "steps.safetensors"}
             filled = {key: value for key, value in keys.items() if f"${{{key}}}" in str(document[name])}
             spec = load_spec(path, name, filled, extend_name=False).spec
             assert spec.name == name

@@ -195,7 +195,8 @@ def test_log_std_finds_back_in_either_engine(is_compiled: bool, monkeypatch: pyt
 def test_every_algorithm_is_compared_with_both_kinds_of_nets() -> None:
     for kind in ("mlp", "conv"):
         compared = {case["algorithm"]["name"] for name, case in CASES.items() if name.endswith(kind)}
-        assert compared == set(ALGORITHMS) - {"Random"}
+        # those that learn from a file are compared in test_offline.py
+        assert compared == set(ALGORITHMS) - {"Random", "BC", "IQL"}
 
 
 def test_a_function_of_many_shapes_is_refused() -> None:

@@ -1,0 +1,74 @@
+"""Implicit Q-learning (Kostrikov et al. 2021): values of the best recorded actions, without asking for others."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.base import Context
+from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
+from slm_lab.agent.algorithm.offline import Offline
+from slm_lab.agent.learn.gradient import Loss, Report
+from slm_lab.agent.memory.batch import Batch
+from slm_lab.agent.net.model import OutputNet, TwinQNet
+from slm_lab.lib.errors import SpecError
+from slm_lab.spec.offline import IQLSpec
+from slm_lab.spec.schema import AgentSpec
+
+
+def calc_expectile_loss(error: Tensor, expectile: float) -> Tensor:
+    """L(u) = |tau - 1(u < 0)| u^2 (eq. 5), one per sample: errors below count less the higher the expectile."""
+    return torch.where(error < 0, 1 - expectile, expectile) * error.square()
+
+
+class IQL(Offline[IQLSpec]):
+    """A value that is an expectile of Q over recorded actions, and a policy that clones those above it."""
+
+    metric_names: tuple[str, ...] = ("loss", "policy_loss", "val_loss", "q", "value", "adv", "td_error", "grad_norm")
+
+    def __init__(self, spec: AgentSpec, context: Context) -> None:
+        super().__init__(spec, context)
+        family = context.family
+        if not context.is_gaussian:
+            raise SpecError(f"agent.algorithm.name: IQL needs continuous actions, these are {family.name}; use BC")
+        self.build_actor()
+        critic_spec, size = spec.critic, math.prod(family.action_shape)
+        critic = TwinQNet(critic_spec, context.obs_shape, size, is_discrete=False, parts=context.parts)
+        self.critic = self.add_learner("critic", critic, critic_spec, has_target=True)
+        self.value = self.add_learner(
+            "value", OutputNet(critic_spec, context.obs_shape, 1, parts=context.parts), critic_spec
+        )
+        self.loss = ELEMENT_LOSSES[critic_spec.loss_spec.name]
+        learners = (self.actor, self.critic, self.value)
+        self.step = context.build_step(self.calc_loss, *learners, frozen=self.critic.targets, samples=[])
+
+    def train(self, batch: Batch) -> list[Report]:
+        nets = [learner.net for learner in (self.actor, self.critic, self.value)]
+        for net in nets:
+            net.train()
+        report = self.step(batch)
+        for net in nets:
+            net.eval()
+        self.opt_step += 1
+        for target in self.targets:
+            target.follow()
+        return [report]
+
+    def calc_loss(self, batch: Batch) -> Loss:
+        """The losses of V (eq. 5), Q (eq. 6) and the policy (eq. 7); each net has a gradient from its own alone."""
+        config = self.config
+        value = self.value.net(batch.obs).squeeze(-1)
+        with torch.no_grad():
+            next_value = self.value.net(batch.next_obs).squeeze(-1)
+            best = self.critic.target_net(batch.obs, batch.action).amin(0)
+            adv = best - value
+            weight = (config.beta * adv).exp().clamp(max=config.max_weight)
+        val_loss = calc_expectile_loss(best - value, config.expectile).mean()
+        q = self.critic.net(batch.obs, batch.action)
+        target = batch.reward + batch.discount * next_value
+        critic_loss = self.loss(q, target.expand_as(q)).mean(-1).sum()
+        policy_loss = -(weight * self.family.log_prob(self.net(batch.obs), self.to_sample(batch.action))).mean()
+        low = q.detach().amin(0)
+        report = {"q": low, "value": value.detach(), "adv": adv, "td_error": (low - target).abs()}
+        parts = {"policy_loss": policy_loss.detach(), "val_loss": val_loss.detach()}
+        return Loss(val_loss + critic_loss + policy_loss, {**report, **parts})
