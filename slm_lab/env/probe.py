@@ -200,9 +200,36 @@ class CartPoleHidden(CartPoleEnv):
         return obs[[*self.SEEN]], *rest
 
 
+class Lock(ProbeEnv):
+    """A corridor behind a combination lock: one of two actions leads on, the other back to its start.
+
+    The reward is at the end alone, which random play reaches once in 2^12 episodes; the right actions are fixed.
+    """
+
+    length = 14
+    depth = 12
+    right = (0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 1, 0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 1, (self.depth + 1,), np.float32)
+
+    def begin(self) -> None:
+        self.place = 0
+
+    def obs(self) -> Array:
+        return np.eye(self.depth + 1, dtype=np.float32)[self.place]
+
+    def reward(self, action: Array) -> float:
+        if self.place == self.depth:
+            return 0.0
+        self.place = self.place + 1 if int(action) == self.right[self.place] else 0
+        return float(self.place == self.depth)
+
+
 _PROBES = (
     *(ConstantReward, ObsReward, TwoStep, ActionReward, ObsAction, Memory, ContinuousTarget),
-    *(MultiAction, BinaryAction, DiscreteObs, TimeLimit, Image),
+    *(MultiAction, BinaryAction, DiscreteObs, TimeLimit, Image, Lock),
 )
 PROBES: dict[str, type[ProbeEnv]] = {f"probe/{probe.__name__}-v0": probe for probe in _PROBES}
 

@@ -86,10 +86,20 @@ class RandomSpec(AlgorithmSpec):
     name: Literal["Random"] = "Random"
 
 
+class RNDSpec(Model):
+    """Random network distillation: a bonus for observations unlike those seen before."""
+
+    coef: PositiveFloat = Field(0.5, description="Weight of the bonus, which is in units of its running return.")
+    gamma: Fraction = Field(0.99, description="Discount of the return that the bonus is scaled by.")
+    feature_size: PositiveInt = Field(64, description="Outputs of the random net that are predicted.")
+    batch_size: PositiveInt = Field(256, description="Observations per gradient step of the prediction.")
+
+
 class OnPolicySpec(AlgorithmSpec):
     """Algorithms that learn from data of the current policy."""
 
     learns_from: ClassVar = "rollout"
+    rnd: RNDSpec | None = Field(None, description="Bonus for new observations (RND); null: none.")
 
     @property
     def batch_frequency(self) -> int:

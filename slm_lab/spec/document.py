@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from slm_lab.lib.data import Document
 from slm_lab.spec import net as nets
-from slm_lab.spec.algorithm import AlgorithmSpec, EntropyAnneal
+from slm_lab.spec.algorithm import AlgorithmSpec, EntropyAnneal, RNDSpec
 from slm_lab.spec.memory import MemorySpec
 from slm_lab.spec.roles import ROLES
 from slm_lab.spec.schema import (
@@ -48,6 +48,7 @@ _WORDS: dict[Any, str] = {
     nets.NetSpec: "[mapping](#agentnet)",
     nets.LossSpec: "[mapping](#loss_spec)",
     EntropyAnneal: "[mapping](#agentalgorithmentropy_anneal)",
+    RNDSpec: "[mapping](#agentalgorithmrnd)",
     EnvSpec: "[mapping](#env)",
     WrapperSpec: "[wrappers](#envwrappers)",
     MetaSpec: "[mapping](#meta)",
@@ -86,6 +87,7 @@ def spec_reference() -> str:
         _section("### agent.init_from", InitSpec),
         *_family("agent.algorithm", "name", AlgorithmSpec, ALGORITHM_SPECS.values()),
         _section("### agent.algorithm.entropy_anneal", EntropyAnneal),
+        _section("### agent.algorithm.rnd", RNDSpec),
         *_family("agent.memory", "name", MemorySpec, MEMORY_SPECS.values()),
         *_family("agent.net", "type", nets.NetSpec, NET_SPECS.values()),
         _section("## loss_spec", nets.LossSpec),

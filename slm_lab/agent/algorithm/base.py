@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.action.distribution import ActionFamily
 from slm_lab.agent.action.policy import Policy
+from slm_lab.agent.algorithm.curiosity import RND_METRICS, Curiosity
 from slm_lab.agent.learn.functional import NetFunction
 from slm_lab.agent.learn.gradient import ADVICE, MEAN, CalcLoss, GradientStep, Guard, Report
 from slm_lab.agent.learn.learner import Learner, Net, Target, Weights
@@ -277,8 +278,29 @@ class OnPolicy(Algorithm[RolloutConfig]):
         setting = RolloutSetting(context.num_envs, context.device, self.config.batch_frequency, context.encode, waits)
         self.memory = build_on_policy(spec.memory, setting)
         self.auxiliary: Auxiliary | None = None
+        self.curiosity = self._build_curiosity()
+        if self.curiosity is not None:
+            self.metric_names = (*self.metric_names, *RND_METRICS)
+
+    def _build_curiosity(self) -> Curiosity | None:
+        context, config = self.context, self.config.rnd
+        if config is None:
+            return None
+        return Curiosity(
+            config,
+            self.spec.actor,
+            context.obs_shape,
+            context.parts,
+            context.num_envs,
+            context.device,
+            context.train_generator,
+            context.guard,
+            context.is_compiled,
+        )
 
     def observe(self, step: Transition) -> None:
+        if self.curiosity is not None:
+            step = self.curiosity.add_bonus(step, self.context.encode(step.next_obs))
         self.memory.add(step)
         if self.auxiliary is not None:
             self.auxiliary.observe(step)
@@ -291,6 +313,8 @@ class OnPolicy(Algorithm[RolloutConfig]):
             learner.optimizer.set_frame(frame)
         self.rollout = self.memory.sample()
         metrics = self.train(self.rollout)
+        if self.curiosity is not None:
+            metrics |= self.gather([self.curiosity.train(self.rollout)])
         return metrics if self.auxiliary is None else {**metrics, **self.auxiliary.update(frame)}
 
     @abstractmethod
@@ -299,7 +323,8 @@ class OnPolicy(Algorithm[RolloutConfig]):
 
     def state_dict(self) -> State:
         auxiliary = None if self.auxiliary is None else self.auxiliary.state_dict()
-        return {**super().state_dict(), "memory": self.memory.state_dict(), "auxiliary": auxiliary}
+        curiosity = {} if self.curiosity is None else {"curiosity": self.curiosity.state_dict()}
+        return {**super().state_dict(), "memory": self.memory.state_dict(), "auxiliary": auxiliary, **curiosity}
 
     def estimate_growth(self, num_frame: int) -> int:
         context = self.context
@@ -313,6 +338,8 @@ class OnPolicy(Algorithm[RolloutConfig]):
         self.memory.load_state_dict(state["memory"])
         if self.auxiliary is not None:
             self.auxiliary.load_state_dict(state["auxiliary"])
+        if self.curiosity is not None:
+            self.curiosity.load_state_dict(state["curiosity"])
 
 
 class OffPolicy(Algorithm[ReplayConfig]):

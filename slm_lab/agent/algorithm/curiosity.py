@@ -1,0 +1,117 @@
+"""Random network distillation (Burda et al. 2018): a bonus for observations that are unlike those seen before."""
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.learn.functional import NetFunction
+from slm_lab.agent.learn.gradient import GradientStep, Guard, Loss, Report
+from slm_lab.agent.learn.learner import Learner
+from slm_lab.agent.memory.batch import Rollout, Transition
+from slm_lab.agent.net.model import OutputNet
+from slm_lab.agent.net.parts import Parts
+from slm_lab.env.normalize import RewardScaler, RunningStats
+from slm_lab.lib.data import State
+from slm_lab.lib.errors import SpecError
+from slm_lab.spec.algorithm import RNDSpec
+from slm_lab.spec.net import NetSpec, RecurrentNetSpec
+
+RND_METRICS = ("rnd_bonus", "rnd_loss")
+# whitened observations are clipped here, as in the paper
+MAX_OBS = 5.0
+EPS = 1e-8
+
+
+class Curiosity:
+    """A net that learns to predict a random one, and its errors as bonuses.
+
+    Where it has seen much it predicts well; errors, in units of their running return, are added to the rewards. The
+    bonus does not end with an episode.
+    """
+
+    def __init__(
+        self,
+        config: RNDSpec,
+        net: NetSpec,
+        obs_shape: tuple[int, ...],
+        parts: Parts,
+        num_envs: int,
+        device: torch.device,
+        generator: torch.Generator,
+        guard: Guard,
+        is_compiled: bool,
+    ) -> None:
+        if isinstance(net, RecurrentNetSpec):
+            raise SpecError(
+                "agent.algorithm.rnd: its nets see one observation at a time; use a net that is not recurrent"
+            )
+        self.config = config
+        self.generator = generator
+        nets = [OutputNet(net, obs_shape, config.feature_size, parts=parts) for _ in range(2)]
+        self.random, self.learner = (Learner(each, net, device) for each in nets)
+        self.stats = RunningStats(obs_shape)
+        self.scaler = RewardScaler(num_envs, config.gamma, 1.0, normalize=True, clip=None)
+        self.step = GradientStep(self.calc_loss, (self.learner,), [self.random], is_compiled, guard, [])
+        modules = [self.learner.net, self.random.net]
+        self.calc_error = NetFunction(self._calc_error, modules) if is_compiled else self._calc_error
+        self.bonus_sum, self.bonus_count = 0.0, 0
+
+    def whiten(self, obs: Tensor) -> Tensor:
+        """Observations with the mean and std of all that were seen, clipped."""
+        mean, var = (torch.as_tensor(part, dtype=torch.float32, device=obs.device) for part in self._moments)
+        return ((obs.float() - mean) / torch.sqrt(var + EPS)).clamp(-MAX_OBS, MAX_OBS)
+
+    @property
+    def _moments(self) -> tuple[object, object]:
+        return self.stats.mean, self.stats.var
+
+    def _calc_error(self, obs: Tensor) -> Tensor:
+        """Squared distance of the prediction (B,)."""
+        return (self.learner.net(obs) - self.random.net(obs)).square().mean(-1)
+
+    def calc_loss(self, obs: Tensor) -> Loss:
+        """The mean error of a batch."""
+        error = self._calc_error(obs)
+        return Loss(error.mean(), {"rnd_loss": error})
+
+    def add_bonus(self, step: Transition, next_obs: Tensor) -> Transition:
+        """A step with its rewards raised; `next_obs` is as the nets see it."""
+        self.stats.update(next_obs.numpy(force=True))
+        with torch.inference_mode():
+            error = self.calc_error(self.whiten(next_obs))
+        bonus = self.scaler(error.double().numpy(force=True), (step.terminated & False).numpy())
+        self.bonus_sum += float(bonus.mean())
+        self.bonus_count += 1
+        return step._replace(reward=step.reward + self.config.coef * torch.as_tensor(bonus, dtype=torch.float32))
+
+    def train(self, rollout: Rollout) -> Report:
+        """One pass over the observations of a batch; the mean bonus since the last one, and the loss."""
+        obs = rollout.obs.flatten(0, 1)
+        size = min(self.config.batch_size, len(obs))
+        order = torch.randperm(len(obs), generator=self.generator, device=self.generator.device).to(obs.device)
+        self.learner.net.train()
+        # the rest that does not fill a batch waits for the next time
+        reports = [self.step(self.whiten(obs[order[at : at + size]])) for at in range(0, len(obs) - size + 1, size)]
+        self.learner.net.eval()
+        losses = torch.stack([report.get("rnd_loss/mean", report["rnd_loss"]).mean() for report in reports])
+        bonus = self.bonus_sum / max(1, self.bonus_count)
+        self.bonus_sum, self.bonus_count = 0.0, 0
+        return {"rnd_bonus": torch.tensor(bonus), "rnd_loss": losses.mean()}
+
+    def state_dict(self) -> State:
+        """Nets, optimiser and statistics."""
+        return {
+            "nets": [learner.net.state_dict() for learner in (self.random, self.learner)],
+            "optimizer": self.learner.optimizer.state_dict(),
+            "stats": self.stats.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "bonus": [self.bonus_sum, self.bonus_count],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Resume from a saved state."""
+        for learner, saved in zip((self.random, self.learner), state["nets"], strict=True):
+            learner.net.load_state_dict(saved)
+        self.learner.optimizer.load_state_dict(state["optimizer"])
+        self.stats.load_state_dict(state["stats"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.bonus_sum, self.bonus_count = float(state["bonus"][0]), int(state["bonus"][1])

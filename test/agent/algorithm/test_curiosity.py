@@ -1,0 +1,79 @@
+"""A bonus for new observations: what it is, exact runs, compiled steps, and an env that is not solved without it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.audit.difference import find_difference
+from slm_lab.experiment.control import Session
+from slm_lab.experiment.launch import prepare
+from slm_lab.lib.errors import SpecError
+from slm_lab.results.folder import RunFolder
+from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.schema import Spec
+
+PPO = {"name": "PPO", "time_horizon": 56, "minibatch_size": 112, "training_epoch": 4, "entropy_coef_spec": 0.01}
+A2C = {"name": "ActorCritic", "training_frequency": 8, "lam": 0.95}
+
+
+def make_spec(algorithm: dict[str, Any], rnd: dict[str, Any] | None, **env: Any) -> Spec:
+    raw = {
+        "name": "tiny",
+        "agent": {
+            "algorithm": {**algorithm, "rnd": rnd},
+            "memory": {"name": "OnPolicyBatchReplay"},
+            "net": {"type": "MLPNet", "hid_layers": [64], "optim_spec": {"name": "Adam", "lr": 1e-3}},
+        },
+        "env": {"name": "probe/Lock-v0", "num_envs": 8, "max_frame": 16_000, **env},
+        "meta": {"log_frequency": 4000, "rigorous_eval": 0, "final_eval": 0, "compile": False},
+    }
+    return parse_spec(raw)[0]
+
+
+def train(spec: Spec, path: Path, *stops: int) -> Session:
+    for stop in (*stops, spec.env.max_frame):
+        session = Session(spec, RunFolder(path, "tiny"))
+        session.should_stop = lambda stop=stop, session=session: session.frame >= stop  # type: ignore[misc]
+        session.run()
+    return session
+
+
+def test_a_lock_is_opened_with_the_bonus_alone(tmp_path: Path) -> None:
+    assert train(make_spec(PPO, None), tmp_path / "without").tracker.last("total_reward") == 0.0
+    session = train(make_spec(PPO, {}), tmp_path / "with")
+    assert session.tracker.last("total_reward") > 0.8
+    bonus = [row[session.tracker.columns.index("rnd_bonus")] for row in session.tracker.rows]
+    assert bonus[-1] < 0.5 * bonus[0]
+
+
+def test_what_was_seen_often_has_a_small_bonus(tmp_path: Path) -> None:
+    session = train(make_spec(PPO, {}, max_frame=4000), tmp_path)
+    algorithm: Any = session.agent.algorithm
+    curiosity = algorithm.curiosity
+    seen, unseen = np.eye(13, dtype=np.float32)[:1], np.full((1, 13), 1.0, np.float32)
+    with torch.inference_mode():
+        known, new = (float(curiosity.calc_error(curiosity.whiten(torch.from_numpy(obs)))) for obs in (seen, unseen))
+    assert new > 20 * known
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C], ids=["PPO", "A2C"])
+def test_a_stopped_run_ends_like_a_whole_one(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    spec = make_spec(algorithm, {"coef": 0.3}, max_frame=2000, normalize_obs=True)
+    train(spec, tmp_path / "whole")
+    train(spec, tmp_path / "stopped", 8, 504, 1200)
+    assert find_difference(tmp_path / "whole", tmp_path / "stopped", "tiny") is None
+    # and the bonus was learned from
+    train(make_spec(algorithm, None, max_frame=2000, normalize_obs=True), tmp_path / "without")
+    assert find_difference(tmp_path / "whole", tmp_path / "without", "tiny") is not None
+
+
+def test_recurrent_nets_are_refused() -> None:
+    spec = make_spec(PPO, {})
+    net = {"type": "RecurrentNet", "rnn_hidden_size": 8, "seq_len": 8}
+    raw = {**spec.model_dump(mode="json", serialize_as_any=True), "name": "tiny"}
+    raw["agent"]["net"] = net
+    with pytest.raises(SpecError, match=r"agent\.algorithm\.rnd: its nets see one observation"):
+        prepare(parse_spec(raw)[0])
