@@ -11,7 +11,7 @@ from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.memory.batch import Batch, Rollout, SequenceBatch, Transition
 from slm_lab.agent.memory.rollout import OnPolicyBatchReplay, OnPolicyReplay, RolloutMemory, RolloutSetting
-from slm_lab.agent.net.model import ActorCriticNet, OutputNet, PolicyNet, QNet, TwinQNet
+from slm_lab.agent.net.model import ActorCriticNet, OutputNet, PolicyNet, QEnsemble, QNet
 from slm_lab.agent.registry import register_algorithm, register_memory, register_net
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import AlgorithmSpec, EveryBatchSpec, OffPolicySpec, OnPolicySpec, QLearningSpec
@@ -20,6 +20,9 @@ from slm_lab.spec.net import NetSpec
 from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import AgentSpec
 from slm_lab.spec.types import Bool, Float, Fraction, PositiveFloat, PositiveInt, Schedule, Str
+
+# the name it had while it held two critics only
+TwinQNet = QEnsemble
 
 __all__ = [
     "Act",
@@ -53,6 +56,7 @@ __all__ = [
     "PolicyNet",
     "PositiveFloat",
     "PositiveInt",
+    "QEnsemble",
     "QLearningSpec",
     "QNet",
     "Report",

@@ -9,11 +9,13 @@ from slm_lab.agent.algorithm.dqn import DQN
 from slm_lab.agent.algorithm.iql import IQL
 from slm_lab.agent.algorithm.offline import BC
 from slm_lab.agent.algorithm.ppo import PPO
+from slm_lab.agent.algorithm.pqn import PQN
 from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.algorithm.reinforce import Reinforce
 from slm_lab.agent.algorithm.sac import SoftActorCritic
 from slm_lab.agent.algorithm.sarsa import SARSA
 from slm_lab.agent.algorithm.sil import PPOSIL, SIL
+from slm_lab.agent.algorithm.td3 import TD3
 from slm_lab.agent.memory.build import ON_POLICY
 from slm_lab.agent.memory.rollout import RolloutMemory
 from slm_lab.agent.net.build import NETS, BodyBuilder
@@ -34,6 +36,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "DoubleDQN": DQN,
     "SoftActorCritic": SoftActorCritic,
     "CrossQ": CrossQ,
+    "PQN": PQN,
+    "TD3": TD3,
+    "DDPG": TD3,
     "SIL": SIL,
     "PPOSIL": PPOSIL,
     "BC": BC,

@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from slm_lab.spec.critic import DiscreteCritic, EnsembleCritic, ValueCritic, find_ensemble_conflicts
 from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
 from slm_lab.spec.types import (
     Bool,
@@ -52,6 +53,8 @@ class AlgorithmSpec(Model):
     has_target: ClassVar[bool] = False
     # whether its losses take sequences, as nets with a hidden state need
     takes_recurrent: ClassVar[bool] = False
+    # whether its nets may have layers with noise, of which it then draws
+    takes_noisy: ClassVar[bool] = False
     # whether training_iter defaults to one gradient step per frame
     trains_every_frame: ClassVar[bool] = False
     # whether actions are uniformly random until `training_start_step`
@@ -272,6 +275,7 @@ class QLearningSpec(OffPolicySpec):
 
     actions: ClassVar = "joint"
     takes_recurrent: ClassVar = True
+    takes_noisy: ClassVar = True
     is_double: ClassVar[bool] = False
     action_policy: ValuePolicy = Field("epsilon_greedy", description="How actions are sampled while training.")
     explore_var_spec: Schedule | None = Field(
@@ -279,6 +283,7 @@ class QLearningSpec(OffPolicySpec):
         description="Epsilon of epsilon_greedy or temperature of boltzmann, over frames.",
     )
     training_batch_iter: PositiveInt = Field(1, description="Gradient steps on each batch.")
+    critic: DiscreteCritic = Field(ValueCritic(), description="What the net predicts of the return of each action.")
 
     @property
     def num_grad_step(self) -> int:
@@ -342,9 +347,11 @@ class SoftActorCriticSpec(OffPolicySpec):
     alpha_lr: PositiveFloat | None = Field(None, description="Learning rate of alpha; null: the actor's.")
     log_alpha_min: Float = Field(-5.0, description="Lower bound of log alpha.")
     log_alpha_max: Float = Field(2.0, description="Upper bound of log alpha.")
+    num_critic: PositiveInt = Field(2, description="Critics with weights of their own.")
     q_reduction: QReduction = Field(
-        "min", description="How to combine two critics: the smaller value, or their mean, which explores more."
+        "min", description="How to combine the critics: the smallest value, or their mean, which explores more."
     )
+    critic: EnsembleCritic = Field(ValueCritic(), description="What a critic predicts of the return.")
     symlog: Bool = Field(False, description="Compare symlog of values and targets in the critic loss.")
 
     @model_validator(mode="after")
@@ -362,6 +369,11 @@ class SoftActorCriticSpec(OffPolicySpec):
         if self.entropy_anneal is not None and self.target_entropy != "auto":
             raise ValueError("entropy_anneal contradicts target_entropy; remove one of them")
         return self
+
+    def find_conflicts(self, memory: str) -> dict[str, str]:
+        if self.symlog and self.critic.kind != "value":
+            return {"symlog": f"is for critics of kind value, not {self.critic.kind}; remove it"}
+        return find_ensemble_conflicts(self.critic, self.q_reduction)
 
 
 class CrossQSpec(SoftActorCriticSpec):

@@ -11,7 +11,14 @@ from slm_lab.spec.algorithm import (
     SILSpec,
 )
 from slm_lab.spec.memory import OnPolicyCrossEntropySpec, PrioritizedReplaySpec, ReplaySpec
-from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.net import (
+    TARGET_KEYS,
+    DuelingConvNetSpec,
+    DuelingMLPNetSpec,
+    NetSpec,
+    RecurrentNetSpec,
+    TorchArcNetSpec,
+)
 from slm_lab.spec.schema import ALGORITHM_SPECS, Spec
 from slm_lab.spec.search_space import search_problems
 
@@ -54,9 +61,6 @@ def _backend_problems(spec: Spec) -> list[str]:
     problems = {f"env.{key}": _NEED_GYMNASIUM[key] for key in _NEED_GYMNASIUM if asked[key]}
     problems |= {f"env.kwargs.{key}": "has no options that change over the run" for key in env.schedules}
     return [f"{key}: {what} {problem}; {remedy}" for key, problem in problems.items()]
-
-
-TARGET_KEYS = {"update_type", "polyak_coef", "update_frequency"}
 
 
 def _recurrent_problems(spec: Spec) -> list[str]:
@@ -169,6 +173,12 @@ def _net_problems(spec: Spec) -> list[str]:
             f"use {one.type.removeprefix('Dueling')}"
             for where, one in nets.items()
             if isinstance(one, (DuelingMLPNetSpec, DuelingConvNetSpec))
+        ]
+    if not algorithm.takes_noisy:
+        problems += [
+            f"agent.{where}.noisy: {algorithm.name} draws no noise for its layers; remove it"
+            for where, one in nets.items()
+            if any(role.model_dump().get("noisy") for role in (one.for_role("actor"), one.for_role("critic")))
         ]
     if not algorithm.has_critic:
         problems += [f"agent.net.critic_{key}: {algorithm.name} has no critic; remove it" for key in net.critic]

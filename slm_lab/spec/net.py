@@ -170,6 +170,8 @@ class LossSpec(Model):
     name: Literal["MSELoss", "SmoothL1Loss", "HuberLoss", "L1Loss"] = "MSELoss"
 
 
+# Keys of target nets.
+TARGET_KEYS = {"update_type", "polyak_coef", "update_frequency"}
 # Keys of the pair of nets, not of one of them.
 PAIR_KEYS = ("shared", "use_same_optim", *ROLES)
 # With a shared body these are what may still differ between the two heads.
@@ -321,9 +323,13 @@ EncoderSpec = Annotated[MLPBodySpec | ConvBodySpec | TorchArcBodySpec, Field(dis
 class MLPNetSpec(MLPBodySpec, NetSpec):
     """Fully connected layers."""
 
+    noisy: Bool = Field(False, description="All layers have learned noise, to explore by; for DQN.")
+
 
 class ConvNetSpec(ConvBodySpec, NetSpec):
     """Convolutions, then fully connected layers."""
+
+    noisy: Bool = Field(False, description="Fully connected and output layers have learned noise, to explore by.")
 
 
 class DuelingMLPNetSpec(MLPNetSpec):
@@ -347,6 +353,15 @@ class DictNetSpec(MLPNetSpec):
         description="By name of a part: `type` MLPNet, ConvNet or TorchArcNet, and the keys of its layers. A part "
         "without one is used unchanged.",
     )
+
+
+class SimbaNetSpec(NetSpec):
+    """Residual blocks behind layer normalisation (SimBa); images are flattened."""
+
+    type: Literal["SimbaNet"] = "SimbaNet"
+    width: PositiveInt = Field(128, description="Features between the blocks; within a block four times as many.")
+    num_block: PositiveInt = Field(1, description="Residual blocks.")
+    hid_layers_activation: Activation = Field("relu", description="Activation within the blocks.")
 
 
 class RecurrentNetSpec(NetSpec):

@@ -11,7 +11,7 @@ from slm_lab.lib.data import Document
 from slm_lab.spec import algorithm as algorithms
 from slm_lab.spec import memory as memories
 from slm_lab.spec import net as nets
-from slm_lab.spec import offline
+from slm_lab.spec import offline, pqn, td3
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.memory import MemorySpec
 from slm_lab.spec.net import NetSpec
@@ -31,18 +31,17 @@ from slm_lab.spec.types import (
 M = TypeVar("M", bound=Model)
 
 
-def _built_in(module: ModuleType, base: type[M], tag: str) -> dict[str, type[M]]:
-    """The models of a module that a spec can name, in their order."""
-    kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, base)]
+def _built_in(base: type[M], tag: str, *modules: ModuleType) -> dict[str, type[M]]:
+    """The models of some modules that a spec can name, in their order."""
+    named = [one for module in modules for one in vars(module).values()]
+    kinds = [one for one in named if isinstance(one, type) and issubclass(one, base)]
     return {name: kind for kind in kinds for name in get_args(kind.model_fields[tag].annotation)}
 
 
 # What a spec may name; `register_*` adds a user's own.
-ALGORITHM_SPECS = {
-    name: kind for module in (algorithms, offline) for name, kind in _built_in(module, AlgorithmSpec, "name").items()
-}
-MEMORY_SPECS = _built_in(memories, MemorySpec, "name")
-NET_SPECS = _built_in(nets, NetSpec, "type")
+ALGORITHM_SPECS = _built_in(AlgorithmSpec, "name", algorithms, td3, pqn, offline)
+MEMORY_SPECS = _built_in(MemorySpec, "name", memories)
+NET_SPECS = _built_in(NetSpec, "type", nets)
 
 
 class WrapperSpec(Model):
@@ -304,7 +303,7 @@ class AgentSpec(Model):
     memory: MemorySpec
     net: NetSpec
     critic_net: NetSpec | None = Field(
-        None, description="Net of the critics of SoftActorCritic and CrossQ; null: `net`."
+        None, description="Net of the critics of off-policy actor-critics such as SoftActorCritic and TD3; null: `net`."
     )
     init_from: InitSpec | None = Field(
         None, description="Trained weights to start from: a run folder, or a mapping; null: random ones."
@@ -426,7 +425,7 @@ def _build_spec_model(
         net=(net, Field(description="Nets, optimiser and learning rate.")),
         critic_net=(
             critic_net,
-            Field(None, description="Net of the critics of SoftActorCritic and CrossQ; null: as in `net`."),
+            Field(None, description="Net of the critics of SoftActorCritic, CrossQ, TD3 and DDPG; null: as in `net`."),
         ),
     )
     return create_model("Spec", __base__=Spec, agent=(agent, Field(description="The agent that learns.")))

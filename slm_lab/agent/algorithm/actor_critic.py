@@ -47,7 +47,7 @@ class ActorCritic(OnPolicy[ActorCriticSpec]):
         return self.policy.choose(param, noise), next_carry, {"value": value}
 
     def train(self, rollout: Rollout) -> Metrics:
-        value, next_value = download(rollout.extra["value"], calc_next_value(rollout, self.net))
+        value, next_value = download(rollout.extra["value"], calc_next_value(rollout, self.net.value))
         adv, ret = self._calc_adv_ret(rollout, value, next_value)
         ret_scale = self.target_scale.update(ret)
         entropy_coef = calc_schedule(self.config.entropy_coef_spec, self.frame)

@@ -1,12 +1,13 @@
 """What algorithms with an actor and a critic share: their nets, the values of successors, the scale of targets."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Context
+from slm_lab.agent.algorithm.base import Carry, Context
 from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.model import ActorCriticNet
@@ -41,11 +42,11 @@ def build_actor_critic(spec: AgentSpec, context: Context) -> tuple[ActorCriticNe
 
 
 @torch.inference_mode()
-def calc_next_value(rollout: Rollout, net: ActorCriticNet) -> Tensor:
+def calc_next_value(rollout: Rollout, evaluate: Callable[[Tensor, Carry], Tensor]) -> Tensor:
     """V of every true successor (T, N): the next row's value, computed only where an episode or the batch ends."""
     value = rollout.extra["value"]
     next_value = torch.zeros_like(value)
     next_value[:-1] = value[1:]
     if len(rollout.cut_index):
-        next_value.view(-1)[rollout.cut_index] = net.value(rollout.cut_obs, rollout.cut_carry)
+        next_value.view(-1)[rollout.cut_index] = evaluate(rollout.cut_obs, rollout.cut_carry)
     return next_value

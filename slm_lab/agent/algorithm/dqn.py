@@ -1,17 +1,22 @@
-"""Q-learning with a net and a replay: vanilla, DQN (Mnih et al. 2015) and double DQN (van Hasselt et al. 2016)."""
+"""Q-learning with a net and a replay: vanilla, DQN (Mnih et al. 2015) and double DQN (van Hasselt et al. 2016).
 
-from typing import Any
+By its critic it learns quantiles of returns (QR-DQN, IQN) or a histogram of them (C51) instead of their mean.
+"""
+
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from slm_lab.agent.action.distribution import Categorical
 from slm_lab.agent.action.policy import build_policy
-from slm_lab.agent.algorithm.base import Context, Metrics, OffPolicy
+from slm_lab.agent.algorithm.base import Act, Carry, Context, Metrics, OffPolicy
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
 from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Batch, SequenceBatch
-from slm_lab.agent.net.model import QNet
+from slm_lab.agent.net.head import build_head
+from slm_lab.agent.net.model import build_q_net
+from slm_lab.agent.net.noisy import find_noisy, quiet, resample
 from slm_lab.agent.net.parts import for_acting
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import QLearningSpec
@@ -26,18 +31,10 @@ def calc_q_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tenso
 
 
 def pick_value(q: Tensor, index: Tensor) -> Tensor:
-    """Q of one action per row (B,)."""
-    return q.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-
-
-def calc_max_value(next_q: Tensor) -> Tensor:
-    """max_a Q(s', a): one net both picks and values the action."""
-    return next_q.amax(-1)
-
-
-def calc_double_value(next_q_online: Tensor, next_q_target: Tensor) -> Tensor:
-    """Q_target(s', argmax_a Q_online(s', a)): what one net overrates the other need not."""
-    return pick_value(next_q_target, next_q_online.argmax(-1))
+    """Q of one action per row: (B,) of values (B, A), or (B, K) of numbers (B, A, K)."""
+    if q.dim() == index.dim() + 1:
+        return q.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    return q.gather(-2, index[..., None, None].expand(*index.shape, 1, q.shape[-1])).squeeze(-2)
 
 
 def require_choices(family: Any, name: str) -> Categorical:
@@ -61,12 +58,17 @@ class DQN(OffPolicy[QLearningSpec]):
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         self.family = require_choices(context.family, spec.algorithm.name)
-        net = QNet(for_acting(spec.net, context.parts), context.obs_shape, self.family.param_size, context.parts)
+        config = cast(QLearningSpec, spec.algorithm)
+        self.critic = build_head(config.critic, spec.net, ELEMENT_LOSSES[spec.net.loss_spec.name], is_summed=True)
+        seen = for_acting(spec.net, context.parts)
+        net = build_q_net(self.critic, seen, context.obs_shape, self.family.param_size, context.parts)
         super().__init__(spec, context, net.state_size)
         self.net = net
         self.learner = self.add_learner("net", net, spec.net, self.config.has_target)
         self.target_net = self.learner.target_net
-        self.loss = ELEMENT_LOSSES[spec.net.loss_spec.name]
+        # layers with noise: of the net that acts, and of all
+        self.noisy = find_noisy(net)
+        self.all_noisy = list(dict.fromkeys([*self.noisy, *find_noisy(self.target_net)]))
         calc_loss = self.calc_sequence_loss if net.state_size else self.calc_loss
         self.step = context.build_step(calc_loss, self.learner, frozen=self.learner.targets, samples=["td_error"])
         self.policy = build_policy(self.family, self.config)
@@ -79,6 +81,13 @@ class DQN(OffPolicy[QLearningSpec]):
                 f"agent.memory.max_size: {self.memory.spec.max_size} holds no sequence of burn_in + seq_len = "
                 f"{self.seq_len} steps once it is full; raise it"
             )
+
+    def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
+        if explore:
+            resample(self.noisy, self.context.act_generator)
+            return super().act(obs, carry, explore)
+        with quiet(self.noisy):
+            return super().act(obs, carry, explore)
 
     def update(self, frame: int) -> Metrics | None:
         metrics = super().update(frame)
@@ -97,7 +106,9 @@ class DQN(OffPolicy[QLearningSpec]):
     def train(self, batch: Batch | SequenceBatch) -> list[Report]:
         reports = []
         for _ in range(self.config.training_batch_iter):
-            reports.append(self.step(batch))
+            resample(self.all_noisy, self.context.train_generator)
+            fractions = self.critic.draw(len(batch.reward), self.context.train_generator)
+            reports.append(self.step(batch, *fractions))
             self.opt_step += 1
             for target in self.learner.targets:
                 target.follow()
@@ -105,20 +116,23 @@ class DQN(OffPolicy[QLearningSpec]):
             self.memory.update_priority(batch.slot, reports[-1]["td_error"])
         return reports
 
-    def calc_loss(self, batch: Batch) -> Loss:
-        """Weighted loss of a batch."""
+    def calc_loss(self, batch: Batch, *fractions: Tensor) -> Loss:
+        """Weighted loss of a batch; the fractions are those of values and of targets, for nets that are given them."""
+        critic = self.critic
         with torch.no_grad():
-            if self.config.is_double:
-                next_value = calc_double_value(self.net(batch.next_obs), self.target_net(batch.next_obs))
-            else:
-                next_value = calc_max_value(self.target_net(batch.next_obs))
-            ret = calc_q_target(batch.reward, batch.discount, next_value)
+            next_out = self.target_net(batch.next_obs, *fractions[1:])
+            # what one net overrates the other need not
+            judge = critic.value(self.net(batch.next_obs) if self.config.is_double else next_out)
+            next_out = pick_value(next_out, judge.argmax(-1))
+            ret = critic.backup(batch.reward, batch.discount, next_out)
         # layers such as BatchNorm and Dropout learn from what is trained on alone
         self.net.train()
-        q = pick_value(self.net(batch.obs), self.family.to_index(batch.action))
+        out = pick_value(self.net(batch.obs, *fractions[:1]), self.family.to_index(batch.action))
         self.net.eval()
-        loss = (batch.weight * self.loss(q, ret)).mean()
-        return Loss(loss, {"next_value": next_value, "target": ret, "q": q, "td_error": (q - ret).abs()})
+        loss = (batch.weight * critic.loss(out, ret, *fractions[:1])).mean()
+        q, target = critic.value(out), critic.target_value(ret)
+        report = {"next_value": critic.value(next_out), "target": target, "q": q, "td_error": (q - target).abs()}
+        return Loss(loss, report)
 
     def calc_sequence_loss(self, batch: SequenceBatch) -> Loss:
         """Loss of sequences, after a burn-in that only warms the hidden state.
@@ -131,16 +145,20 @@ class DQN(OffPolicy[QLearningSpec]):
             with torch.no_grad():
                 _, carry = self.net.unroll(batch.obs[:start], carry, batch.reset[:start])
         self.net.train()
-        every_q, _ = self.net.unroll(batch.obs[start:], carry, batch.reset[start:])
+        every_out, _ = self.net.unroll(batch.obs[start:], carry, batch.reset[start:])
         self.net.eval()
+        critic = self.critic
         with torch.no_grad():
             if self.config.has_target:
-                target_q = self.target_net.unroll(batch.obs, batch.carry, batch.reset)[0][start + 1 :]
+                target_out = self.target_net.unroll(batch.obs, batch.carry, batch.reset)[0][start + 1 :]
             else:
-                target_q = every_q[1:]
-            next_value = calc_double_value(every_q[1:], target_q) if self.config.is_double else calc_max_value(target_q)
-            ret = calc_q_target(batch.reward[start:], batch.discount[start:], next_value)
-        q = pick_value(every_q[:-1], self.family.to_index(batch.action[start:]))
+                target_out = every_out[1:]
+            judge = critic.value(every_out[1:] if self.config.is_double else target_out)
+            next_out = pick_value(target_out, judge.argmax(-1))
+            ret = critic.backup(batch.reward[start:], batch.discount[start:], next_out)
+        out = pick_value(every_out[:-1], self.family.to_index(batch.action[start:]))
         mask = batch.mask[start:]
-        loss = (mask * self.loss(q, ret)).sum() / mask.sum().clamp(min=1)
-        return Loss(loss, {"next_value": next_value, "target": ret, "q": q, "td_error": (mask * (q - ret)).abs()})
+        loss = (mask * critic.loss(out, ret)).sum() / mask.sum().clamp(min=1)
+        q, target = critic.value(out), critic.target_value(ret)
+        error = (mask * (q - target)).abs()
+        return Loss(loss, {"next_value": critic.value(next_out), "target": target, "q": q, "td_error": error})

@@ -26,6 +26,11 @@ def symlog(x: Tensor) -> Tensor:
     return torch.where(x >= 0, size, -size)
 
 
+def symlogged(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss of the symlog of values and targets."""
+    return lambda value, target: loss(symlog(value), symlog(target))
+
+
 def calc_policy_loss(log_prob: Tensor, adv: Tensor) -> Tensor:
     """-E[log pi(a|s) A]; its gradient is the policy gradient."""
     return -(log_prob * adv).mean()

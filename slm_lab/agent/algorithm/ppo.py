@@ -116,7 +116,7 @@ class PPO(OnPolicy[PPOSpec]):
 
     def train(self, rollout: Rollout) -> Metrics:
         config, device = self.config, self.context.device
-        value, next_value = download(rollout.extra["value"], calc_next_value(rollout, self.net))
+        value, next_value = download(rollout.extra["value"], calc_next_value(rollout, self.net.value))
         adv = calc_gae(rollout.reward, value, next_value, rollout.terminated, rollout.done, config.gamma, config.lam)
         ret = adv + value
         ret_scale = self.target_scale.update(ret)

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from slm_lab.agent.action.distribution import ActionFamily, Categorical
 from slm_lab.agent.algorithm.base import Algorithm, Context, OffPolicy
 from slm_lab.agent.algorithm.dqn import pick_value
-from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlog
+from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlogged
 from slm_lab.agent.learn.gradient import CalcLoss, Loss, Report
 from slm_lab.agent.learn.learner import Weights
 from slm_lab.agent.memory.batch import Batch
-from slm_lab.agent.net.model import PolicyNet, TwinQNet
+from slm_lab.agent.net.head import build_head
+from slm_lab.agent.net.model import PolicyNet, QEnsemble
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import SoftActorCriticSpec
@@ -60,7 +61,7 @@ class Alpha(nn.Module):
 
 
 class SoftBase(OffPolicy[SoftActorCriticSpec]):
-    """Twin critics, a policy that follows them, and the weight of its entropy; the losses are left to the two below."""
+    """Critics, a policy that follows them, and the weight of its entropy; the losses are left to the two below."""
 
     metric_names: tuple[str, ...] = ("loss", "policy_loss", "entropy", "alpha", "q", "td_error", "grad_norm")
     is_discrete: bool
@@ -73,7 +74,17 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         actor_spec, critic_spec = spec.actor, spec.critic
         self.net = PolicyNet(actor_spec, context.obs_shape, family.param_size, context.is_gaussian, context.parts)
         size = family.param_size if self.is_discrete else math.prod(family.action_shape)
-        critic = TwinQNet(critic_spec, context.obs_shape, size, self.is_discrete, context.parts)
+        element_loss = ELEMENT_LOSSES[critic_spec.loss_spec.name]
+        self.head = build_head(
+            self.config.critic, critic_spec, symlogged(element_loss) if self.config.symlog else element_loss
+        )
+        if self.is_discrete and self.config.critic.kind != "value":
+            raise SpecError(
+                f"agent.algorithm.critic.kind: {self.config.critic.kind} is for continuous actions here; "
+                "use value, or DQN with this critic"
+            )
+        num, shape = self.config.num_critic, context.obs_shape
+        critic = QEnsemble(critic_spec, shape, size, self.is_discrete, context.parts, num, self.head.size)
         self.actor = self.add_learner("actor", self.net, actor_spec)
         # CrossQ has no targets: its critics stand in for them
         self.critic = self.add_learner("critic", critic, critic_spec, self.config.has_target)
@@ -81,8 +92,7 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         self.modules["alpha"] = self.alpha
         if self.alpha.is_learned:
             self.add_learner("alpha", self.alpha, resolve_alpha(actor_spec, self.config.alpha_lr))
-        self.loss = ELEMENT_LOSSES[critic_spec.loss_spec.name]
-        # one value of two critics': the smaller, or their mean (double average Q-learning, Zhou et al. 2022)
+        # one value of several critics': the smallest, or their mean (double average Q-learning, Zhou et al. 2022)
         self.reduce = partial(torch.amin if self.config.q_reduction == "min" else torch.mean, dim=0)
         frozen: list[Weights] = [self.actor, *self.critic.targets]
         self.critic_step = context.build_step(self.calc_critic_loss, self.critic, frozen=frozen, samples=["td_error"])
@@ -124,14 +134,12 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         self.critic.net.eval()
         return q, next_q
 
-    def calc_td_loss(self, q: Tensor, ret: Tensor, weight: Tensor, log_prob: Tensor) -> Loss:
-        """Loss of values (2, B) against their targets (eq. 5)."""
-        low = q.detach().amin(0)
-        report = {"log_prob": log_prob, "target": ret, "q": low, "td_error": (low - ret).abs()}
-        if self.config.symlog:
-            q, ret = symlog(q), symlog(ret)
+    def calc_td_loss(self, out: Tensor, ret: Tensor, weight: Tensor, log_prob: Tensor) -> Loss:
+        """Loss of the critics' predictions (C, B) or (C, B, K) against their targets (eq. 5)."""
+        low, target = self.head.value(out).detach().amin(0), self.head.target_value(ret)
+        report = {"log_prob": log_prob, "target": target, "q": low, "td_error": (low - target).abs()}
         # half of each critic's loss, as in the paper
-        return Loss(0.5 * (weight * self.loss(q, ret.expand_as(q))).mean(-1).sum(), report)
+        return Loss(0.5 * (weight * self.head.loss(out, ret)).mean(-1).sum(), report)
 
     def state_dict(self) -> State:
         return {**super().state_dict(), "actor_report": self.actor_report}
@@ -168,17 +176,18 @@ class SoftActorCritic(SoftBase):
         """Loss of both critics; V(s') = E_a[Q(s', a) - alpha log pi(a|s')] (eq. 3) is estimated from one action."""
         with torch.no_grad():
             next_action, log_prob = self.family.draw(self.net(batch.next_obs), noise)
-        q, next_q = self.evaluate(batch, (batch.action, next_action))
-        next_value = self.reduce(next_q) - alpha * log_prob
-        ret = batch.reward + batch.discount * next_value
-        return self.calc_td_loss(q, ret, batch.weight, log_prob)
+        out, next_out = self.evaluate(batch, (batch.action, next_action))
+        next_out = self.head.reduce(next_out, self.config.q_reduction)
+        ret = self.head.backup(batch.reward, batch.discount, next_out, alpha * log_prob)
+        return self.calc_td_loss(out, ret, batch.weight, log_prob)
 
     def calc_actor_alpha_loss(self, obs: Tensor, alpha: Tensor, target_entropy: float | Tensor, noise: Tensor) -> Loss:
         """Losses of the policy (eq. 7) and of alpha, which share no weight, in one."""
         self.net.train()
         action, log_prob = self.family.draw(self.net(obs), noise)
         self.net.eval()
-        policy_loss = -(self.reduce(self.critic.net(obs, action)) - alpha * log_prob).mean()
+        value = self.head.value(self.critic.net(obs, action))
+        policy_loss = -(self.reduce(value) - alpha * log_prob).mean()
         entropy = -log_prob.mean()
         loss = policy_loss + self.alpha.calc_loss(entropy, target_entropy)
         return Loss(loss, {"log_prob": log_prob, "policy_loss": policy_loss, "entropy": entropy})
@@ -205,7 +214,7 @@ class DiscreteSoftActorCritic(SoftBase):
             log_prob = self.net(batch.next_obs).log_softmax(-1)
         every_q, next_q = self.evaluate(batch)
         ret = batch.reward + batch.discount * calc_soft_sum(self.reduce(next_q), log_prob, alpha)
-        q = pick_value(every_q, self.family.to_index(batch.action).expand(2, -1))
+        q = pick_value(every_q, self.family.to_index(batch.action).expand(len(every_q), -1))
         return self.calc_td_loss(q, ret, batch.weight, log_prob)
 
     def calc_actor_alpha_loss(self, obs: Tensor, alpha: Tensor, target_entropy: float | Tensor) -> Loss:

@@ -11,6 +11,7 @@ from slm_lab.agent.net.dict_net import DictNet
 from slm_lab.agent.net.mlp import MLPNet
 from slm_lab.agent.net.parts import Parts, build_view, with_selection
 from slm_lab.agent.net.recurrent import RecurrentNet
+from slm_lab.agent.net.simba import SimbaNet
 from slm_lab.spec.net import DictNetSpec, NetSpec
 
 BodyBuilder = Callable[[Any, tuple[int, ...]], nn.Module]
@@ -20,6 +21,7 @@ NETS: dict[str, BodyBuilder] = {
     "ConvNet": ConvNet,
     "DuelingMLPNet": MLPNet,
     "DuelingConvNet": ConvNet,
+    "SimbaNet": SimbaNet,
     "RecurrentNet": RecurrentNet,
     "TorchArcNet": TorchArcNet,
 }

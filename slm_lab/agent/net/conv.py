@@ -4,8 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.activation import build_activation
+from slm_lab.agent.net.noisy import NoisyLinear
 from slm_lab.lib.errors import SpecError
-from slm_lab.spec.net import ConvBodySpec
+from slm_lab.spec.net import ConvBodySpec, ConvNetSpec
 
 
 class ConvNet(nn.Module):
@@ -34,8 +35,9 @@ class ConvNet(nn.Module):
                 size = nn.Sequential(*layers).eval()(torch.zeros(1, *obs_shape)).shape[1]
         except RuntimeError as error:
             raise SpecError(f"{where}.conv_hid_layers: does not fit images {obs_shape}: {error}") from None
+        linear = NoisyLinear if isinstance(spec, ConvNetSpec) and spec.noisy else nn.Linear
         for width in spec.fc_hid_layers:
-            layers += [nn.Linear(size, width), build_activation(spec.hid_layers_activation)]
+            layers += [linear(size, width), build_activation(spec.hid_layers_activation)]
             size = width
         self.layers = nn.Sequential(*layers)
         self.out_size = size

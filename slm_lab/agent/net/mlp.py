@@ -5,7 +5,8 @@ import math
 from torch import Tensor, nn
 
 from slm_lab.agent.net.activation import build_activation
-from slm_lab.spec.net import MLPBodySpec
+from slm_lab.agent.net.noisy import NoisyLinear
+from slm_lab.spec.net import MLPBodySpec, MLPNetSpec
 
 
 class Flatten(nn.Module):
@@ -21,9 +22,10 @@ class MLPNet(nn.Sequential):
 
     def __init__(self, spec: MLPBodySpec, obs_shape: tuple[int, ...]) -> None:
         size = math.prod(obs_shape)
+        linear = NoisyLinear if isinstance(spec, MLPNetSpec) and spec.noisy else nn.Linear
         layers: list[nn.Module] = [] if len(obs_shape) == 1 else [Flatten()]
         for width in spec.hid_layers:
-            layers.append(nn.Linear(size, width))
+            layers.append(linear(size, width))
             if spec.batch_norm:
                 layers.append(nn.BatchNorm1d(width))
             if spec.layer_norm:

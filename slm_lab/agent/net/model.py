@@ -5,12 +5,14 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.activation import build_activation
 from slm_lab.agent.net.build import build_body
+from slm_lab.agent.net.head import Head, ImplicitHead, calc_middles
 from slm_lab.agent.net.init import init_head, init_weights
+from slm_lab.agent.net.noisy import NoisyLinear
 from slm_lab.agent.net.parts import Parts, build_view, for_acting
 from slm_lab.agent.net.recurrent import RecurrentBody
 from slm_lab.env.layout import ObsPart
 from slm_lab.lib.errors import SpecError
-from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec
+from slm_lab.spec.net import ConvNetSpec, DuelingConvNetSpec, DuelingMLPNetSpec, MLPNetSpec, NetSpec
 
 Carry = Tensor | None
 # width of the layer that joins an image's features with an action
@@ -20,11 +22,31 @@ JOINT_SIZE = 256
 class DuelingHead(nn.Linear):
     """Values of actions as a value plus centred advantages (Wang et al. 2016, eq. 9)."""
 
+    # numbers per action, each of which is centred over the actions
+    size = 1
+
     def forward(self, features: Tensor) -> Tensor:
-        """Values (..., A)."""
+        """Values (..., A) or numbers (..., A*K)."""
         out = super().forward(features)
+        if self.size > 1:
+            out = out.unflatten(-1, (-1, self.size))
+            value, adv = out[..., :1, :], out[..., 1:, :]
+            return (value + adv - adv.mean(-2, keepdim=True)).flatten(-2)
         value, adv = out[..., :1], out[..., 1:]
         return value + adv - adv.mean(-1, keepdim=True)
+
+
+class NoisyDuelingHead(DuelingHead, NoisyLinear):
+    """The same of layers with noise."""
+
+
+# whether it is dueling, whether it has noise
+HEADS: dict[tuple[bool, bool], type[nn.Linear]] = {
+    (False, False): nn.Linear,
+    (False, True): NoisyLinear,
+    (True, False): DuelingHead,
+    (True, True): NoisyDuelingHead,
+}
 
 
 def use_bf16(net: nn.Module) -> None:
@@ -74,7 +96,8 @@ class OutputNet(nn.Module):
         is_recurrent = isinstance(self.body, RecurrentBody)
         self.state_size = self._recurrent.state_size if is_recurrent else 0
         self.seq_len = self._recurrent.seq_len if is_recurrent else 0
-        linear = (DuelingHead if is_dueling else nn.Linear)(int(self.body.out_size), out_size)  # type: ignore[arg-type]
+        is_noisy = isinstance(spec, (MLPNetSpec, ConvNetSpec)) and spec.noisy
+        linear = HEADS[is_dueling, is_noisy](int(self.body.out_size), out_size)  # type: ignore[arg-type]
         self.head: nn.Module = linear
         activation = getattr(spec, "hid_layers_activation", None)  # not every net type has one
         init_weights(linear if body is not None else self, spec.init_fn, activation)
@@ -223,60 +246,131 @@ class ActorCriticNet(nn.Module):
 
 
 class QNet(OutputNet):
-    """Values (B, A) of every action."""
+    """Values (B, A) of every action, or numbers (B, A, K) that say more of its return; `step` gives values."""
 
-    def __init__(self, spec: NetSpec, obs_shape: tuple[int, ...], num_action: int, parts: Parts = ()) -> None:
+    def __init__(
+        self,
+        spec: NetSpec,
+        obs_shape: tuple[int, ...],
+        num_action: int,
+        parts: Parts = (),
+        critic: Head | None = None,
+    ) -> None:
         is_dueling = isinstance(spec, (DuelingMLPNetSpec, DuelingConvNetSpec))
-        super().__init__(spec, obs_shape, num_action + is_dueling, parts=parts, is_dueling=is_dueling)
+        size = 1 if critic is None or isinstance(critic, ImplicitHead) else critic.size
+        super().__init__(spec, obs_shape, (num_action + is_dueling) * size, parts=parts, is_dueling=is_dueling)
+        self.critic = critic
+        self.size = size
+        if isinstance(self.linear, DuelingHead):
+            self.linear.size = size
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.from_features(self.body(obs))
+
+    def from_features(self, features: Tensor) -> Tensor:
+        out = self.head(features)
+        return out if self.size == 1 else out.unflatten(-1, (-1, self.size))
+
+    def step(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        out, carry = super().step(obs, carry)
+        return out if self.critic is None else self.critic.value(out), carry
+
+
+class ImplicitQNet(QNet):
+    """Quantiles (B, A, K) of the return of every action, at K fractions given with the observations (IQN, eq. 4)."""
+
+    def __init__(
+        self, spec: NetSpec, obs_shape: tuple[int, ...], num_action: int, parts: Parts, critic: ImplicitHead
+    ) -> None:
+        super().__init__(spec, obs_shape, num_action, parts, critic)
+        if self.state_size:
+            raise SpecError("agent.algorithm.critic.kind: implicit takes no RecurrentNet; use quantile")
+        self.num_middle = critic.num_act
+        self.embedding = nn.Linear(critic.num_cosine, self.linear.in_features)
+
+    def forward(self, obs: Tensor, fraction: Tensor | None = None) -> Tensor:
+        """Quantiles at these fractions (B, K), or at evenly spaced ones."""
+        features = self.body(obs)
+        if fraction is None:
+            fraction = calc_middles(self.num_middle, features.device).expand(len(features), -1)
+        wave = torch.pi * torch.arange(self.embedding.in_features, device=features.device)
+        embedded = self.embedding((fraction.unsqueeze(-1) * wave).cos()).relu()
+        return self.head(features.unsqueeze(-2) * embedded).transpose(-1, -2)
+
+
+def build_q_net(critic: Head, spec: NetSpec, obs_shape: tuple[int, ...], num_action: int, parts: Parts = ()) -> QNet:
+    """The net that gives what a kind of critic needs."""
+    if isinstance(critic, ImplicitHead):
+        return ImplicitQNet(spec, obs_shape, num_action, parts, critic)
+    return QNet(spec, obs_shape, num_action, parts, critic)
 
 
 class ActionValueNet(nn.Module):
-    """Value (B,) of an observation and a continuous action.
+    """Value (B,) of an observation and a continuous action, or `size` numbers (B, K) that say more of its return.
 
     Vectors are joined with the action before the first layer, images after the last one of their body. A DictNet sees
     the action as one more part without an encoder.
     """
 
-    def __init__(self, spec: NetSpec, obs_shape: tuple[int, ...], action_size: int, parts: Parts = ()) -> None:
+    def __init__(
+        self, spec: NetSpec, obs_shape: tuple[int, ...], action_size: int, parts: Parts = (), size: int = 1
+    ) -> None:
         super().__init__()
+        self.size = size
         view = build_view(spec, obs_shape, parts)
         self.select = view.select
         self.is_vector = len(view.shape) == 1
         # what it sees is chosen here, before the action joins
         spec = spec.model_copy(update={"obs_keys": None})
         if self.is_vector:
-            size = view.shape[0]
+            width = view.shape[0]
             # no part of an env is without a name
-            action = ObsPart("", size, size + action_size, (action_size,))
-            net = OutputNet(spec, (size + action_size,), 1, parts=(*view.parts, action))
+            action = ObsPart("", width, width + action_size, (action_size,))
+            net = OutputNet(spec, (width + action_size,), size, parts=(*view.parts, action))
             self.body, self.head = net.body, net.head
             return
         self.body = build_body(spec, view.shape, view.parts)
         self.head = nn.Sequential(
             nn.Linear(int(self.body.out_size) + action_size, JOINT_SIZE),  # type: ignore[arg-type]
             nn.ReLU(),
-            nn.Linear(JOINT_SIZE, 1),
+            nn.Linear(JOINT_SIZE, size),
         )
         init_weights(self, spec.init_fn, "relu")
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Values (B,)."""
+        """Values (B,) or numbers (B, K)."""
         seen = obs if self.select is None else self.select(obs)
         if self.is_vector:
-            return self.head(self.body(torch.cat([seen, action], -1))).squeeze(-1)
-        return self.head(torch.cat([self.body(seen), action], -1)).squeeze(-1)
+            out = self.head(self.body(torch.cat([seen, action], -1)))
+        else:
+            out = self.head(torch.cat([self.body(seen), action], -1))
+        return out.squeeze(-1) if self.size == 1 else out
 
 
-class TwinQNet(nn.Module):
-    """Two critics with weights of their own; the smaller of their values is the one to trust."""
+class QEnsemble(nn.Module):
+    """Critics with weights of their own; the smallest of their values is the one to trust."""
 
     def __init__(
-        self, spec: NetSpec, obs_shape: tuple[int, ...], action_size: int, is_discrete: bool, parts: Parts = ()
+        self,
+        spec: NetSpec,
+        obs_shape: tuple[int, ...],
+        action_size: int,
+        is_discrete: bool,
+        parts: Parts = (),
+        num_critic: int = 2,
+        size: int = 1,
     ) -> None:
         super().__init__()
-        kind = QNet if is_discrete else ActionValueNet
-        self.critics = nn.ModuleList(kind(spec, obs_shape, action_size, parts) for _ in range(2))
+        self.critics = nn.ModuleList(
+            QNet(spec, obs_shape, action_size, parts)
+            if is_discrete
+            else ActionValueNet(spec, obs_shape, action_size, parts, size)
+            for _ in range(num_critic)
+        )
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Values (2, B) of continuous actions given with the observations, or (2, B, A) of every discrete one."""
+        """Values (C, B) of continuous actions given with the observations, or (C, B, A) of every discrete one.
+
+        Critics that give more than one number for a return have them in the last dimension.
+        """
         return torch.stack([critic(*inputs) for critic in self.critics])

@@ -15,7 +15,7 @@ from loguru import logger
 from torch import Tensor, nn
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.net.model import ActionValueNet, ActorCriticNet, DuelingHead, OutputNet, PolicyNet, TwinQNet
+from slm_lab.agent.net.model import ActionValueNet, ActorCriticNet, DuelingHead, OutputNet, PolicyNet, QEnsemble
 from slm_lab.agent.net.recurrent import RecurrentBody
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.checkpoint.torch_file import load_weights
@@ -131,7 +131,7 @@ def _find_nets(modules: Mapping[str, nn.Module]) -> dict[str, OutputNet | Action
     if isinstance(both := nets[_POLICY], ActorCriticNet):
         nets |= {_POLICY: both.actor, "critic_net": None if both.is_shared else both.critic}
     for role, lead in (("critic", ""), ("target_critic", "target_")):
-        if isinstance(twin := modules.get(role), TwinQNet):
+        if isinstance(twin := modules.get(role), QEnsemble):
             for number, critic in enumerate(twin.critics, 1):
                 nets[f"{lead}q{number}_net"] = critic
     return {name: net for name, net in nets.items() if isinstance(net, OutputNet | ActionValueNet)}

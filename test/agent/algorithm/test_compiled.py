@@ -4,8 +4,11 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from loguru import logger
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -16,6 +19,7 @@ from slm_lab.agent.compile.engine import MAX_GRAPHS, CompiledFunction, CompileEr
 from slm_lab.agent.learn.gradient import GradientStep, Loss
 from slm_lab.agent.learn.learner import Learner
 from slm_lab.agent.registry import ALGORITHMS
+from slm_lab.env.probe import Image
 from slm_lab.spec.net import MLPNetSpec
 
 # of machine code, and of the traced graph, which is slow
@@ -98,14 +102,57 @@ VECTOR_CASES: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
         REPLAY,
         {**PENDULUM, "net": {"critic_hid_layers": [32], "critic_batch_norm": True, **SGD}},
     ),
+    "td3": ({"name": "TD3", **START}, REPLAY, {**PENDULUM, "net": {"polyak_coef": 0.05}}),
+    "ddpg": (
+        {"name": "DDPG", **START, "critic": {"kind": "categorical", "num_atom": 11}},
+        PRIORITIZED,
+        {**PENDULUM, "net": {"update_frequency": 8}},
+    ),
+    "tqc": (
+        {
+            "name": "SoftActorCritic",
+            **START,
+            "num_critic": 3,
+            "q_reduction": "mean",
+            "critic": {"kind": "quantile", "num_quantile": 5, "num_drop": 2},
+        },
+        REPLAY,
+        {**PENDULUM, "net": {"type": "SimbaNet", "width": 8, "num_block": 2}},
+    ),
+    "qr_dqn": ({"name": "DQN", **START, "critic": {"kind": "quantile", "num_quantile": 5}}, REPLAY, CARTPOLE),
+    "iqn": ({"name": "DQN", **START, "critic": {"kind": "implicit", "num_quantile": 5}}, REPLAY, CARTPOLE),
+    "rainbow": (
+        {"name": "DoubleDQN", **START, "critic": {"kind": "categorical", "num_atom": 11}},
+        {**PRIORITIZED, "num_step_returns": 3},
+        {**CARTPOLE, "net": {"type": "DuelingMLPNet", "hid_layers": [16], "noisy": True}},
+    ),
+    "pqn": (
+        {"name": "PQN", "time_horizon": 16, "minibatch_size": 24},
+        None,
+        {**CARTPOLE, "net": {"layer_norm": True, "clip_grad_val": 10.0}},
+    ),
 }
+# images for algorithms that take continuous actions alone
+CONTINUOUS_IMAGE = "test/ContinuousImage-v0"
+
+
+def make_continuous_image(**_: Any) -> Image:
+    """The probe of images with an action that does not matter."""
+    env = Image()
+    env.action_space = spaces.Box(-1, 1, (1,), np.float32)
+    return env
+
+
+if CONTINUOUS_IMAGE not in gym.registry:
+    gym.register(CONTINUOUS_IMAGE, entry_point=make_continuous_image)
 CASES: dict[str, dict[str, Any]] = {}
 for name, (algorithm, memory, rest) in VECTOR_CASES.items():
     both = {"algorithm": algorithm, "memory": memory or "OnPolicyBatchReplay"}
     CASES[f"{name}-mlp"] = {**both, **rest, "net": {**ADAM, **rest.get("net", {})}}
     dueling = {"type": "DuelingConvNet"} if "DuelingMLPNet" in str(rest) else {}
     norm = {"batch_norm": True, "conv_hid_layers": [[4, 3, 2], [4, 3, 1]]} if name == "crossq" else {}
-    CASES[f"{name}-conv"] = {**both, **IMAGE, "net": {**CONV, **dueling, **norm}}
+    image = {"env": CONTINUOUS_IMAGE} if name in ("td3", "ddpg", "tqc") else IMAGE
+    CASES[f"{name}-conv"] = {**both, **image, "net": {**CONV, **dueling, **norm}}
 # the smallest graph stands for all of them; the others take a minute each where nothing is on disk yet
 QUICK = ("double_dqn-mlp",)
 

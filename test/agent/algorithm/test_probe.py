@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from slm_lab.agent.agent import Agent
+from slm_lab.agent.net.noisy import find_noisy, quiet
 from slm_lab.env.probe import ProbeEnv, TimeLimit, TwoStep
 from slm_lab.env.vec_env import Step
 
@@ -65,6 +67,18 @@ VALUING: dict[str, tuple[Keys, Memory, Keys]] = {
         REPLAY,
         {"type": "DuelingMLPNet", "hid_layers": [16], "update_type": "replace", "update_frequency": 40},
     ),
+    "QR-DQN": ({**DQN, "name": "DQN", "critic": {"kind": "quantile", "num_quantile": 8}}, REPLAY, FOLLOW),
+    "IQN": ({**DQN, "name": "DQN", "critic": {"kind": "implicit", "num_quantile": 8}}, REPLAY, FOLLOW),
+    "Rainbow": (
+        {**DQN, "name": "DoubleDQN", "critic": {"kind": "categorical", "v_min": -1.0, "v_max": 14.0}},
+        {**PER, "num_step_returns": 3},
+        {**FOLLOW, "type": "DuelingMLPNet", "hid_layers": [16], "noisy": True},
+    ),
+    "PQN": (
+        {**Q_KEYS, "name": "PQN", "time_horizon": 8, "minibatch_size": 32},
+        "OnPolicyBatchReplay",
+        {"layer_norm": True},
+    ),
 }
 # without an entropy bonus values are plain returns
 SAC: Keys = {
@@ -76,6 +90,14 @@ SAC: Keys = {
 }
 # batch norm in the critics alone holds without target nets
 CROSSQ: Keys = {**SAC, "name": "CrossQ", "policy_delay": 1}
+TQC: Keys = {**SAC, "q_reduction": "mean", "critic": {"kind": "quantile", "num_quantile": 8, "num_drop": 1}}
+TD3: Keys = {"name": "TD3", "gamma": GAMMA, "training_start_step": 64, "training_iter": 1}
+# those that take continuous actions alone
+CONTINUOUS_ONLY: dict[str, tuple[Keys, Memory, Keys]] = {
+    "TD3": (TD3, REPLAY, FOLLOW),
+    "DDPG": ({**TD3, "name": "DDPG"}, PER, FOLLOW),
+    "TQC": (TQC, REPLAY, FOLLOW),
+}
 SOFT: dict[str, tuple[Keys, Memory, Keys]] = {
     "SAC": (SAC, REPLAY, FOLLOW),
     "SAC-PER": ({**SAC, "policy_delay": 2}, PER, FOLLOW),
@@ -87,7 +109,7 @@ ALL: dict[str, tuple[Keys, Memory, Keys]] = {
     "Reinforce-episodes": ({**REINFORCE, "training_frequency": 32}, "OnPolicyReplay", {}),
     **SOFT,
 }
-TABLE = {**ALL, **VALUING}
+TABLE = {**ALL, **VALUING, **CONTINUOUS_ONLY}
 
 
 def make_continuous(kind: type[ProbeEnv]) -> ProbeEnv:
@@ -137,17 +159,26 @@ def values(agent: Agent, *obs: float) -> np.ndarray[Any, Any]:
         return agent.algorithm.modules["net"].value(torch.tensor(obs)[:, None]).numpy()
 
 
+@torch.inference_mode()
+def q_values(agent: Any, obs: Any) -> Tensor:
+    """Q of every action (B, A), without noise in the layers."""
+    net = agent.algorithm.modules["net"]
+    with quiet(find_noisy(net)):
+        return net.step(torch.as_tensor(obs, dtype=torch.float32), None)[0]
+
+
 def action_values(agent: Any, *obs: float) -> np.ndarray[Any, Any]:
     """Q of one-number observations and of every action, or of some continuous ones (B, K)."""
     seen, modules = torch.tensor(obs)[:, None], agent.algorithm.modules
     with torch.inference_mode():
         if "net" in modules:
-            return modules["net"](seen).numpy()
-        critic = modules["critic"]
-        if agent.algorithm.is_discrete:
+            return q_values(agent, seen).numpy()
+        critic, head = modules["critic"], agent.algorithm.head
+        if agent.context.family.name == "Categorical":
             both = critic(seen)
         else:
-            both = torch.stack([critic(seen, torch.full_like(seen, action)) for action in (-0.5, 0.0, 0.5)], -1)
+            actions = (torch.full_like(seen, action) for action in (-0.5, 0.0, 0.5))
+            both = torch.stack([head.value(critic(seen, action)) for action in actions], -1)
         # both critics, side by side
         return torch.cat([*both], -1).numpy()
 
@@ -239,8 +270,7 @@ def test_action_probes_of_values(lab, which: str, env: str) -> None:
     obs, expected = ACTION_PROBES[env]
 
     def holds(agent: Agent) -> bool:
-        with torch.inference_mode():
-            best = agent.algorithm.modules["net"](torch.tensor(obs, dtype=torch.float32)).amax(-1)
+        best = q_values(agent, obs).amax(-1)
         return agent.act(np.array(obs)).action.tolist() == expected and bool((best - 1).abs().max() < 0.15)
 
     settled = Settled(holds)
@@ -276,7 +306,7 @@ def test_image_probe_of_values(lab, which: str) -> None:
 CONTINUOUS = [
     *((which, "Normal") for which in ("PPO", "A2C-full-episodes", "PPOSIL")),
     *((which, "TanhNormal") for which in ("PPO-shared", "A2C-gae", "Reinforce")),
-    *((which, "default") for which in ("SAC", "CrossQ")),
+    *((which, "default") for which in ("SAC", "CrossQ", *CONTINUOUS_ONLY)),
 ]
 
 
@@ -287,7 +317,7 @@ def test_continuous_target(lab, which: str, pdtype: str) -> None:
     # the rate of the other probes is too high for a shared net with a density
     slower = {"optim_spec": {"name": "Adam", "lr": 0.01}}
     # a soft actor-critic learns its alpha here, which starts at 1 and must fall for the target to be hit
-    learned = {"fixed_alpha": None} if which in SOFT else {}
+    learned = {"fixed_alpha": None} if which in (*SOFT, "TQC") else {}
     spec = build_spec(lab, which, "ContinuousTarget", algorithm={"action_pdtype": pdtype, **learned}, net=slower)
 
     def error(agent: Agent) -> float:
@@ -343,7 +373,7 @@ def test_value_misses_where_the_cut_is_taken_for_the_end(lab, which: str) -> Non
 # a batch of equal observations has no spread that batch norm could divide by: CrossQ needs actions that differ
 OF_ACTIONS = [
     *((which, "TimeLimit") for which in (*VALUING, "SAC")),
-    *((which, "ContinuousTimeLimit") for which in ("SAC", "CrossQ")),
+    *((which, "ContinuousTimeLimit") for which in ("SAC", "CrossQ", *CONTINUOUS_ONLY)),
 ]
 
 

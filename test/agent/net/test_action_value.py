@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.net.model import ActionValueNet, QNet, TwinQNet
+from slm_lab.agent.net.model import ActionValueNet, QEnsemble, QNet
 from slm_lab.spec.net import ConvNetSpec, DuelingConvNetSpec, DuelingMLPNetSpec, MLPNetSpec
 
 CONV: dict[str, Any] = {"conv_hid_layers": [[4, 4, 4]], "fc_hid_layers": [8], "normalize": True}
@@ -88,7 +88,7 @@ def test_images_take_the_init_of_the_spec() -> None:
 
 @pytest.mark.parametrize("is_discrete", [False, True], ids=["continuous", "discrete"])
 def test_twins_are_two_nets(is_discrete: bool) -> None:
-    twin = TwinQNet(MLPNetSpec(hid_layers=(8,)), (3,), 2, is_discrete)
+    twin = QEnsemble(MLPNetSpec(hid_layers=(8,)), (3,), 2, is_discrete)
     obs, action = torch.randn(5, 3), torch.randn(5, 2)
     inputs = (obs,) if is_discrete else (obs, action)
     both = twin(*inputs)

@@ -15,7 +15,7 @@ from slm_lab.agent.net.build import build_body
 from slm_lab.agent.net.conv import ConvNet
 from slm_lab.agent.net.dict_net import DictNet
 from slm_lab.agent.net.mlp import MLPNet
-from slm_lab.agent.net.model import ActionValueNet, ActorCriticNet, OutputNet, PolicyNet, QNet, TwinQNet
+from slm_lab.agent.net.model import ActionValueNet, ActorCriticNet, OutputNet, PolicyNet, QEnsemble, QNet
 from slm_lab.agent.net.parts import Select, SelectingNet, SelectingRecurrentNet, build_view
 from slm_lab.agent.net.recurrent import RecurrentNet
 from slm_lab.env.layout import calc_parts
@@ -268,7 +268,7 @@ def test_critics_join_the_action_with_the_features() -> None:
 )
 def test_critics_see_their_parts_and_the_action(spec: Any, expected: set[int]) -> None:
     torch.manual_seed(0)
-    net = TwinQNet(spec, (SIZE,), 2, False, PARTS)
+    net = QEnsemble(spec, (SIZE,), 2, False, PARTS)
     obs, action = torch.rand(50, SIZE, requires_grad=True), torch.rand(50, 2, requires_grad=True)
     value = net(obs, action)
     assert value.shape == (2, 50)

@@ -1,0 +1,191 @@
+"""What critics predict of the return: its mean, its quantiles or a histogram, and how each learns from targets.
+
+A critic gives K numbers for each return it values (..., K), or the mean alone (...). A target is what `backup` makes of
+the numbers of the successor.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from slm_lab.lib.errors import SpecError
+from slm_lab.spec.critic import CategoricalCritic, CriticSpec, EnsembleQuantileCritic, ImplicitCritic, QuantileCritic
+from slm_lab.spec.net import LossSpec, NetSpec
+
+Reduction = Literal["min", "mean"]
+
+
+class Head(ABC):
+    """A kind of critic."""
+
+    # numbers per return
+    size: int
+
+    @abstractmethod
+    def value(self, out: Tensor) -> Tensor:
+        """The mean return (...)."""
+
+    @abstractmethod
+    def backup(self, reward: Tensor, discount: Tensor, out: Tensor, cost: Tensor | None = None) -> Tensor:
+        """The target r + discount (Z' - cost) of a successor's numbers; the cost is that of its entropy."""
+
+    @abstractmethod
+    def target_value(self, target: Tensor) -> Tensor:
+        """The mean of a target (...)."""
+
+    @abstractmethod
+    def loss(self, out: Tensor, target: Tensor, *fractions: Tensor) -> Tensor:
+        """One loss per return (...); targets are the same for all critics of an ensemble."""
+
+    def reduce(self, out: Tensor, how: Reduction) -> Tensor:
+        """The numbers of an ensemble (C, ..., K) as those of one critic: of the smallest mean, or of their mixture."""
+        if how == "mean":
+            return self.mix(out)
+        index = self.value(out).argmin(0)[None, ..., None].expand(1, *out.shape[1:])
+        return out.gather(0, index).squeeze(0)
+
+    @abstractmethod
+    def mix(self, out: Tensor) -> Tensor:
+        """The mixture of the predictions of an ensemble (C, ..., K)."""
+
+    def draw(self, num: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Fractions of values and of targets, for nets that are given them."""
+        return ()
+
+
+class ValueHead(Head):
+    """The mean alone."""
+
+    size = 1
+
+    def __init__(self, element_loss: Callable[..., Tensor]) -> None:
+        self.element_loss = element_loss
+
+    def value(self, out: Tensor) -> Tensor:
+        return out
+
+    def backup(self, reward: Tensor, discount: Tensor, out: Tensor, cost: Tensor | None = None) -> Tensor:
+        return reward + discount * (out if cost is None else out - cost)
+
+    def target_value(self, target: Tensor) -> Tensor:
+        return target
+
+    def loss(self, out: Tensor, target: Tensor, *fractions: Tensor) -> Tensor:
+        return self.element_loss(out, target.expand_as(out))
+
+    def reduce(self, out: Tensor, how: Reduction) -> Tensor:
+        return out.amin(0) if how == "min" else out.mean(0)
+
+    def mix(self, out: Tensor) -> Tensor:
+        return out.mean(0)
+
+
+class QuantileHead(Head):
+    """Quantiles at the middles of K equal parts of [0, 1] (Dabney et al. 2018a), in any order.
+
+    A loss is the sum over the quantiles of a value, as in QR-DQN, or their mean, as in TQC.
+    """
+
+    def __init__(self, size: int, num_drop: int = 0, is_summed: bool = False) -> None:
+        self.size = size
+        self.num_drop = num_drop
+        self.is_summed = is_summed
+
+    def value(self, out: Tensor) -> Tensor:
+        return out.mean(-1)
+
+    def backup(self, reward: Tensor, discount: Tensor, out: Tensor, cost: Tensor | None = None) -> Tensor:
+        out = out if cost is None else out - cost.unsqueeze(-1)
+        return reward.unsqueeze(-1) + discount.unsqueeze(-1) * out
+
+    def target_value(self, target: Tensor) -> Tensor:
+        return target.mean(-1)
+
+    def loss(self, out: Tensor, target: Tensor, *fractions: Tensor) -> Tensor:
+        fraction = fractions[0] if fractions else calc_middles(out.shape[-1], out.device)
+        # every target against every quantile (..., K, K')
+        error = target.unsqueeze(-2) - out.unsqueeze(-1)
+        size = error.abs()
+        huber = torch.where(size > 1, size - 0.5, 0.5 * error.square())
+        weight = (fraction.unsqueeze(-1) - (error.detach() < 0).float()).abs()
+        loss = (weight * huber).mean(-1)
+        return loss.sum(-1) if self.is_summed else loss.mean(-1)
+
+    def mix(self, out: Tensor) -> Tensor:
+        pool = out.movedim(0, -2).flatten(-2)
+        if not self.num_drop:
+            return pool
+        # the largest of all critics together are those most overestimated (Kuznetsov et al. 2020)
+        return pool.sort(-1).values[..., : pool.shape[-1] - self.num_drop * len(out)]
+
+
+class ImplicitHead(QuantileHead):
+    """Quantiles at fractions that the net is given (Dabney et al. 2018b)."""
+
+    def __init__(self, spec: ImplicitCritic, is_summed: bool) -> None:
+        super().__init__(spec.num_quantile, is_summed=is_summed)
+        self.num_act = spec.num_act_quantile
+        self.num_cosine = spec.num_cosine
+
+    def draw(self, num: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        return torch.rand(2, num, self.size, generator=generator, device=generator.device).unbind()
+
+
+class CategoricalHead(Head):
+    """Logits of K evenly spaced returns (Bellemare et al. 2017)."""
+
+    def __init__(self, spec: CategoricalCritic) -> None:
+        self.size = spec.num_atom
+        self.low, self.high = spec.v_min, spec.v_max
+
+    def support(self, like: Tensor) -> Tensor:
+        """The returns (K,)."""
+        return torch.linspace(self.low, self.high, self.size, device=like.device)
+
+    def value(self, out: Tensor) -> Tensor:
+        return self.target_value(out.softmax(-1))
+
+    def backup(self, reward: Tensor, discount: Tensor, out: Tensor, cost: Tensor | None = None) -> Tensor:
+        support = self.support(out)
+        atom = support if cost is None else support - cost.unsqueeze(-1)
+        moved = reward.unsqueeze(-1) + discount.unsqueeze(-1) * atom
+        # an infinite reward must not hide behind the bounds
+        place = moved.clamp(self.low, self.high) + 0 * moved
+        # two-hot: each return that moved is shared by its two neighbours (..., from, to)
+        step = (self.high - self.low) / (self.size - 1)
+        share = (1 - (place.unsqueeze(-1) - support).abs() / step).clamp(min=0)
+        return (out.softmax(-1).unsqueeze(-1) * share).sum(-2)
+
+    def target_value(self, target: Tensor) -> Tensor:
+        return (target * self.support(target)).sum(-1)
+
+    def loss(self, out: Tensor, target: Tensor, *fractions: Tensor) -> Tensor:
+        return -(target * out.log_softmax(-1)).sum(-1)
+
+    def mix(self, out: Tensor) -> Tensor:
+        return out.log_softmax(-1).logsumexp(0)
+
+
+def calc_middles(num: int, device: torch.device) -> Tensor:
+    """The middles of `num` equal parts of [0, 1]."""
+    return (torch.arange(num, device=device) + 0.5) / num
+
+
+def build_head(spec: CriticSpec, net: NetSpec, element_loss: Callable[..., Tensor], is_summed: bool = False) -> Head:
+    """The kind of critic that a spec asks for; `element_loss` is that of the net, for a plain one."""
+    if spec.kind == "value":
+        return ValueHead(element_loss)
+    if net.loss_spec != LossSpec():
+        raise SpecError(f"agent.net.loss_spec: a critic of kind {spec.kind} has a loss of its own; remove it")
+    match spec:
+        case CategoricalCritic():
+            return CategoricalHead(spec)
+        case ImplicitCritic():
+            return ImplicitHead(spec, is_summed)
+        case EnsembleQuantileCritic():
+            return QuantileHead(spec.num_quantile, spec.num_drop, is_summed)
+    assert isinstance(spec, QuantileCritic)
+    return QuantileHead(spec.num_quantile, is_summed=is_summed)
