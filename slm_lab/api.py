@@ -12,6 +12,7 @@ import numpy as np
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Carry
 from slm_lab.env.layout import flatten_obs
+from slm_lab.env.mask import MASK, read_masks
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.build import TRAIN_ENV, build_env, build_session_agent
 from slm_lab.experiment.callback import Callback
@@ -194,14 +195,23 @@ class TrainedAgent:
         """
         self._carry = None if done is None else reset_rows(self._carry, np.asarray(done, bool))
 
-    def act(self, obs: Any, deterministic: bool = True) -> Any:
+    def act(self, obs: Any, deterministic: bool = True, mask: Any = None) -> Any:
         """The action for one observation, or actions (N, ...) for a batch, as the env's own `step` takes them.
 
         Observations are as the env returns them, Dict and Tuple included; a batch is what a gymnasium vector env
-        returns. With `deterministic=False` it samples from the policy as at the end of training.
+        returns. With `deterministic=False` it samples from the policy as at the end of training. `mask` is the
+        `action_mask` of the env's `info`, if it gives one there; a batch has a row for each observation.
         """
         rows, is_batch = flatten_obs(self.observation_space, obs)
         space, num = self.agent.facts.obs_space, len(rows)
+        if mask is None and isinstance(obs, dict):
+            mask = obs.get(MASK)
+        is_masked = self.agent.facts.mask is not None
+        if is_masked != (mask is not None):
+            hint = f"with masks; give it mask=info['{MASK}']" if is_masked else "without masks; leave it out"
+            raise LabError(f"mask: the agent was trained {hint}")
+        if is_masked:
+            rows = np.append(rows, read_masks(mask if is_batch else [mask], self.action_space, num), 1)
         carry = self.agent.init_carry(num) if self._carry is None else self._carry
         if carry is not None and len(carry) != num:
             raise LabError(f"the hidden state is that of {len(carry)} env(s), not of {num}; call reset() in between")

@@ -4,14 +4,15 @@ import numpy as np
 import torch
 
 from slm_lab.agent.action.distribution import build_family
+from slm_lab.agent.action.mask import ActionMask
 from slm_lab.agent.algorithm.base import Act, Carry, Context, Metrics
 from slm_lab.agent.learn.gradient import ADVICE, GradientFaultError, Guard
 from slm_lab.agent.memory.batch import Transition
-from slm_lab.agent.net.model import use_bf16
+from slm_lab.agent.net.model import use_bf16, use_mask
 from slm_lab.agent.net.parts import check_names
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.make import EnvFacts
-from slm_lab.env.normalize import ObsEncoder, RewardScaler
+from slm_lab.env.normalize import MaskedEncoder, ObsEncoder, RewardScaler
 from slm_lab.env.vec_env import Obs, Step
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
@@ -43,10 +44,16 @@ class Agent:
         # images stay as small as they are, unless normalising makes them fractions
         is_small = obs_space.dtype == np.uint8 and len(obs_space.shape) > 1 and not spec.env.normalize_obs
         obs_dtype = torch.uint8 if is_small else torch.float32
-        self.encode = ObsEncoder(obs_space.shape, spec.env.normalize_obs, spec.env.clip_obs, obs_dtype, device)
+        encoding = (spec.env.normalize_obs, spec.env.clip_obs, obs_dtype, device)
+        mask = facts.mask
+        self.encode = (
+            ObsEncoder(obs_space.shape, *encoding) if mask is None else MaskedEncoder((mask.start,), *encoding)
+        )
         raw_dtype = torch.from_numpy(np.empty(0, obs_space.dtype)).dtype
         check_names({"agent.net": spec.agent.net, "agent.critic_net": spec.agent.critic_net}, facts.parts)
         config = spec.agent.algorithm
+        family = build_family(facts.action_space, config.action_pdtype, config.actions)
+        family.is_masked = mask is not None
         # initial weights come from torch's global generator; nothing after them does, but for dropout layers
         torch.manual_seed(derive_seed(*seed_key, _INIT))
         context = Context(
@@ -56,16 +63,20 @@ class Agent:
             encode=self.encode,
             frame_stack=facts.frame_stack,
             parts=facts.parts,
-            family=build_family(facts.action_space, config.action_pdtype, config.actions),
+            family=family,
             num_envs=num_envs,
             device=device,
             act_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _ACT)),
             train_generator=torch.Generator(device).manual_seed(derive_seed(*seed_key, _TRAIN)),
             guard=Guard(device),
             is_compiled=spec.meta.compile is True,
+            mask=None if mask is None else ActionMask(family, mask.start),
         )
         self.context = context
         self.algorithm = ALGORITHMS[config.name].for_actions(context.family)(spec.agent, context)
+        if context.mask is not None:
+            for module in self.algorithm.modules.values():
+                use_mask(module, context.mask)
         if spec.meta.precision == "bf16":
             for module in self.algorithm.modules.values():
                 use_bf16(module)

@@ -144,7 +144,10 @@ _SPACES: dict[str, Callable[[State], Any]] = {
 def unpack_facts(state: State) -> EnvFacts:
     """The inverse of `pack_facts`."""
     action = state["action"]
-    parts = tuple(ObsPart(str(name), int(a), int(b), tuple(shape)) for name, a, b, shape in state["parts"])
+    parts = tuple(
+        ObsPart(str(name), int(start), int(stop), tuple(shape), bool(is_mask and is_mask[0]))
+        for name, start, stop, shape, *is_mask in state["parts"]
+    )
     return EnvFacts(_box(state["obs"]), _SPACES[action["kind"]](action), int(state["frame_stack"]), parts)
 
 
@@ -168,6 +171,7 @@ def _replay_env(bundle: State) -> Replayed:
     settings = EnvSettings(
         *(str(record["name"]), 1, record["max_t"], dict(record["kwargs"]), key, "gymnasium"),
         wrappers=tuple(WrapperSpec.model_validate(wrapper) for wrapper in record.get("wrappers", ())),
+        is_masked=bool(record.get("is_masked", True)),
     )
     slots = Slots(settings, [int(record["index"])])
     action, episode = record["action"], int(record["episode"])

@@ -19,6 +19,7 @@ from slm_lab.env.layout import (
     read_truth,
     show_parts,
 )
+from slm_lab.env.mask import MASK, count_choices, sample_by_info
 from slm_lab.env.vec_env import ActionMap
 from slm_lab.env.watch import close_envs
 from slm_lab.lib.errors import EnvError
@@ -50,7 +51,7 @@ def check_env(
         ActionMap(env.action_space)
     except EnvError as error:
         return [*items, CheckItem("wrong", str(error))]
-    items += _check_bounds(env.action_space)
+    items += [*_check_bounds(env.action_space), *_check_mask(env, seed)]
     wrong, lengths, speed = _walk(env, num_step, seed)
     items += [CheckItem("wrong", text) for text in wrong.values()]
     if not wrong:
@@ -80,19 +81,33 @@ def _check_bounds(space: GymSpace) -> list[CheckItem]:
     return []
 
 
+def _check_mask(env: GymEnv, seed: int) -> list[CheckItem]:
+    try:
+        info: Any = env.reset(seed=seed)[1]
+    except MisfitError:
+        return []  # reported by the steps below
+    if not isinstance(info, dict) or MASK not in info:
+        return []
+    num_choice = sum(count_choices(env.action_space))
+    if not num_choice:
+        return [CheckItem("wrong", f"info has an {MASK}, which only discrete actions can have")]
+    return [CheckItem("ok", f"action masks: which of {num_choice} choices are allowed")]
+
+
 def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[int], float]:
     """Mistakes by kind, lengths of finished episodes, and steps per second."""
     wrong: dict[str, str] = {}
     lengths: list[int] = []
     env.action_space.seed(seed)
     try:
-        wrong |= _check_obs(env, env.reset(seed=seed)[0], "reset")
+        obs, info = env.reset(seed=seed)
+        wrong |= _check_obs(env, obs, "reset")
     except MisfitError as error:
         return {"obs": f"reset: {error}"}, [], 0.0
     length, start = 0, time.perf_counter()
     for step in range(1, num_step + 1):
         try:
-            result: Any = env.step(env.action_space.sample())
+            result: Any = env.step(sample_by_info(env.action_space, info))
             obs, reward, terminated, truncated, info = result
             is_over = read_truth("terminated", terminated) | read_truth("truncated", truncated)
         except MisfitError as error:
@@ -106,7 +121,7 @@ def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[i
         if is_over:
             lengths.append(length)
             length = 0
-            env.reset(seed=seed + step)
+            _, info = env.reset(seed=seed + step)
     return wrong, lengths, num_step / (time.perf_counter() - start)
 
 
@@ -147,8 +162,8 @@ def _check_end(lengths: list[int], num_step: int) -> CheckItem:
 
 def _check_repeat(env: GymEnv, seed: int, num_step: int, make_fresh: Callable[[], GymEnv] | None) -> CheckItem:
     """Whether a seed and actions give the same episode again, in a used env and in a fresh one."""
-    actions = [env.action_space.sample() for _ in range(num_step)]
-    first = _record(env, seed, actions)
+    actions: list[Any] = []
+    first = _record(env, seed, actions, num_step)
     step = _find_difference(first, _record(env, seed, actions))
     if step is not None:
         return CheckItem(
@@ -179,10 +194,14 @@ def _find_difference(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]
     return None if len(first) == len(second) else min(len(first), len(second))
 
 
-def _record(env: GymEnv, seed: int, actions: list[Any]) -> list[tuple[Any, ...]]:
-    record: list[tuple[Any, ...]] = [(np.array(env.reset(seed=seed)[0]),)]
-    for action in actions:
-        obs, reward, terminated, truncated, _ = env.step(action)
+def _record(env: GymEnv, seed: int, actions: list[Any], num_random: int = 0) -> list[tuple[Any, ...]]:
+    """An episode of given actions, and of random ones that are noted."""
+    obs, info = env.reset(seed=seed)
+    record: list[tuple[Any, ...]] = [(np.array(obs),)]
+    for index in range(len(actions) + num_random):
+        if index == len(actions):
+            actions.append(sample_by_info(env.action_space, info))
+        obs, reward, terminated, truncated, info = env.step(actions[index])
         record.append((np.array(obs), reward, terminated, truncated))
         if terminated or truncated:
             break

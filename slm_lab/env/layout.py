@@ -27,6 +27,8 @@ class ObsPart:
     start: int
     stop: int
     shape: tuple[int, ...]
+    # whether it says which actions are allowed: nets do not see it unless they name it
+    is_mask: bool = False
 
     @property
     def is_privileged(self) -> bool:
@@ -71,6 +73,9 @@ def _join(path: tuple[Any, ...]) -> str:
 
 class MisfitError(ValueError):
     """A value that does not match its space; the caller adds where in the run it happened."""
+
+    # what is wrong
+    tensor = "observation"
 
 
 class FlatObservation(FlattenObservation[Any, Any, Any]):

@@ -6,8 +6,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from slm_lab.env.layout import MisfitError, find_misfit, read_number, read_reward, read_truth
+from slm_lab.env.layout import MisfitError, find_misfit, in_one_line, read_number, read_reward, read_truth
 from slm_lab.env.make import EnvSettings, describe, make_env
+from slm_lab.env.mask import MASK, MaskedObservation, count_choices
 from slm_lab.env.render import RenderMode, draw
 from slm_lab.env.vec_env import RENDER_FPS, SUCCESS, Step, VecEnv, calc_episode_seed
 from slm_lab.env.watch import close_envs, watch
@@ -46,12 +47,15 @@ class Slots:
         self.envs: list[Any] = [self._make(slot) for slot in range(count)]
         self.calls = 0
         self.limit = settings.step_timeout
+        # whether observations end with a mask of the actions
+        self.is_masked = self._gives_masks()
+        self.envs = [self._finish(env) for env in self.envs]
         # how the first env looked when its episode ended; None unless it did so in the last step
         self.ended_frame: Array | None = None
         self.facts = describe(self.envs[0])
         if settings.schedules:
             # a mistake in the last values shows now; an env that is made again starts from a seed
-            self._check_spaces(make_env(settings)).close()
+            self._check_spaces(self._finish(make_env(settings))).close()
             self.facts = replace(self.facts, seed_interval=0)
         space = self.facts.obs_space
         self.shape = space.shape
@@ -70,6 +74,25 @@ class Slots:
         settings = replace(self.settings, kwargs=self._kwargs[slot])
         return make_env(settings, self.render_mode if self.indices[slot] == 0 else None)
 
+    def _finish(self, env: Any) -> Any:
+        return MaskedObservation(env) if self.is_masked else env
+
+    def _gives_masks(self) -> bool:
+        """Whether the env says which actions are allowed, as the start of its first episode tells."""
+        env = self.envs[0]
+        if not self.settings.is_masked or not count_choices(env.action_space):
+            return False
+        self.calls += 1
+        try:
+            info = env.reset(seed=self.episode_seed(0, 0))[1]
+        except EnvHangError:
+            raise
+        except (Exception, SystemExit):  # the env's own code; the first episode meets it again, and reports it
+            return False
+        finally:
+            self.calls += 1
+        return isinstance(info, dict) and MASK in info
+
     def _check_spaces(self, env: Any) -> Any:
         """An env with other options; refused if it does not fit the agent."""
         facts, first = describe(env), self.facts
@@ -86,7 +109,7 @@ class Slots:
         if kwargs != self._kwargs[slot]:
             close_envs([self.envs[slot]], self.settings.name, self.render_mode is not None)
             self._kwargs[slot] = kwargs
-            self.envs[slot] = self._check_spaces(self._make(slot))
+            self.envs[slot] = self._check_spaces(self._finish(self._make(slot)))
 
     def episode_seed(self, slot: int, episode: int) -> int:
         """The seed of an episode of one of these envs."""
@@ -106,7 +129,7 @@ class Slots:
         self.calls += self.calls % 2
         if isinstance(error, MisfitError):
             self.last_t[slot] = self.t[slot] + 1
-            raise self._fault(slot, episode, str(error)) from None
+            raise self._fault(slot, episode, str(error), error.tensor) from None
         if isinstance(error, SystemExit):
             where = self._where(slot, episode, self.t[slot] + 1)
             raise EnvExitError(f"{where}: the env ended the process, with exit code {error.code or 0}") from None
@@ -124,10 +147,12 @@ class Slots:
         try:
             if self.settings.schedules:
                 self._follow_schedules(slot, frame)
-            obs = self.envs[slot].reset(seed=seed)[0]
+            obs, info = self.envs[slot].reset(seed=seed)
         except BaseException as error:
             self._leave(error, slot, episode)
         self.calls += 1
+        if not self.is_masked and self.settings.is_masked and isinstance(info, dict) and MASK in info:
+            raise self._refuse_mask()
         self.obs[slot] = self._read_obs(obs, slot, episode)
         if self.is_float and not np.isfinite(self.obs[slot]).all():
             raise EnvFaultError(
@@ -192,6 +217,17 @@ class Slots:
         """An error for a value that does not match the spaces."""
         text = f"{self._where(slot, episode)}: {problem}; {_HINT}"
         return EnvFaultError(text, tensor, self.indices[slot], "is not what it should be")
+
+    def _refuse_mask(self) -> EnvError:
+        space, name = self.envs[0].action_space, self.settings.name
+        if count_choices(space):
+            return EnvError(
+                f"env.name: '{name}' gives an {MASK} in some episodes only; give one at every reset and step"
+            )
+        return EnvError(
+            f"env.name: '{name}' gives an {MASK}, which only discrete actions can have, and its actions are "
+            f"{in_one_line(space)}; set env.{MASK}: ignore"
+        )
 
     def _read_obs(self, obs: object, slot: int, episode: int) -> Any:
         # a single number, if it were let in, would fill the whole row, and a fraction be cut off

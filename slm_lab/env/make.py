@@ -13,6 +13,7 @@ from slm_lab.env import probe
 from slm_lab.env.atari import SEED_INTERVAL, AtariEnv, AtariOptions
 from slm_lab.env.gym_types import GymEnv, GymSpace
 from slm_lab.env.layout import FlatObservation, ObsPart, calc_parts, in_one_line
+from slm_lab.env.mask import MASK, MaskedObservation, lift_mask
 from slm_lab.env.render import RenderMode, prepare
 from slm_lab.env.wrapper import FreshWorld, apply_wrappers
 from slm_lab.lib.errors import EnvError, EnvHangError, nearest
@@ -50,6 +51,8 @@ class EnvSettings:
     # numbers of `info` to report with each episode
     info_keys: tuple[str, ...] = ()
     wrappers: tuple[WrapperSpec, ...] = ()
+    # whether masks that the env gives are used
+    is_masked: bool = True
     # options that change from episode to episode; `kwargs` has their last values
     schedules: dict[str, ScheduleSpec] = field(default_factory=dict)
 
@@ -87,6 +90,11 @@ class EnvFacts:
     # observations as the env itself gives them, where `obs_space` is those flattened
     source_space: GymSpace | None = None
 
+    @property
+    def mask(self) -> ObsPart | None:
+        """The part of an observation that says which actions are allowed: the last one, if there is any."""
+        return self.parts[-1] if self.parts[-1].is_mask else None
+
 
 def build_settings(
     spec: EnvSpec,
@@ -110,6 +118,7 @@ def build_settings(
         step_timeout=spec.step_timeout,
         info_keys=spec.info_keys,
         wrappers=spec.wrappers,
+        is_masked=spec.action_mask != "ignore",
         schedules=spec.schedules if is_training else {},
         **options,
     )
@@ -213,9 +222,16 @@ def describe(env: GymEnv) -> EnvFacts:
     """What an agent must know about an env of `make_env`."""
     space = env.observation_space
     assert isinstance(space, spaces.Box), space  # flattened if it was not
-    source = env.env.observation_space if isinstance(env, FlatObservation) else None
+    is_masked = isinstance(env, MaskedObservation)
+    inner = env.env if isinstance(env, MaskedObservation) else env
+    source = inner.observation_space if is_masked else None
+    if isinstance(inner, FlatObservation):
+        source = inner.env.observation_space
     seed_interval = SEED_INTERVAL if isinstance(env.unwrapped, AtariEnv) else 0
     parts = calc_parts(space if source is None else source)
+    if is_masked:
+        start, stop = parts[-1].stop, space.shape[0]
+        parts = (*parts, ObsPart(MASK, start, stop, (stop - start,), is_mask=True))
     return EnvFacts(space, env.action_space, _count_frames(env), parts, seed_interval, source)
 
 
@@ -232,7 +248,9 @@ def _finish(env: GymEnv, settings: EnvSettings) -> GymEnv:
     """The env with its wrappers, and with observations that nets can read."""
     name = settings.name
     try:
-        env = apply_wrappers(env, settings.wrappers)
+        # wrappers that stack or reshape observations must not see a mask, and may give one themselves
+        env = apply_wrappers(lift_mask(env) if settings.is_masked else env, settings.wrappers)
+        env = lift_mask(env) if settings.is_masked else env
         space = env.observation_space
         if not space.is_np_flattenable:
             raise EnvError(f"env.name: '{name}' has observations of {in_one_line(space)}, which no net can read")

@@ -156,6 +156,28 @@ class ObsEncoder:
         self._mark = None if mark is None else (_take(mark["mean"], shape), _take(mark["log_std"], shape))
 
 
+class MaskedStats(RunningStats):
+    """Statistics of flat observations without the mask behind them."""
+
+    def update(self, batch: Array | Tensor) -> None:
+        super().update(batch[:, : self.mean.shape[0]])
+
+
+class MaskedEncoder(ObsEncoder):
+    """Encodes flat observations of one size and leaves the mask of actions behind them as it is."""
+
+    def __init__(self, shape: tuple[int, ...], *args: Any) -> None:
+        super().__init__(shape, *args)
+        self.size = shape[0]
+        if self.stats is not None:
+            self.stats = MaskedStats(shape)
+
+    def __call__(self, obs: Array | Tensor) -> Tensor:
+        seen = super().__call__(obs[..., : self.size])
+        mask = torch.as_tensor(obs[..., self.size :], dtype=self.dtype)
+        return torch.cat([seen, mask if self.is_host else upload(mask, seen.device)], -1)
+
+
 class RewardScaler:
     """Turns raw rewards into what the agent learns from: scaled, normalised, clipped; scores stay raw."""
 

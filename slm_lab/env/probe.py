@@ -179,6 +179,70 @@ class Image(ProbeEnv):
         return 1.0 if (action == 1) == self.bright else -1.0
 
 
+class Masked(ProbeEnv):
+    """Two steps, four actions; two are allowed at random, the larger of them is right, and a forbidden one costs 10.
+
+    Observations do not tell which are allowed, so only an agent that follows the mask solves it.
+    """
+
+    length = 2
+
+    def __init__(self, action_space: GymSpace | None = None) -> None:
+        super().__init__(action_space or spaces.Discrete(4))
+
+    def begin(self) -> None:
+        self.draw()
+
+    def draw(self) -> None:
+        """Sample what is allowed next."""
+        self.allowed = np.zeros(4, np.int8)
+        self.allowed[self.np_random.choice(4, 2, replace=False)] = 1
+
+    def mask(self) -> Any:
+        """The mask of the next action."""
+        return self.allowed
+
+    def is_allowed(self, action: Array) -> bool:
+        """Whether an action may be taken."""
+        return bool(self.allowed[int(action)])
+
+    def reward(self, action: Array) -> float:
+        return 1.0 if int(action) == np.flatnonzero(self.allowed)[-1] else 0.0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
+        obs, info = super().reset(seed=seed, options=options)
+        return obs, {**info, "action_mask": self.mask()}
+
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, Info]:
+        if not self.is_allowed(action):
+            return self.obs(), -10.0, True, False, {"is_forbidden": True}
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.draw()
+        return obs, reward, terminated, truncated, {**info, "is_forbidden": False, "action_mask": self.mask()}
+
+
+class MaskedMulti(Masked):
+    """The same with two sub-actions of 3 and 4 choices, each with a mask of its own; the largest pair is right."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.MultiDiscrete([3, 4]))
+
+    def draw(self) -> None:
+        self.parts = tuple(np.zeros(count, np.int8) for count in (3, 4))
+        for part in self.parts:
+            part[self.np_random.choice(len(part), 2, replace=False)] = 1
+
+    def mask(self) -> Any:
+        return self.parts
+
+    def is_allowed(self, action: Array) -> bool:
+        return all(part[int(one)] for part, one in zip(self.parts, action, strict=True))
+
+    def reward(self, action: Array) -> float:
+        best = [np.flatnonzero(part)[-1] for part in self.parts]
+        return float(np.mean(np.asarray(action) == best))
+
+
 class CartPoleHidden(CartPoleEnv):
     """CartPole without velocities: the agent must infer them from two observations."""
 
@@ -229,7 +293,7 @@ class Lock(ProbeEnv):
 
 _PROBES = (
     *(ConstantReward, ObsReward, TwoStep, ActionReward, ObsAction, Memory, ContinuousTarget),
-    *(MultiAction, BinaryAction, DiscreteObs, TimeLimit, Image, Lock),
+    *(MultiAction, BinaryAction, DiscreteObs, TimeLimit, Image, Lock, Masked, MaskedMulti),
 )
 PROBES: dict[str, type[ProbeEnv]] = {f"probe/{probe.__name__}-v0": probe for probe in _PROBES}
 

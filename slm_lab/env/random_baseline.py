@@ -17,6 +17,7 @@ from loguru import logger
 from slm_lab.env.build import make_random_env
 from slm_lab.env.gym_types import GymEnv
 from slm_lab.env.make import EnvSettings
+from slm_lab.env.mask import sample_by_info
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.env.watch import close_envs
 from slm_lab.env.worker import Worker, send_answer
@@ -67,10 +68,10 @@ def _play_single(env: GymEnv, num_episode: int, seed: int, max_step: int, deadli
     num_step = 0
     # An episode begun within the budget is played to its end: dropping it would favour short episodes.
     while len(returns) < num_episode and num_step < max_step and time.monotonic() < deadline:
-        env.reset(seed=seed + len(returns))
+        _, info = env.reset(seed=seed + len(returns))
         total = 0.0
         for _ in range(max_step):
-            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            _, reward, terminated, truncated, info = env.step(sample_by_info(env.action_space, info))
             num_step += 1
             # a reward of shape (1,) counts, as in training
             total += float(np.asarray(reward).item())

@@ -10,6 +10,7 @@ from loguru import logger
 
 from slm_lab.env.gym_types import GymSpace
 from slm_lab.env.make import EnvFacts, EnvSettings
+from slm_lab.env.mask import sample_allowed
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import EnvError, EnvFaultError
@@ -267,6 +268,7 @@ class VecEnv(ABC):
             "name": settings.name,
             "kwargs": settings.calc_kwargs(int(self.first_frame[index])),
             "wrappers": [wrapper.model_dump() for wrapper in settings.wrappers],
+            "is_masked": settings.is_masked,
             "max_t": settings.max_t,
             "seed_key": list(settings.seed_key),
             "index": index,
@@ -282,22 +284,31 @@ class VecEnv(ABC):
     def measure(self, seconds: float) -> float:
         """Seconds per step of all envs with random actions; reset the envs before any other use."""
         self.action_space.seed(0)
-        actions = [np.stack([self.action_space.sample() for _ in range(self.num_envs)]) for _ in range(16)]
-        self.reset()
-        self._step(actions[0])
+        obs = self.reset()
+        actions = [self._sample(obs) for _ in range(16)]
+        obs = self._step(actions[0]).obs
         num_step, start = 0, time.perf_counter()
         while (spent := time.perf_counter() - start) < seconds or num_step < 5:
-            self._step(actions[num_step % len(actions)])
+            is_masked = self.facts.mask is not None
+            obs = self._step(self._sample(obs) if is_masked else actions[num_step % len(actions)]).obs
             num_step += 1
         return spent / num_step
 
     def try_episode(self, max_step: int = 1000) -> None:
         """Play an episode with random actions, or the first steps of one, to meet an env's mistakes early."""
         self.action_space.seed(0)
-        self.reset()
+        obs = self.reset()
         for _ in range(max_step):
-            if self._step(np.stack([self.action_space.sample() for _ in range(self.num_envs)])).ended.any():
+            step = self._step(self._sample(obs))
+            if step.ended.any():
                 break
+            obs = step.obs
+
+    def _sample(self, obs: Obs) -> Array:
+        """Random actions of the env's own space, of those that are allowed."""
+        mask, space = self.facts.mask, self.action_space
+        allowed = [None] * self.num_envs if mask is None else to_host(obs)[:, mask.start :] > 0
+        return np.stack([sample_allowed(space, row) for row in allowed])
 
     def _align(self, action: list[Array], long: int = 1000) -> tuple[Array, Array]:
         """Actions (T, N, ...) to replay, aligned at the end, and their number for each env.

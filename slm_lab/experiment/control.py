@@ -176,13 +176,15 @@ class Session:
     def _interact(self, obs: Obs, carry: Any) -> tuple[Obs, Any]:
         """Act and learn until the end; what was seen last."""
         env, agent, watch = self.env, self.agent, self.watch
+        # an env with masks may give a wrong one at any step, and processes may die
+        may_fail = env.is_remote or env.facts.mask is not None
         while self.frame < self.end_frame and not self.should_stop():
-            drawn = agent.context.act_generator.get_state() if env.is_remote else None
+            drawn = agent.context.act_generator.get_state() if may_fail else None
             act = agent.act(obs, carry, explore=True)
             watch.lap("act")
             try:
                 step = env.step(act.action.numpy(force=True))
-            except WorkerError:
+            except (WorkerError, EnvFaultError):
                 # a step that was not done leaves nothing behind, so the run continues from here as if nothing happened
                 if drawn is not None:
                     agent.context.act_generator.set_state(drawn)

@@ -222,5 +222,5 @@ def pack_facts(agent: Agent) -> State:
         "obs": {"low": facts.obs_space.low, "high": facts.obs_space.high},
         "action": {"kind": type(action).__name__, **own},
         "frame_stack": facts.frame_stack,
-        "parts": [[part.name, part.start, part.stop, list(part.shape)] for part in facts.parts],
+        "parts": [[part.name, part.start, part.stop, list(part.shape), part.is_mask] for part in facts.parts],
     }

@@ -98,6 +98,11 @@ class EnvSpec(Model):
     wrappers: tuple[
         Annotated[WrapperSpec, BeforeValidator(_read_wrapper, json_schema_input_type=Str | WrapperSpec)], ...
     ] = Field((), description="Wrappers, the innermost first, applied before the lab flattens observations.")
+    action_mask: Literal["ignore"] | None = Field(
+        None,
+        description="Null uses the [action mask](ACTION_MASKS.md) of an env that gives one; ignore does not, and "
+        "leaves a key `action_mask` in the observation.",
+    )
     info_keys: tuple[Annotated[Str, Field(min_length=1)], ...] = Field(
         (),
         description="Numbers of the env's `info` to report: the value at the last step of an episode becomes a column "

@@ -18,6 +18,9 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import Actions
 from slm_lab.spec.net import LOG_STD_MAX, LOG_STD_MIN
 
+# The logit, or the value, of a forbidden choice: its probability is 0, and 0 times it is still 0. Compared with half of
+# it, since compiled code may round it.
+FORBIDDEN = -1e30
 # combinations of several choices that one output layer may value
 MAX_JOINT = 4096
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -31,6 +34,8 @@ class ActionFamily(ABC):
 
     # whether it has a temperature, as boltzmann exploration needs
     is_discrete = True
+    # whether what nets say of actions comes limited to allowed ones, by `restrict`
+    is_masked = False
     name: str
     param_size: int
     action_shape: tuple[int, ...]
@@ -72,9 +77,23 @@ class ActionFamily(ABC):
         """The parameters at temperature `tau`."""
         raise NotImplementedError(f"{self.name} has no temperature")
 
+    def restrict(self, param: Tensor, allowed: Tensor) -> Tensor:
+        """The parameters (..., P) with no probability for what a mask (..., M) forbids, one number for each choice."""
+        raise NotImplementedError(f"{self.name} has no choices to forbid")
+
     def to_env(self, action: Tensor) -> Tensor:
         """Actions as the env takes them."""
         return action
+
+
+def level(param: Tensor) -> Tensor:
+    """Restricted parameters (..., P) under which all that is allowed is equally likely."""
+    return param.masked_fill(param.abs() < -FORBIDDEN / 2, 0.0)
+
+
+def count_allowed(param: Tensor) -> Tensor:
+    """How many of the choices (..., A) of restricted parameters, or log probabilities, are allowed (...)."""
+    return (param > FORBIDDEN / 2).sum(-1)
 
 
 def _exponential(num: int, num_choice: int, generator: torch.Generator) -> Tensor:
@@ -123,6 +142,9 @@ class Categorical(ActionFamily):
     def with_temperature(self, param: Tensor, tau: Tensor) -> Tensor:
         return param / tau
 
+    def restrict(self, param: Tensor, allowed: Tensor) -> Tensor:
+        return torch.where(allowed, param, FORBIDDEN)
+
     def to_index(self, action: Tensor) -> Tensor:
         """The choice each action stands for (B,)."""
         return action
@@ -153,6 +175,13 @@ class JointCategorical(Categorical):
     def from_index(self, index: Tensor) -> Tensor:
         parts = [index // stride % count for stride, count in zip(self.strides, self.num_choices, strict=True)]
         return torch.stack(parts, -1)
+
+    def restrict(self, param: Tensor, allowed: Tensor) -> Tensor:
+        first, *others = allowed.split(self.num_choices, -1)
+        # a combination is allowed if all of its choices are
+        for part in others:
+            first = (first.unsqueeze(-1) & part.unsqueeze(-2)).flatten(-2)
+        return super().restrict(param, first)
 
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
         return self.from_index(super().choose(param, noise))
@@ -217,6 +246,9 @@ class MultiCategorical(ActionFamily):
     def with_temperature(self, param: Tensor, tau: Tensor) -> Tensor:
         return param / tau
 
+    def restrict(self, param: Tensor, allowed: Tensor) -> Tensor:
+        return torch.where(allowed, param, FORBIDDEN)
+
 
 class Bernoulli(ActionFamily):
     """Independent switches; param holds their logits (B, A)."""
@@ -249,6 +281,10 @@ class Bernoulli(ActionFamily):
 
     def with_temperature(self, param: Tensor, tau: Tensor) -> Tensor:
         return param / tau
+
+    def restrict(self, param: Tensor, allowed: Tensor) -> Tensor:
+        off, on = allowed.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.where(on, torch.where(off, param, -FORBIDDEN), FORBIDDEN)
 
 
 class Normal(ActionFamily):

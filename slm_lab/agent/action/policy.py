@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from slm_lab.agent.action.distribution import ActionFamily
+from slm_lab.agent.action.distribution import ActionFamily, level
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.types import ScheduleSpec
@@ -58,6 +58,32 @@ class EpsilonGreedy:
         return torch.where(explores, action, self.family.mode(param))
 
 
+class MaskedRandom(RandomPolicy):
+    """Random actions of those allowed, which the net's output tells."""
+
+    def noise(self, num: int, generator: torch.Generator, frame: int) -> Tensor:
+        """The family's random numbers."""
+        return self.family.noise(num, generator)
+
+    def choose(self, param: Tensor, noise: Tensor) -> Tensor:
+        """Each allowed action with equal probability."""
+        return self.family.choose(level(param), noise)
+
+
+class MaskedEpsilonGreedy(EpsilonGreedy):
+    """The most likely action, or with a scheduled probability a random one of those allowed."""
+
+    def noise(self, num: int, generator: torch.Generator, frame: int) -> tuple[Tensor, Tensor]:
+        """Who explores, and the family's random numbers."""
+        explores = torch.rand(num, generator=generator, device=generator.device) < calc_schedule(self.epsilon, frame)
+        return explores.view(num, *[1] * len(self.family.action_shape)), self.family.noise(num, generator)
+
+    def choose(self, param: Tensor, noise: tuple[Tensor, Tensor]) -> Tensor:
+        """Random actions where an env explores, the most likely ones elsewhere."""
+        explores, draw = noise
+        return super().choose(param, (explores, self.family.choose(level(param), draw)))
+
+
 @dataclass(frozen=True)
 class Boltzmann:
     """Samples at a scheduled temperature."""
@@ -81,9 +107,9 @@ def build_policy(family: ActionFamily, config: AlgorithmSpec) -> Policy:
     explore_var = config.explore_var_spec or 0.0
     match config.action_policy:
         case "random":
-            return RandomPolicy(family)
+            return (MaskedRandom if family.is_masked else RandomPolicy)(family)
         case "epsilon_greedy":
-            return EpsilonGreedy(family, explore_var)
+            return (MaskedEpsilonGreedy if family.is_masked else EpsilonGreedy)(family, explore_var)
         case "boltzmann":
             return Boltzmann(family, explore_var)
         case _:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.action.distribution import ActionFamily
+from slm_lab.agent.action.mask import ActionMask
 from slm_lab.agent.action.policy import Policy
 from slm_lab.agent.algorithm.curiosity import RND_METRICS, Curiosity
 from slm_lab.agent.learn.functional import NetFunction
@@ -69,6 +70,8 @@ class Context:
     guard: Guard
     # whether acting and updates are compiled
     is_compiled: bool = False
+    # where observations say which actions are allowed; nets that policies and values of actions come from apply it
+    mask: ActionMask | None = None
 
     @property
     def is_gaussian(self) -> bool:
@@ -88,6 +91,10 @@ class Context:
         step gives the mean alone of the others, which is less to copy.
         """
         return GradientStep(calc_loss, learners, list(frozen), self.is_compiled, self.guard, samples)
+
+    def draw_random(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+        """Uniformly random actions, of those allowed, for observations (N, ...)."""
+        return self.family.random(len(obs), generator) if self.mask is None else self.mask.random(obs, generator)
 
     def build_function(self, function: Callable[..., Any], *nets: nn.Module) -> Callable[..., Any]:
         """A function of nets without gradient, compiled where updates are."""
@@ -355,7 +362,7 @@ class OffPolicy(Algorithm[ReplayConfig]):
 
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
         if explore and self.config.starts_random and self.frame < self.config.training_start_step:
-            return self.build_act(self.family.random(len(obs), self.context.act_generator), obs, carry)
+            return self.build_act(self.context.draw_random(obs, self.context.act_generator), obs, carry)
         return super().act(obs, carry, explore)
 
     def observe(self, step: Transition) -> None:

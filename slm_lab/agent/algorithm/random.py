@@ -20,7 +20,7 @@ class Random(Algorithm[RandomSpec]):
 
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
         generator = self.context.act_generator if explore else self.eval_generator
-        return self.build_act(self.context.family.random(len(obs), generator), obs, carry)
+        return self.build_act(self.context.draw_random(obs, generator), obs, carry)
 
     def init_carry(self, num_envs: int) -> Carry:
         return None

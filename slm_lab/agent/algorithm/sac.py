@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.action.distribution import ActionFamily, Categorical
+from slm_lab.agent.action.distribution import ActionFamily, Categorical, count_allowed
 from slm_lab.agent.algorithm.base import Algorithm, Context, OffPolicy
 from slm_lab.agent.algorithm.dqn import pick_value
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlogged
@@ -223,6 +223,10 @@ class DiscreteSoftActorCritic(SoftBase):
         log_prob = self.net(obs).log_softmax(-1)
         self.net.eval()
         entropy = -(log_prob.exp() * log_prob).sum(-1).mean()
+        if self.family.is_masked and self.config.target_entropy == "auto":
+            # the largest entropy is that of the allowed actions
+            largest = count_allowed(log_prob).clamp(min=1).log().mean()
+            target_entropy = target_entropy * largest / math.log(self.family.param_size)
         policy_loss = -calc_soft_sum(self.reduce(self.critic.net(obs)), log_prob, alpha).mean()
         loss = policy_loss + self.alpha.calc_loss(entropy, target_entropy)
         return Loss(loss, {"log_prob": log_prob, "policy_loss": policy_loss, "entropy": entropy})

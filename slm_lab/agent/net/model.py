@@ -1,5 +1,7 @@
 """Bodies with their output layers: policies, values of states, values of actions."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,8 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.spec.net import ConvNetSpec, DuelingConvNetSpec, DuelingMLPNetSpec, MLPNetSpec, NetSpec
 
 Carry = Tensor | None
+# outputs (..., P) and observations (..., D) -> the outputs, where forbidden actions are out of reach
+OutputMask = Callable[[Tensor, Tensor], Tensor]
 # width of the layer that joins an image's features with an action
 JOINT_SIZE = 256
 
@@ -63,6 +67,13 @@ def use_bf16(net: nn.Module) -> None:
         body.register_forward_hook(_leave_bf16, always_call=True)
 
 
+def use_mask(net: nn.Module, mask: OutputMask) -> None:
+    """Have policies and values of actions limited to those that observations allow."""
+    for part in net.modules():
+        if isinstance(part, (PolicyNet, QNet)):
+            part.mask = mask
+
+
 def _enter_bf16(body: nn.Module, args: tuple[Tensor, ...]) -> None:
     # weights change between calls, so their copies are of no use to the next one
     precision = torch.autocast(args[0].device.type, torch.bfloat16, cache_enabled=False)
@@ -80,6 +91,8 @@ class OutputNet(nn.Module):
 
     A carry (B, S) of None stands for the start of episodes; a net without a hidden state hands it through.
     """
+
+    mask: OutputMask | None = None
 
     def __init__(
         self,
@@ -119,11 +132,13 @@ class OutputNet(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Output (B, out_size)."""
-        return self.head(self.body(obs))
+        out = self.head(self.body(obs))
+        return out if self.mask is None else self.mask(out, obs)
 
-    def from_features(self, features: Tensor) -> Tensor:
-        """The output layer alone."""
-        return self.head(features)
+    def from_features(self, features: Tensor, obs: Tensor) -> Tensor:
+        """The output layer alone, for features of observations."""
+        out = self.head(features)
+        return out if self.mask is None else self.mask(out, obs)
 
     def init_carry(self, num_envs: int) -> Carry:
         """The hidden state at the start of episodes; None without one."""
@@ -134,7 +149,7 @@ class OutputNet(nn.Module):
         if not self.state_size:
             return self(obs), carry
         features, carry = self.step_body(obs, carry)
-        return self.from_features(features), carry
+        return self.from_features(features, obs), carry
 
     def step_body(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
         """Features (B, F) and the hidden state to go on with."""
@@ -145,7 +160,7 @@ class OutputNet(nn.Module):
     def unroll(self, obs: Tensor, carry: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs (L, B, out_size) of observations (L, B, ...), cleared before the rows of `reset` (L, B)."""
         features, carry = self.unroll_body(obs, carry, reset)
-        return self.from_features(features), carry
+        return self.from_features(features, obs), carry
 
     def unroll_body(self, obs: Tensor, carry: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
         """Features (L, B, F) and the hidden state after the last row."""
@@ -167,11 +182,13 @@ class PolicyNet(OutputNet):
         self.log_std = None if start is None else nn.Parameter(torch.full((param_size // 2,), start))
 
     def forward(self, obs: Tensor) -> Tensor:
-        return self.from_features(self.body(obs))
+        return self.from_features(self.body(obs), obs)
 
-    def from_features(self, features: Tensor) -> Tensor:
-        mean = self.head(features)
-        return mean if self.log_std is None else torch.cat([mean, self.log_std.expand_as(mean)], -1)
+    def from_features(self, features: Tensor, obs: Tensor) -> Tensor:
+        out = self.head(features)
+        if self.log_std is not None:
+            return torch.cat([out, self.log_std.expand_as(out)], -1)
+        return out if self.mask is None else self.mask(out, obs)
 
 
 class ActorCriticNet(nn.Module):
@@ -193,7 +210,7 @@ class ActorCriticNet(nn.Module):
         """Distribution parameters (B, P) and values (B,)."""
         if self.is_shared:
             features = self.actor.body(obs)
-            return self.actor.from_features(features), self.critic.from_features(features).squeeze(-1)
+            return self.actor.from_features(features, obs), self.critic.from_features(features, obs).squeeze(-1)
         return self.actor(obs), self.critic(obs).squeeze(-1)
 
     def init_carry(self, num_envs: int) -> Carry:
@@ -213,11 +230,12 @@ class ActorCriticNet(nn.Module):
             return *self(obs), carry
         actor_carry, critic_carry = self._split(carry, len(obs))
         features, actor_carry = self.actor.step_body(obs, actor_carry)
-        param = self.actor.from_features(features)
+        param = self.actor.from_features(features, obs)
         if self.is_shared:
-            return param, self.critic.from_features(features).squeeze(-1), actor_carry
+            return param, self.critic.from_features(features, obs).squeeze(-1), actor_carry
         features, critic_carry = self.critic.step_body(obs, critic_carry)
-        return param, self.critic.from_features(features).squeeze(-1), torch.cat([actor_carry, critic_carry], -1)
+        value = self.critic.from_features(features, obs).squeeze(-1)
+        return param, value, torch.cat([actor_carry, critic_carry], -1)
 
     def step(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """Distribution parameters (B, P) alone; the critic's part of the hidden state stays as it is."""
@@ -225,17 +243,17 @@ class ActorCriticNet(nn.Module):
             return self.actor(obs), carry
         actor_carry, critic_carry = self._split(carry, len(obs))
         features, actor_carry = self.actor.step_body(obs, actor_carry)
-        param = self.actor.from_features(features)
+        param = self.actor.from_features(features, obs)
         return param, actor_carry if self.is_shared else torch.cat([actor_carry, critic_carry], -1)
 
     def unroll(self, obs: Tensor, carry: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
         """Distribution parameters (L, B, P) and values (L, B) of sequences."""
         actor_carry, critic_carry = self._split(carry, len(carry))
         features, _ = self.actor.unroll_body(obs, actor_carry, reset)
-        param = self.actor.from_features(features)
+        param = self.actor.from_features(features, obs)
         if not self.is_shared:
             features, _ = self.critic.unroll_body(obs, critic_carry, reset)
-        return param, self.critic.from_features(features).squeeze(-1)
+        return param, self.critic.from_features(features, obs).squeeze(-1)
 
     def value(self, obs: Tensor, carry: Carry = None) -> Tensor:
         """Values (B,), with a recurrent net of what is seen in a hidden state."""

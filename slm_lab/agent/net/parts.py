@@ -89,6 +89,8 @@ def build_view(spec: NetSpec, obs_shape: Shape, parts: Parts = ()) -> View:
     view = View(None, obs_shape, parts)
     if spec.obs_keys is not None:
         view = _select(find_parts(spec.obs_keys, parts, "agent.net.obs_keys"), view)
+    elif any(part.is_mask for part in parts):
+        view = _select(tuple(part for part in parts if not part.is_mask), view)
     if isinstance(spec, ConvNetSpec) and len(view.shape) != 3 and any(len(part.shape) > 1 for part in view.parts):
         raise SpecError(
             f"agent.net.type: {spec.type} reads one image, the observation has the parts {show_parts(view.parts)}; "
@@ -101,7 +103,9 @@ def for_acting(spec: NetSpec, parts: Parts) -> NetSpec:
     """The spec of a net that acts: unless it says what it sees, it does not see what only critics may."""
     if spec.obs_keys is not None or not any(part.is_privileged for part in parts):
         return spec
-    return spec.model_copy(update={"obs_keys": tuple(part.name for part in parts if not part.is_privileged)})
+    return spec.model_copy(
+        update={"obs_keys": tuple(part.name for part in parts if not part.is_privileged and not part.is_mask)}
+    )
 
 
 def _select(chosen: Parts, whole: View) -> View:

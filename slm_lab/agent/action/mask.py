@@ -1,0 +1,26 @@
+"""Action masks on the side of the agent: what a net says of actions, limited to those that are allowed."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.action.distribution import ActionFamily
+
+
+@dataclass(frozen=True)
+class ActionMask:
+    """Reads the mask at the end of observations (..., D), and limits what nets say of actions by it."""
+
+    family: ActionFamily
+    # the first number of the mask
+    start: int
+
+    def __call__(self, param: Tensor, obs: Tensor) -> Tensor:
+        """Parameters of a policy, or values of actions, with forbidden ones out of reach."""
+        return self.family.restrict(param, obs[..., self.start :] > 0)
+
+    def random(self, obs: Tensor, generator: torch.Generator) -> Tensor:
+        """Actions drawn uniformly from those allowed."""
+        equal = torch.zeros(len(obs), self.family.param_size, device=obs.device)
+        return self.family.choose(self(equal, obs), self.family.noise(len(obs), generator))
