@@ -15,7 +15,7 @@ from slm_lab.agent.algorithm.reinforce import Reinforce
 from slm_lab.agent.algorithm.sac import SoftActorCritic
 from slm_lab.agent.algorithm.sarsa import SARSA
 from slm_lab.agent.algorithm.sil import PPOSIL, SIL
-from slm_lab.agent.algorithm.td3 import TD3
+from slm_lab.agent.algorithm.td3 import TD3, TD3BC
 from slm_lab.agent.memory.build import ON_POLICY
 from slm_lab.agent.memory.rollout import RolloutMemory
 from slm_lab.agent.net.build import NETS, BodyBuilder
@@ -43,6 +43,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "PPOSIL": PPOSIL,
     "BC": BC,
     "IQL": IQL,
+    "TD3BC": TD3BC,
 }
 
 

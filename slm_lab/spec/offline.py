@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from slm_lab.spec.algorithm import ActionPdtype, OffPolicySpec
+from slm_lab.spec.td3 import TD3Spec
 from slm_lab.spec.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Str
 
 
@@ -30,6 +31,15 @@ class BCSpec(OfflineSpec):
     action_pdtype: ActionPdtype = Field(
         "default", description="Distribution of actions; that of the algorithm that starts from the weights, if any."
     )
+
+
+class TD3BCSpec(OfflineSpec, TD3Spec):
+    """TD3 on recorded steps, near the recorded actions."""
+
+    name: Literal["TD3BC"] = "TD3BC"  # type: ignore[assignment]
+    starts_random: ClassVar = False
+    trains_every_frame: ClassVar = False
+    alpha: PositiveFloat = Field(2.5, description="Weight of the values, in units of their size; 0 would clone.")
 
 
 class IQLSpec(OfflineSpec):

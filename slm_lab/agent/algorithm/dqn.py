@@ -122,7 +122,7 @@ class DQN(OffPolicy[QLearningSpec]):
         with torch.no_grad():
             next_out = self.target_net(batch.next_obs, *fractions[1:])
             # what one net overrates the other need not
-            judge = critic.value(self.net(batch.next_obs) if self.config.is_double else next_out)
+            judge = self.net.judge(self.net(batch.next_obs) if self.config.is_double else next_out, batch.next_obs)
             next_out = pick_value(next_out, judge.argmax(-1))
             ret = critic.backup(batch.reward, batch.discount, next_out)
         # layers such as BatchNorm and Dropout learn from what is trained on alone
@@ -153,7 +153,7 @@ class DQN(OffPolicy[QLearningSpec]):
                 target_out = self.target_net.unroll(batch.obs, batch.carry, batch.reset)[0][start + 1 :]
             else:
                 target_out = every_out[1:]
-            judge = critic.value(every_out[1:] if self.config.is_double else target_out)
+            judge = self.net.judge(every_out[1:] if self.config.is_double else target_out, batch.obs[start + 1 :])
             next_out = pick_value(target_out, judge.argmax(-1))
             ret = critic.backup(batch.reward[start:], batch.discount[start:], next_out)
         out = pick_value(every_out[:-1], self.family.to_index(batch.action[start:]))

@@ -10,7 +10,7 @@ from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
 from slm_lab.agent.algorithm.offline import Offline
 from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Batch
-from slm_lab.agent.net.model import OutputNet, TwinQNet
+from slm_lab.agent.net.model import OutputNet, QEnsemble
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.offline import IQLSpec
 from slm_lab.spec.schema import AgentSpec
@@ -33,7 +33,7 @@ class IQL(Offline[IQLSpec]):
             raise SpecError(f"agent.algorithm.name: IQL needs continuous actions, these are {family.name}; use BC")
         self.build_actor()
         critic_spec, size = spec.critic, math.prod(family.action_shape)
-        critic = TwinQNet(critic_spec, context.obs_shape, size, is_discrete=False, parts=context.parts)
+        critic = QEnsemble(critic_spec, context.obs_shape, size, is_discrete=False, parts=context.parts)
         self.critic = self.add_learner("critic", critic, critic_spec, has_target=True)
         self.value = self.add_learner(
             "value", OutputNet(critic_spec, context.obs_shape, 1, parts=context.parts), critic_spec

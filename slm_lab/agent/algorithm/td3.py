@@ -5,6 +5,7 @@ With one critic, no noise on targets and no delay it is DDPG (Lillicrap et al. 2
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from slm_lab.agent.action.distribution import SquashedNormal
 from slm_lab.agent.algorithm.base import Context, OffPolicy
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
+from slm_lab.agent.algorithm.offline import Offline
 from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.agent.net.head import build_head
@@ -20,6 +22,7 @@ from slm_lab.agent.net.parts import for_acting
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.net import TARGET_KEYS
+from slm_lab.spec.offline import TD3BCSpec
 from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import AgentSpec
 from slm_lab.spec.td3 import TD3Spec
@@ -83,7 +86,7 @@ class TD3(OffPolicy[TD3Spec]):
         self.memory.update_priority(batch.slot, report["td_error"])
         self.opt_step += 1
         if self.opt_step % self.config.policy_delay == 0 or not self.actor_report:
-            self.actor_report = {"policy_loss": self.actor_step(batch.obs)["policy_loss"]}
+            self.actor_report = {"policy_loss": self.actor_step(batch.obs, batch.action)["policy_loss"]}
             for target in self.targets:
                 target.follow()
         return [{**report, **self.actor_report}]
@@ -103,13 +106,17 @@ class TD3(OffPolicy[TD3Spec]):
         low, target = head.value(out).detach().amin(0), head.target_value(ret)
         return Loss(loss, {"target": target, "q": low, "td_error": (low - target).abs()})
 
-    def calc_actor_loss(self, obs: Tensor) -> Loss:
+    def calc_actor_loss(self, obs: Tensor, taken: Tensor) -> Loss:
         """The deterministic policy gradient: minus the first critic's value of the policy's action."""
         self.net.train()
         action = self.net(obs).tanh()
         self.net.eval()
-        policy_loss = -self.head.value(self.critic.net.critics[0](obs, action)).mean()
+        policy_loss = self.weigh(self.head.value(self.critic.net.critics[0](obs, action)), action, taken)
         return Loss(policy_loss, {"policy_loss": policy_loss})
+
+    def weigh(self, value: Tensor, action: Tensor, taken: Tensor) -> Tensor:
+        """The loss of the policy's actions, given their values and the actions that were taken."""
+        return -value.mean()
 
     def state_dict(self) -> State:
         return {**super().state_dict(), "actor_report": self.actor_report}
@@ -117,3 +124,14 @@ class TD3(OffPolicy[TD3Spec]):
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.actor_report = {name: value.to(self.context.device) for name, value in state["actor_report"].items()}
+
+
+class TD3BC(TD3, Offline[Any]):
+    """TD3 on recorded steps, whose policy also stays near the recorded actions (Fujimoto and Gu 2021)."""
+
+    config: TD3BCSpec
+
+    def weigh(self, value: Tensor, action: Tensor, taken: Tensor) -> Tensor:
+        """Values in units of their size, plus the squared distance to what was recorded (eq. 3 and 4)."""
+        scale = self.config.alpha / value.detach().abs().mean().clamp(min=1e-6)
+        return -(scale * value).mean() + (action - taken).square().mean()

@@ -90,6 +90,9 @@ class Dataset:
         drawn = {name: part.index_select(0, index) for name, part in self.parts.items()}
         return Batch(**drawn, weight=self.weight, slot=index)
 
+    def update_priority(self, slot: Tensor, error: Tensor) -> None:
+        """Nothing: all steps are drawn alike."""
+
     def state_dict(self) -> State:
         """Nothing: the file stays where it is."""
         return {}

@@ -283,15 +283,22 @@ class QNet(OutputNet):
             self.linear.size = size
 
     def forward(self, obs: Tensor) -> Tensor:
-        return self.from_features(self.body(obs))
+        return self.from_features(self.body(obs), obs)
 
-    def from_features(self, features: Tensor) -> Tensor:
-        out = self.head(features)
-        return out if self.size == 1 else out.unflatten(-1, (-1, self.size))
+    def from_features(self, features: Tensor, obs: Tensor) -> Tensor:
+        # of several numbers, the value alone can be out of reach: see `judge`
+        if self.size > 1:
+            return self.head(features).unflatten(-1, (-1, self.size))
+        return super().from_features(features, obs)
+
+    def judge(self, out: Tensor, obs: Tensor) -> Tensor:
+        """Values (B, A) to choose an action by, with forbidden ones out of reach."""
+        value = out if self.critic is None else self.critic.value(out)
+        return value if self.mask is None else self.mask(value, obs)
 
     def step(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         out, carry = super().step(obs, carry)
-        return out if self.critic is None else self.critic.value(out), carry
+        return self.judge(out, obs), carry
 
 
 class ImplicitQNet(QNet):
