@@ -1,4 +1,4 @@
-"""The same weights and the same batch give the same losses and gradients as Stable-Baselines3.
+"""The same weights and the same batch give the same losses and gradients as Stable-Baselines3 and its contrib.
 
 It is not among the lab's own dependencies, so these tests are skipped without it. To run them:
 `uv run --group peer pytest test/peer`.
@@ -19,9 +19,12 @@ from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
 from slm_lab.spec.loading import parse_spec
 
-sb3 = pytest.importorskip("stable_baselines3", reason="needs the group peer: uv run --group peer pytest test/peer")
+REASON = "needs the group peer: uv run --group peer pytest test/peer"
+sb3 = pytest.importorskip("stable_baselines3", reason=REASON)
+contrib = pytest.importorskip("sb3_contrib", reason=REASON)
 
 GAMMA, BATCH_SIZE = 0.9, 32
+NUM_QUANTILE, NUM_ACTION = 5, 2
 TOLERANCE = 1e-5
 
 
@@ -99,53 +102,136 @@ def assert_same(name: str, ours: Any, theirs: Any, record: Any) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 
 
-def test_dqn(monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
+def by_quantile(rows: Tensor) -> Tensor:
+    """Rows of our output layer, which has the quantiles of an action side by side, in the order of contrib's."""
+    return rows.unflatten(0, (NUM_ACTION, NUM_QUANTILE)).transpose(0, 1).flatten(0, 1)
+
+
+def by_action(rows: Tensor) -> Tensor:
+    """The other way round."""
+    return rows.unflatten(0, (NUM_QUANTILE, NUM_ACTION)).transpose(0, 1).flatten(0, 1)
+
+
+@pytest.mark.parametrize("name", ["DQN", "QRDQN"])
+def test_dqn(monkeypatch: pytest.MonkeyPatch, record_property: Any, name: str) -> None:
     env = gym.make("CartPole-v1")
     env.action_space.seed(0)
-    model = sb3.DQN(
+    is_quantile = name == "QRDQN"
+    model = (contrib.QRDQN if is_quantile else sb3.DQN)(
         "MlpPolicy",
         env,
         gamma=GAMMA,
-        policy_kwargs={"net_arch": [16, 16]},
+        policy_kwargs={"net_arch": [16, 16], **({"n_quantiles": NUM_QUANTILE} if is_quantile else {})},
         max_grad_norm=1e9,
         learning_starts=0,
         seed=0,
         device="cpu",
     )
     data = fill(model, env, np.random.default_rng(0))
+    net, target_net = (
+        (model.quantile_net, model.quantile_net_target) if is_quantile else (model.q_net, model.q_net_target)
+    )
     with torch.no_grad():
-        for parameter in model.q_net_target.parameters():
+        for parameter in target_net.parameters():
             parameter.mul_(1.3)
-    agent = build_agent("CartPole-v1", {"name": "DQN"}, {"loss_spec": {"name": "SmoothL1Loss"}})
-    algorithm = agent.algorithm
-    copy_linear(model.q_net, algorithm.modules["net"])
-    copy_linear(model.q_net_target, algorithm.modules["target_net"])
+    critic = {"kind": "quantile", "num_quantile": NUM_QUANTILE} if is_quantile else {}
+    loss_spec = {} if is_quantile else {"loss_spec": {"name": "SmoothL1Loss"}}
+    algorithm = build_agent("CartPole-v1", {"name": "DQN", "critic": critic}, loss_spec).algorithm
+    for theirs, ours in ((net, algorithm.modules["net"]), (target_net, algorithm.modules["target_net"])):
+        copy_linear(theirs, ours)
+        if is_quantile:
+            ours.head.weight.data, ours.head.bias.data = by_action(ours.head.weight), by_action(ours.head.bias)
 
     monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: data)
-    recorder = Recorder(model.policy.optimizer, monkeypatch, model.q_net)
+    recorder = Recorder(model.policy.optimizer, monkeypatch, net)
     model.set_logger(sb3.common.logger.configure(format_strings=[]))
     model.train(1, BATCH_SIZE)
 
     loss, _ = algorithm.calc_loss(to_batch(data))
     loss.backward()
-    assert_same("DQN loss", loss.item(), model.logger.name_to_value["train/loss"], record_property)
+    assert_same(f"{name} loss", loss.item(), model.logger.name_to_value["train/loss"], record_property)
     mine = grads(algorithm.modules["net"])
+    if is_quantile:
+        mine[-2:] = [by_quantile(one) for one in mine[-2:]]
     assert len(mine) == len(recorder.grads) == 6
     for ours, theirs in zip(mine, recorder.grads, strict=True):
         assert float(theirs.abs().max()) > 1e-3
-        assert_same("DQN gradient", ours, theirs, record_property)
+        assert_same(f"{name} gradient", ours, theirs, record_property)
 
 
-# SB3 adds 1e-6 within the logarithm of the change of volume, which shows in the last digits
-@pytest.mark.parametrize(("target_entropy", "epsilon"), [("auto", 1e-6), ("auto", 0.0), (-0.3, 0.0)])
-def test_sac(monkeypatch: pytest.MonkeyPatch, record_property: Any, target_entropy: Any, epsilon: float) -> None:
+@pytest.mark.parametrize(("algorithm_name", "keys"), [("TD3", {}), ("DDPG", {"n_critics": 1})])
+def test_td3(monkeypatch: pytest.MonkeyPatch, record_property: Any, algorithm_name: str, keys: dict[str, Any]) -> None:
     env = gym.make("Pendulum-v1")
     env.action_space.seed(0)
-    model = sb3.SAC(
+    model = sb3.TD3(
         "MlpPolicy",
         env,
         gamma=GAMMA,
-        policy_kwargs={"net_arch": [16, 16]},
+        policy_kwargs={"net_arch": [16, 16], **keys},
+        target_policy_noise=0.2 if algorithm_name == "TD3" else 1e-30,
+        # so that some of the noise is cut
+        target_noise_clip=0.25,
+        learning_starts=0,
+        seed=0,
+        device="cpu",
+    )
+    data = fill(model, env, np.random.default_rng(0))
+    with torch.no_grad():
+        for parameter in (*model.critic_target.parameters(), *model.actor_target.parameters()):
+            parameter.mul_(1.3)
+    keys = {"name": algorithm_name, "target_noise_clip": 0.25}
+    algorithm = build_agent("Pendulum-v1", keys, {}).algorithm
+    for theirs, ours in (
+        (model.actor, algorithm.net),
+        (model.actor_target, algorithm.modules["target_actor"]),
+        (model.critic, algorithm.critic.net),
+        (model.critic_target, algorithm.modules["target_critic"]),
+    ):
+        copy_linear(theirs, ours)
+
+    monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: data)
+    of_critic = Recorder(model.critic.optimizer, monkeypatch, model.critic)
+    of_actor = Recorder(model.actor.optimizer, monkeypatch, model.actor)
+    model.set_logger(sb3.common.logger.configure(format_strings=[]))
+    # the second update is one of both nets
+    model._n_updates = 1
+    torch.manual_seed(0)
+    model.train(1, BATCH_SIZE)
+    logged = model.logger.name_to_value
+
+    torch.manual_seed(0)
+    batch, noise = to_batch(data), torch.empty(BATCH_SIZE, 1).normal_()
+    assert algorithm_name == "DDPG" or 0.1 < float((0.2 * noise).abs().gt(0.25).float().mean()) < 0.9
+    loss, _ = algorithm.calc_critic_loss(batch, noise)
+    loss.backward()
+    assert_same(f"{algorithm_name} critic loss", loss.item(), logged["train/critic_loss"], record_property)
+    loss, _ = algorithm.calc_actor_loss(batch.obs)
+    loss.backward(inputs=[*algorithm.net.parameters()])
+    assert_same(f"{algorithm_name} actor loss", loss.item(), logged["train/actor_loss"], record_property)
+    pairs = [(grads(algorithm.critic.net), of_critic.grads), (grads(algorithm.net), of_actor.grads)]
+    assert [len(theirs) for _, theirs in pairs] == [12 if algorithm_name == "TD3" else 6, 6]
+    for mine, theirs in pairs:
+        for one, other in zip(mine, theirs, strict=True):
+            assert float(other.abs().max()) > 1e-4
+            assert_same(f"{algorithm_name} gradient", one, other, record_property)
+
+
+# SB3 adds 1e-6 within the logarithm of the change of volume, which shows in the last digits
+@pytest.mark.parametrize(
+    ("name", "target_entropy", "epsilon"),
+    [("SAC", "auto", 1e-6), ("SAC", "auto", 0.0), ("SAC", -0.3, 0.0), ("TQC", "auto", 0.0)],
+)
+def test_sac(
+    monkeypatch: pytest.MonkeyPatch, record_property: Any, name: str, target_entropy: Any, epsilon: float
+) -> None:
+    env = gym.make("Pendulum-v1")
+    env.action_space.seed(0)
+    is_quantile = name == "TQC"
+    model = (contrib.TQC if is_quantile else sb3.SAC)(
+        "MlpPolicy",
+        env,
+        gamma=GAMMA,
+        policy_kwargs={"net_arch": [16, 16], **({"n_quantiles": NUM_QUANTILE} if is_quantile else {})},
         ent_coef="auto_0.5",
         target_entropy=target_entropy,
         learning_starts=0,
@@ -157,8 +243,11 @@ def test_sac(monkeypatch: pytest.MonkeyPatch, record_property: Any, target_entro
     with torch.no_grad():
         for parameter in model.critic_target.parameters():
             parameter.mul_(1.3)
-    agent = build_agent("Pendulum-v1", {"name": "SoftActorCritic", "target_entropy": target_entropy}, {})
-    algorithm = agent.algorithm
+    keys: dict[str, Any] = {"name": "SoftActorCritic", "target_entropy": target_entropy}
+    if is_quantile:
+        # contrib drops 2 per critic by default
+        keys |= {"q_reduction": "mean", "critic": {"kind": "quantile", "num_quantile": NUM_QUANTILE, "num_drop": 2}}
+    algorithm = build_agent("Pendulum-v1", keys, {}).algorithm
     with torch.no_grad():
         # SB3 has a layer for means and one for log stds, ours are side by side
         mean, log_std = model.actor.mu, model.actor.log_std
@@ -171,7 +260,7 @@ def test_sac(monkeypatch: pytest.MonkeyPatch, record_property: Any, target_entro
 
     # the order of SB3's draws: the policy's first, then its successor's
     generator = torch.Generator().manual_seed(0)
-    noise = {name: torch.randn(BATCH_SIZE, 1, generator=generator) for name in ("policy", "next")}
+    noise = {use: torch.randn(BATCH_SIZE, 1, generator=generator) for use in ("policy", "next")}
     waiting = [noise["policy"], noise["next"]]
 
     def rsample(self: torch.distributions.Normal, *_: Any) -> Tensor:
@@ -190,28 +279,28 @@ def test_sac(monkeypatch: pytest.MonkeyPatch, record_property: Any, target_entro
     assert not waiting
 
     batch, alpha = to_batch(data), algorithm.alpha.value(0)
-    assert_same("SAC alpha", alpha.item(), logged["train/ent_coef"], record_property)
+    assert_same(f"{name} alpha", alpha.item(), logged["train/ent_coef"], record_property)
     loss, _ = algorithm.calc_critic_loss(batch, alpha, noise["next"])
     loss.backward()
-    assert_same("SAC critic loss", loss.item(), logged["train/critic_loss"], record_property)
+    assert_same(f"{name} critic loss", loss.item(), logged["train/critic_loss"], record_property)
     mine = grads(algorithm.critic.net)
     assert len(mine) == len(of_critic.grads) == 12
     for one, theirs in zip(mine, of_critic.grads, strict=True):
         assert float(theirs.abs().max()) > 1e-3
-        assert_same("SAC critic gradient", one, theirs, record_property)
+        assert_same(f"{name} critic gradient", one, theirs, record_property)
 
     target = algorithm.calc_target_entropy()
     loss, report = algorithm.calc_actor_alpha_loss(batch.obs, alpha, target, noise["policy"])
     loss.backward(inputs=[*algorithm.net.parameters(), algorithm.alpha.log_alpha])
-    assert_same("SAC actor loss", report["policy_loss"].item(), logged["train/actor_loss"], record_property)
+    assert_same(f"{name} actor loss", report["policy_loss"].item(), logged["train/actor_loss"], record_property)
     mine = grads(algorithm.net)
     *body, mean_weight, mean_bias, std_weight, std_bias = of_actor.grads
     head = [torch.cat([mean_weight, std_weight]), torch.cat([mean_bias, std_bias])]
     for one, theirs in zip(mine, [*body, *head], strict=True):
         assert float(theirs.abs().max()) > 1e-4
-        assert_same("SAC actor gradient", one, theirs, record_property)
+        assert_same(f"{name} actor gradient", one, theirs, record_property)
 
-    assert_same("SAC alpha gradient", algorithm.alpha.log_alpha.grad, of_alpha[0], record_property)
+    assert_same(f"{name} alpha gradient", algorithm.alpha.log_alpha.grad, of_alpha[0], record_property)
 
 
 def test_the_same_weights_are_needed() -> None:
