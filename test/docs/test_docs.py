@@ -49,6 +49,7 @@ ALGORITHM_PAGES = {
     "PPOSIL": "sil.md",
     "BC": "offline.md",
     "IQL": "offline.md",
+    "TD3BC": "offline.md",
 }
 ROOMS = ("lib", "spec", "results", "env", "agent", "experiment", "audit", "share", "remote", "benchmark", "cli")
 COMMAND: Any = typer.main.get_command(app)

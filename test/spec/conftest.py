@@ -10,7 +10,7 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import parse_spec
 
 MEMORIES = {
-    "Replay": ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ", "BC", "IQL"),
+    "Replay": ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ", "BC", "IQL", "TD3BC"),
     "OnPolicyBatchReplay": ("SARSA", "SIL", "PPOSIL", "PPO", "ActorCritic"),
     "OnPolicyReplay": ("Reinforce", "Random"),
 }
@@ -23,7 +23,7 @@ BASES = {
     for memory, names in MEMORIES.items()
     for name in names
 }
-for learned in ("BC", "IQL"):
+for learned in ("BC", "IQL", "TD3BC"):
     BASES[learned]["agent"]["algorithm"]["data"] = "steps.safetensors"
 DELETE = "__DELETE__"
 Make = Callable[..., dict[str, Any]]

@@ -70,7 +70,7 @@ def test_expectile_loss_is_that_of_the_paper() -> None:
     assert abs(float(slope)) < 1e-6
 
 
-@pytest.mark.parametrize(("name", "is_discrete"), [("BC", False), ("BC", True), ("IQL", False)])
+@pytest.mark.parametrize(("name", "is_discrete"), [("BC", False), ("BC", True), ("IQL", False), ("TD3BC", False)])
 def test_a_stopped_run_ends_like_a_whole_one(name: str, is_discrete: bool, tmp_path: Path) -> None:
     data = write_steps(tmp_path / "steps.safetensors", is_discrete)
     spec = make_spec(name, data, is_discrete, env={"normalize_obs": True})
@@ -111,7 +111,20 @@ def test_iql_prefers_the_better_of_two_recorded_actions(tmp_path: Path) -> None:
     assert found[5.0] > 0.3
 
 
-@pytest.mark.parametrize(("name", "is_discrete"), [("BC", True), ("IQL", False)])
+def test_td3bc_clones_as_values_weigh_less(tmp_path: Path) -> None:
+    data = write_steps(tmp_path / "steps.safetensors")
+    errors = []
+    for alpha in (100.0, 0.01):
+        spec = make_spec("TD3BC", data, algorithm={"alpha": alpha}, env={"max_frame": 400})
+        session = Session(spec, RunFolder(tmp_path / str(alpha), "tiny"))
+        session.run()
+        steps, _ = load_steps(data)
+        action = session.agent.act(steps["obs"].numpy()).action
+        errors.append(float((action - steps["action"]).abs().mean()))
+    assert errors[1] < 0.15 < errors[0]
+
+
+@pytest.mark.parametrize(("name", "is_discrete"), [("BC", True), ("IQL", False), ("TD3BC", False)])
 def test_compiled_steps_are_plain_ones(name: str, is_discrete: bool, tmp_path: Path, lab: Any) -> None:
     data = write_steps(tmp_path / "steps.safetensors", is_discrete)
     metrics = []
