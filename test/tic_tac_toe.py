@@ -51,4 +51,4 @@ class TicTacToe(gym.Env[Any, Any]):
         return obs, reward, bool(reward) or not (self.board == 0).any(), False, info
 
 
-gym.register(NAME, entry_point=TicTacToe)
+gym.register(NAME, entry_point=lambda **kwargs: TicTacToe(**kwargs))

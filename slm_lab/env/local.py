@@ -80,7 +80,7 @@ class Slots:
     def _gives_masks(self) -> bool:
         """Whether the env says which actions are allowed, as the start of its first episode tells."""
         env = self.envs[0]
-        if not self.settings.is_masked or not count_choices(env.action_space):
+        if not self.settings.is_masked:
             return False
         self.calls += 1
         try:
@@ -91,7 +91,14 @@ class Slots:
             return False
         finally:
             self.calls += 1
-        return isinstance(info, dict) and MASK in info
+        if not isinstance(info, dict) or MASK not in info:
+            return False
+        if not count_choices(env.action_space):
+            raise EnvError(
+                f"env.name: '{self.settings.name}' gives an {MASK}, which only discrete actions can have, and its "
+                f"actions are {in_one_line(env.action_space)}; set env.{MASK}: ignore"
+            )
+        return True
 
     def _check_spaces(self, env: Any) -> Any:
         """An env with other options; refused if it does not fit the agent."""
@@ -152,7 +159,7 @@ class Slots:
             self._leave(error, slot, episode)
         self.calls += 1
         if not self.is_masked and self.settings.is_masked and isinstance(info, dict) and MASK in info:
-            raise self._refuse_mask()
+            raise EnvError(f"env.name: '{self.settings.name}' gives an {MASK} in some episodes only; give one in all")
         self.obs[slot] = self._read_obs(obs, slot, episode)
         if self.is_float and not np.isfinite(self.obs[slot]).all():
             raise EnvFaultError(
@@ -217,17 +224,6 @@ class Slots:
         """An error for a value that does not match the spaces."""
         text = f"{self._where(slot, episode)}: {problem}; {_HINT}"
         return EnvFaultError(text, tensor, self.indices[slot], "is not what it should be")
-
-    def _refuse_mask(self) -> EnvError:
-        space, name = self.envs[0].action_space, self.settings.name
-        if count_choices(space):
-            return EnvError(
-                f"env.name: '{name}' gives an {MASK} in some episodes only; give one at every reset and step"
-            )
-        return EnvError(
-            f"env.name: '{name}' gives an {MASK}, which only discrete actions can have, and its actions are "
-            f"{in_one_line(space)}; set env.{MASK}: ignore"
-        )
 
     def _read_obs(self, obs: object, slot: int, episode: int) -> Any:
         # a single number, if it were let in, would fill the whole row, and a fraction be cut off

@@ -65,6 +65,7 @@ NORMALIZED = {"name": "Pendulum-v1", "normalize_obs": True, "normalize_reward": 
 # lost lives, games that end between checkpoints, frames kept once, no seed at most games
 BREAKOUT = {"name": "ALE/Breakout-v5", "num_envs": 2, "max_frame": 480, "max_t": 90, "kwargs": {"life_loss_info": True}}
 BLACKJACK = {"name": "Blackjack-v1", "max_frame": 400}
+MASKED = {"name": "probe/MaskedMulti-v0", "normalize_obs": True}
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,17 @@ GRID: dict[str, Case] = {
     "ActorCritic, images": Case("ActorCritic", IMAGE, {"name": "probe/Image-v0", "max_frame": 480}, stops=(200, 444)),
     "DQN, Atari": Case("DQN", GAME, BREAKOUT, meta={"rigorous_eval": 0, "checkpoint_frequency": 100}, stops=(250,)),
     "PPO, Atari": Case("PPO", GAME, BREAKOUT, meta={"rigorous_eval": 0, "checkpoint_frequency": 100}, stops=(250,)),
+    **{f"{name}, masks": Case(name, env=MASKED) for name in ("PPO", "DoubleDQN", "SoftActorCritic")},
+    "DQN, masks, RecurrentNet": Case("DQN", "RNN", MASKED),
+    "PPOSIL, masks, two workers": Case("PPOSIL", env={**MASKED, "num_workers": 2}, stops=(300,)),
     # not stopped at all: the same seed again
     **{f"{name}, again": Case(name, stops=()) for name in ("PPO", "DQN", "SoftActorCritic")},
 }
 # what differs from another case only in a part that others have too
-SLOW = {"ActorCritic, TorchArcNet", "SIL, shared", "Reinforce, RecurrentNet", "ActorCritic, RecurrentNet", "PPO, Atari"}
+SLOW = {
+    *("ActorCritic, TorchArcNet", "SIL, shared", "Reinforce, RecurrentNet", "ActorCritic, RecurrentNet", "PPO, Atari"),
+    "SoftActorCritic, masks",
+}
 
 
 def train(spec: Spec, path: Path, stops: tuple[int, ...] = ()) -> Path:

@@ -153,6 +153,10 @@ for name, (algorithm, memory, rest) in VECTOR_CASES.items():
     norm = {"batch_norm": True, "conv_hid_layers": [[4, 3, 2], [4, 3, 1]]} if name == "crossq" else {}
     image = {"env": CONTINUOUS_IMAGE} if name in ("td3", "ddpg", "tqc") else IMAGE
     CASES[f"{name}-conv"] = {**both, **image, "net": {**CONV, **dueling, **norm}}
+MASKED: dict[str, Any] = {"env": "probe/MaskedMulti-v0", "net": ADAM}
+for name in ("ppo_sil", "double_dqn", "sac_discrete"):
+    algorithm, memory, _ = VECTOR_CASES[name]
+    CASES[f"{name}-masks-mlp"] = {"algorithm": algorithm, "memory": memory or "OnPolicyBatchReplay", **MASKED}
 # the smallest graph stands for all of them; the others take a minute each where nothing is on disk yet
 QUICK = ("double_dqn-mlp",)
 
