@@ -1,5 +1,6 @@
 """Combinations of valid keys that make no sense together; refused, never silently corrected."""
 
+from collections.abc import Iterable
 from math import gcd
 
 from slm_lab.spec.algorithm import (
@@ -67,8 +68,7 @@ def _recurrent_problems(spec: Spec) -> list[str]:
     algorithm, net = spec.agent.algorithm, spec.agent.net
     if not algorithm.takes_recurrent:
         given = {"net": net, "critic_net": spec.agent.critic_net}
-        *others, last = (name for name, kind in ALGORITHM_SPECS.items() if kind.takes_recurrent)
-        known = f"{', '.join(others)} and {last}"
+        known = _join(name for name, kind in ALGORITHM_SPECS.items() if kind.takes_recurrent)
         return [
             f"agent.{key}.type: {algorithm.name} has no use for a hidden state; RecurrentNet works with {known}"
             for key, one in given.items()
@@ -187,6 +187,11 @@ def _net_problems(spec: Spec) -> list[str]:
     return problems
 
 
+def _join(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}"
+
+
 def _role_keys(net: NetSpec) -> list[tuple[str, str]]:
     return [(role, key) for role, keys in (("actor", net.actor), ("critic", net.critic)) for key in keys]
 
@@ -228,7 +233,7 @@ def _critic_net_problems(spec: Spec) -> list[str]:
         key = "shared" if critic_net.shared else "log_std_init"
         problems.append(f"agent.critic_net.{key}: critics have no use for it; remove it")
     if not algorithm.takes_critic_net:
-        known = ", ".join(name for name, kind in ALGORITHM_SPECS.items() if kind.takes_critic_net)
+        known = _join(name for name, kind in ALGORITHM_SPECS.items() if kind.takes_critic_net)
         problems.append(f"agent.critic_net: for {known}; {algorithm.name} takes keys with the prefix critic_")
     elif net.critic:
         problems.append(f"agent.net.critic_{next(iter(net.critic))}: contradicts critic_net; remove one of them")

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from slm_lab.spec.types import Float, Model, NonNegativeInt, PositiveInt
+from slm_lab.spec.types import Float, Int, Model, NonNegativeInt, PositiveInt
 
 
 class ValueCritic(Model):
@@ -40,7 +40,7 @@ class CategoricalCritic(Model):
     """Probabilities of evenly spaced returns, learned by cross-entropy (C51)."""
 
     kind: Literal["categorical"] = "categorical"
-    num_atom: Annotated[PositiveInt, Field(ge=2)] = Field(51, description="Returns that have a probability.")
+    num_atom: Annotated[Int, Field(ge=2)] = Field(51, description="Returns that have a probability.")
     v_min: Float = Field(-10.0, description="Smallest of them; lower targets count as this one.")
     v_max: Float = Field(10.0, description="Largest of them; higher targets count as this one.")
 

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from slm_lab.lib.data import Document
 from slm_lab.spec import net as nets
 from slm_lab.spec.algorithm import AlgorithmSpec, EntropyAnneal, RNDSpec
+from slm_lab.spec.critic import CategoricalCritic, EnsembleQuantileCritic, ImplicitCritic, QuantileCritic, ValueCritic
 from slm_lab.spec.memory import MemorySpec
 from slm_lab.spec.roles import ROLES
 from slm_lab.spec.schema import (
@@ -32,6 +33,7 @@ from slm_lab.spec.schema import (
 from slm_lab.spec.search_space import SPACES
 from slm_lab.spec.types import ScheduleSpec
 
+_CRITICS = (ValueCritic, QuantileCritic, EnsembleQuantileCritic, CategoricalCritic, ImplicitCritic)
 _OPTIMIZERS = get_args(get_args(nets.OptimSpec)[0])
 _SCHEDULERS = get_args(get_args(nets.LrSchedulerSpec)[0])
 _WORDS: dict[Any, str] = {
@@ -56,6 +58,7 @@ _WORDS: dict[Any, str] = {
     SearchScheduler: "[mapping](#metasearch_scheduler)",
     StopSpec: "[mapping](#metastop)",
     InitSpec: "[mapping](#agentinit_from)",
+    **dict.fromkeys(_CRITICS, "[mapping](#agentalgorithmcritic)"),
     **dict.fromkeys(_OPTIMIZERS, "[mapping](#optim_spec)"),
     **dict.fromkeys(_SCHEDULERS, "[mapping](#lr_scheduler_spec)"),
 }
@@ -88,6 +91,9 @@ def spec_reference() -> str:
         *_family("agent.algorithm", "name", AlgorithmSpec, ALGORITHM_SPECS.values()),
         _section("### agent.algorithm.entropy_anneal", EntropyAnneal),
         _section("### agent.algorithm.rnd", RNDSpec),
+        "### agent.algorithm.critic\n\nWhat a critic predicts of the return, by `kind`. `num_drop` is for algorithms "
+        "with several critics, `implicit` for those with one net.",
+        *(f"#{_kind(model, 'kind')}" for model in _CRITICS if model is not QuantileCritic),
         *_family("agent.memory", "name", MemorySpec, MEMORY_SPECS.values()),
         *_family("agent.net", "type", nets.NetSpec, NET_SPECS.values()),
         _section("## loss_spec", nets.LossSpec),
@@ -186,10 +192,10 @@ def describe_default(field: FieldInfo) -> str:
     default: Any = field.default
     if isinstance(default, BaseModel):
         every = default.model_dump(mode="json")
-        if "name" not in every:
+        if not {"name", "kind"} & every.keys():
             return "its own defaults"
         given = default.model_dump(mode="json", exclude_defaults=True)
-        default = {key: value for key, value in every.items() if key in ("name", "lr") or key in given}
+        default = {key: value for key, value in every.items() if key in ("name", "kind", "lr") or key in given}
     if isinstance(default, float):
         default = float(f"{default:.4g}")
     return f"`{json.dumps(default)}`"

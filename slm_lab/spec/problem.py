@@ -10,9 +10,9 @@ from pydantic_core import ErrorDetails
 
 from slm_lab.lib.data import Document
 from slm_lab.lib.errors import SpecError, nearest
-from slm_lab.spec.net import PAIR_KEYS
+from slm_lab.spec.net import PAIR_KEYS, NetSpec
 from slm_lab.spec.reader import printable
-from slm_lab.spec.roles import ROLES, written_path
+from slm_lab.spec.roles import NETS, ROLES, written_path
 from slm_lab.spec.schema import ALGORITHM_SPECS, MEMORY_SPECS, NET_SPECS
 
 MAX_PROBLEMS = 20
@@ -138,7 +138,8 @@ def _known_key(path: list[str | int], model: type[BaseModel], data: object, is_w
     *place, key = (str(part) for part in path)
     holder = _model_at(path[:-1], model, data)
     known = list(holder.model_fields) if holder else []
-    if place and place[-1] in ROLES and (hint := nearest(key, [one for one in known if one not in PAIR_KEYS])):
+    is_role = place[-1:] and place[-1] in ROLES and place[-2] in NETS
+    if is_role and (hint := nearest(key, [one for one in known if one not in PAIR_KEYS])):
         return hint.replace("mean '", f"mean '{place[-1]}_")  # as the mistake is written
     if (hint := nearest(key, known)) or not is_whole:
         return hint or f" (known: {', '.join(known) or 'none'})"
@@ -161,7 +162,7 @@ def _model_at(path: list[str | int], model: type[BaseModel], data: Any) -> type[
     kind: type[BaseModel] | None = model
     for key in path:
         data = data[key]
-        if kind is not None and key in ROLES:
+        if kind is not None and key in ROLES and issubclass(kind, NetSpec):
             continue  # a role has the keys of its net
         if kind is not None:
             annotation = kind.model_fields[str(key)].annotation
@@ -181,8 +182,8 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _is_tagged(kind: type[BaseModel], data: Document) -> bool:
-    """Whether the `name` or `type` of a mapping selects this model."""
-    fields = [(key, kind.model_fields[key]) for key in ("name", "type") if key in kind.model_fields]
+    """Whether the `name`, `type` or `kind` of a mapping selects this model."""
+    fields = [(key, kind.model_fields[key]) for key in ("name", "type", "kind") if key in kind.model_fields]
     return any(data.get(key) in get_args(field.annotation) for key, field in fields)
 
 

@@ -45,6 +45,9 @@ ALGORITHM_PAGES = {
     "DoubleDQN": "dqn.md",
     "SoftActorCritic": "sac.md",
     "CrossQ": "crossq.md",
+    "TD3": "td3.md",
+    "DDPG": "td3.md",
+    "PQN": "pqn.md",
     "SIL": "sil.md",
     "PPOSIL": "sil.md",
     "BC": "offline.md",
@@ -279,7 +282,6 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
         "my_specs.yaml",
         "my_algorithm.py",
         "my_td3.py",
-        "my_qr_dqn.py",
         "my_net.py",
         "my_env.py",
         "my_dict_env.py",
@@ -295,7 +297,7 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
         (tmp_path / f"{index}.py").write_text(short.replace("max_session=2", "max_session=1"))
     small = ["-s", "env.max_frame=1200", "-s", "meta.log_frequency=200", "--device", "cpu", "--log-level", "WARNING"]
     commands = [[*words, *small] for words in command_lines(page)]
-    assert len(commands) == 6
+    assert len(commands) == 5
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(commands), *(f"{index}.py" for index in range(len(scripts)))],
         cwd=tmp_path,

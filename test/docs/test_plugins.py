@@ -24,7 +24,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """The specs of the page, with its algorithms registered while the tests run."""
     known = set(ALGORITHMS)
     files = dict(re.findall(r"`(my_\w+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```$", PAGE.read_text(), re.M | re.S))
-    for name in ("my_algorithm.py", "my_td3.py", "my_qr_dqn.py"):
+    for name in ("my_algorithm.py", "my_td3.py"):
         path = tmp_path_factory.mktemp("plugin") / name
         path.write_text(files[name])
         runpy.run_path(str(path))
@@ -36,7 +36,6 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 def test_plugins_are_as_short_as_the_page_says() -> None:
     blocks = dict(re.findall(r"`(my_\w+\.py)`:\n\n```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S))
     assert len(blocks["my_td3.py"].splitlines()) <= 80
-    assert len(blocks["my_qr_dqn.py"].splitlines()) <= 70
 
 
 @pytest.mark.parametrize(
@@ -46,9 +45,6 @@ def test_plugins_are_as_short_as_the_page_says() -> None:
         ("my_td3_pendulum", {"net": {**MLP, "update_type": "polyak", "polyak_coef": 0.01}}, None),
         ("my_td3_pendulum", {"critic_net": {**MLP, "hid_layers": [16, 16]}}, None),
         ("my_td3_pendulum", {"net": RECURRENT}, "RecurrentNet"),
-        ("my_qr_dqn_cartpole", {"net": {**MLP, "update_type": "replace", "update_frequency": 100}}, None),
-        ("my_qr_dqn_cartpole", {"critic_net": MLP}, "critic_net"),
-        ("my_qr_dqn_cartpole", {"net": RECURRENT}, "RecurrentNet"),
         ("my_algorithm_cartpole", {"net": {**MLP, "polyak_coef": 0.01}}, "has no target net"),
         ("my_algorithm_cartpole", {"net": RECURRENT}, "RecurrentNet"),
     ],

@@ -10,8 +10,8 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import parse_spec
 
 MEMORIES = {
-    "Replay": ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ", "BC", "IQL", "TD3BC"),
-    "OnPolicyBatchReplay": ("SARSA", "SIL", "PPOSIL", "PPO", "ActorCritic"),
+    "Replay": ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ", "TD3", "DDPG", "BC", "IQL", "TD3BC"),
+    "OnPolicyBatchReplay": ("PQN", "SARSA", "SIL", "PPOSIL", "PPO", "ActorCritic"),
     "OnPolicyReplay": ("Reinforce", "Random"),
 }
 BASES = {
