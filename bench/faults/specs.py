@@ -57,7 +57,7 @@ def make_spec(
     raw = {
         "name": NAME,
         "agent": {
-            "algorithm": {"name": algorithm, **ALGORITHMS[algorithm], **(keys or {})},
+            "algorithm": {"name": algorithm, **ALGORITHMS.get(algorithm, {}), **(keys or {})},
             "memory": memory,
             "net": NETS[net] if isinstance(net, str) else net,
         },

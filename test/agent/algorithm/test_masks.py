@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from bench.faults.specs import ALGORITHMS, NOT_RECURRENT, make_spec
+from bench.faults.specs import ALGORITHMS, NETS, NOT_RECURRENT, make_spec
 from slm_lab.agent.action.distribution import (
     FORBIDDEN,
     ActionFamily,
@@ -31,12 +31,19 @@ from slm_lab.spec.schema import Spec
 from test import tic_tac_toe
 
 DISCRETE = [name for name in ALGORITHMS if make_spec(name).agent.algorithm.actions != "continuous"]
+QUANTILE = {"critic": {"kind": "quantile", "num_quantile": 8}}
 # algorithm, net and keys
-CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+CASES: dict[str, tuple[str, str | dict[str, Any], dict[str, Any]]] = {
     **{name: (name, "MLP", {}) for name in DISCRETE},
     **{f"{name}, recurrent": (name, "RNN", {}) for name in DISCRETE if name not in NOT_RECURRENT},
     "DQN, boltzmann": ("DQN", "MLP", {"action_policy": "boltzmann"}),
     "DQN, random": ("DQN", "MLP", {"action_policy": "random"}),
+    "DQN, quantile": ("DQN", "MLP", QUANTILE),
+    "DoubleDQN, categorical": ("DoubleDQN", "MLP", {"critic": {"kind": "categorical", "v_min": -2.0, "v_max": 3.0}}),
+    "DoubleDQN, implicit": ("DoubleDQN", "MLP", {"critic": {"kind": "implicit"}}),
+    "DQN, quantile, recurrent": ("DQN", "RNN", QUANTILE),
+    "DQN, noisy": ("DQN", {**NETS["MLP"], "noisy": True}, {}),
+    "PQN": ("PQN", "MLP", {"time_horizon": 16, "minibatch_size": 64}),
     "PPO, epsilon_greedy": ("PPO", "MLP", {"action_policy": "epsilon_greedy", "explore_var_spec": 0.5}),
     "PPO, boltzmann": ("PPO", "MLP", {"action_policy": "boltzmann", "explore_var_spec": 3.0}),
 }
@@ -45,7 +52,7 @@ PROBES = ("probe/Masked-v0", "probe/MaskedMulti-v0")
 
 def build(name: str, env: str, num_envs: int = 16, **env_keys: Any) -> Spec:
     algorithm, net, keys = CASES[name]
-    own = ALGORITHMS[algorithm]
+    own = ALGORITHMS.get(algorithm, {})
     if "training_frequency" in own:
         keys = {"training_frequency": own["training_frequency"] * 4, **keys}
     if "minibatch_size" in own:
@@ -129,7 +136,7 @@ class FixedMask(Masked):
 gym.register("test/FixedMask-v0", entry_point=lambda **_: FixedMask())
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "Random"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("Random", "DQN, noisy")])
 def test_no_gradient_reaches_a_forbidden_output(lab, name: str) -> None:
     spec = build(name, "test/FixedMask-v0", 4)
     untrained, _ = lab.build(spec)
@@ -141,8 +148,9 @@ def test_no_gradient_reaches_a_forbidden_output(lab, name: str) -> None:
         for path, part in module.named_modules():
             if isinstance(part, (PolicyNet, QNet)):
                 weight = f"{path}.head.weight".lstrip(".")
-                assert_close(part.linear.weight[3], before[weight][3], rtol=0, atol=0)
-                assert not torch.equal(part.linear.weight[:3], before[weight][:3]) or role.startswith("target")
+                old, new = (one.unflatten(0, (4, -1)) for one in (before[weight], part.linear.weight))
+                assert_close(new[3], old[3], rtol=0, atol=0)
+                assert not torch.equal(new[:3], old[:3]) or role.startswith("target")
                 num_head += 1
     assert num_head > 0
 
