@@ -106,7 +106,7 @@ def _describe_many(runs: Sequence[Run], rows: list[ComparisonRow]) -> None:
     out.write(f"\nScores  {runs[0].describe_kind(find_common_kind(runs))}\n")
     for number, run in enumerate(runs, start=1):
         out.writelines(f"        {number}: {note}\n" for note in run.score_notes)
-    out.write("        probability of improvement over the first run in the env, with its 95 % interval\n")
+    out.write("        P(improvement): over the first run in the env, with its 95 % interval\n")
     found = aggregate.aggregate_rows(rows)
     if found is not None:
         out.write("\n")

@@ -11,7 +11,7 @@ from slm_lab.results.comparison import ComparisonRow, format_estimate
 from slm_lab.results.metrics import MIN_INTERVAL, NUM_RESAMPLE
 from slm_lab.results.statistics import LEVEL, Interval, calc_improvement
 
-HEAD = ("algorithm", "envs", "normalised IQM", "probability of improvement")
+HEAD = ("algorithm", "envs", "normalised IQM", "P(improvement)")
 # scores of sessions by algorithm and env
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
 

@@ -12,7 +12,7 @@ from slm_lab.results.page import NOTHING
 from slm_lab.results.run import Run, find_common_kind
 from slm_lab.results.statistics import Interval, ScoreComparison, compare
 
-HEAD = ("run", "algorithm", "env", "score", "IQM", "95 % interval", "sessions", "probability of improvement")
+HEAD = ("run", "algorithm", "env", "score", "IQM", "95 % interval", "sessions", "P(improvement)")
 # the columns of HEAD that are text
 NUM_NAME = 3
 _CSV_HEAD = (
