@@ -307,12 +307,12 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Score ") == 6
+    assert done.stdout.count("Score ") == 5
     # the command to replay it has what the run needed
     assert re.search(r"^Replay .*/my_algorithm_cartpole_\S+ --import my_algorithm$", done.stdout, re.M)
     tables = sorted((tmp_path / "data").glob("*/info/*_session_df_train.csv"))
     # a loop of one's own leaves none
-    assert len(tables) == 6 + len(scripts) - 1
+    assert len(tables) == 5 + len(scripts) - 1
     # the columns of the algorithm of one's own are in its table, and it has trained
     header, *rows = next(table for table in tables if "my_algorithm" in table.name).read_text().splitlines()
     assert "elite_return" in header.split(",")

@@ -18,7 +18,12 @@ def test_returns_are_those_of_the_recursion(lab, monkeypatch: pytest.MonkeyPatch
     algorithm: Any = agent.algorithm
     taken: list[Any] = []
     step = algorithm.step
-    monkeypatch.setattr(algorithm, "step", lambda *args: taken.append(args) or step(*args))
+
+    def keep(*args: Any) -> Any:
+        taken.append(args)
+        return step(*args)
+
+    monkeypatch.setattr(algorithm, "step", keep)
     net = algorithm.net
     obs, values, rows, frame = env.reset(), [], [], 0
     while not taken:
