@@ -22,6 +22,13 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "SoftActorCritic": {**_START, "training_iter": 1, "policy_delay": 2},
     "CrossQ": {**_START, "training_iter": 1},
 }
+# those that only the tests of exact resume stop, not the rows of this bench
+OTHERS: dict[str, dict[str, Any]] = {
+    "TD3": {**_START, "training_iter": 2},
+    "DDPG": {**_START, "training_iter": 1},
+    "PQN": {"time_horizon": 16, "minibatch_size": 24},
+}
+CONTINUOUS = ("TD3", "DDPG")
 _REPLAY = {"name": "Replay", "batch_size": 8, "max_size": 300}
 _PRIORITIZED = {**_REPLAY, "name": "PrioritizedReplay", "num_step_returns": 3}
 MEMORIES = {
@@ -30,6 +37,8 @@ MEMORIES = {
     "DoubleDQN": _PRIORITIZED,
     "SoftActorCritic": _PRIORITIZED,
     "CrossQ": _REPLAY,
+    "TD3": _REPLAY,
+    "DDPG": _PRIORITIZED,
 }
 NETS: dict[str, dict[str, Any]] = {
     "MLP": {"type": "MLPNet", "hid_layers": [16], "optim_spec": {"name": "Adam", "lr": 3e-3}},
@@ -57,12 +66,12 @@ def make_spec(
     raw = {
         "name": NAME,
         "agent": {
-            "algorithm": {"name": algorithm, **ALGORITHMS.get(algorithm, {}), **(keys or {})},
+            "algorithm": {"name": algorithm, **{**ALGORITHMS, **OTHERS}.get(algorithm, {}), **(keys or {})},
             "memory": memory,
             "net": NETS[net] if isinstance(net, str) else net,
         },
         "env": {
-            "name": ENVS[net] if isinstance(net, str) else "CartPole-v1",
+            "name": "Pendulum-v1" if algorithm in CONTINUOUS else ENVS[net] if isinstance(net, str) else "CartPole-v1",
             "num_envs": 4,
             "num_workers": 0,
             "max_frame": 800,

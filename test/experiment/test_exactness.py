@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.faults.specs import ALGORITHMS, NAME, NETS, make_spec
+from bench.faults.specs import ALGORITHMS, NAME, NETS, OTHERS, make_spec
 from slm_lab.audit.difference import find_difference
 from slm_lab.experiment import evaluation
 from slm_lab.experiment.checkpoint.state import load_state
@@ -29,6 +29,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     # a target that is replaced at frames between two trainings
     "DQN-replace": ("DQN", {"training_frequency": 40}),
+    "IQN": ("DQN", {"critic": {"kind": "implicit", "num_quantile": 4}}),
+    "Rainbow": ("DoubleDQN", {"critic": {"kind": "categorical", "num_atom": 11}, "explore_var_spec": 0.0}),
+    "TQC": (
+        "SoftActorCritic",
+        {"q_reduction": "mean", "num_critic": 3, "critic": {"kind": "quantile", "num_quantile": 5, "num_drop": 2}},
+    ),
     "CrossQ-anneal": ("CrossQ", {"entropy_anneal": {"start_ratio": 0.9, "end_ratio": 0.1, "frames": 800}}),
 }
 SHARED: dict[str, Any] = {
@@ -89,7 +95,9 @@ class Case:
 
 EPISODES = {"name": "OnPolicyReplay"}
 GRID: dict[str, Case] = {
-    **{name: Case(name) for name in (*ALGORITHMS, *VARIANTS)},
+    **{name: Case(name) for name in (*ALGORITHMS, *OTHERS, *VARIANTS)},
+    "Rainbow": Case("Rainbow", {"type": "DuelingMLPNet", "hid_layers": [16], "noisy": True}),
+    "TQC": Case("TQC", {"type": "SimbaNet", "width": 8}, {"name": "Pendulum-v1"}),
     "DQN-replace": Case("DQN-replace", {**NETS["MLP"], "update_frequency": 30}),
     **{f"{name}, TorchArcNet": Case(name, ARC) for name in ("Reinforce", "ActorCritic")},
     **{f"{name}, shared": Case(name, SHARED) for name in ("ActorCritic", "SIL")},
@@ -179,6 +187,8 @@ def test_another_seed_gives_another_run(train_whole: Callable[[str], Path], tmp_
             ("SoftActorCritic", "MLP"),
             ("CrossQ", "MLP"),
             ("SIL", "MLP"),
+            ("TD3", "MLP"),
+            ("PQN", "MLP"),
         ]
     ],
 )

@@ -19,11 +19,11 @@ def test_returns_are_those_of_the_recursion(lab, monkeypatch: pytest.MonkeyPatch
     taken: list[Any] = []
     step = algorithm.step
 
-    def keep(*args: Any) -> Any:
+    def spy(*args: Any) -> Any:
         taken.append(args)
         return step(*args)
 
-    monkeypatch.setattr(algorithm, "step", keep)
+    monkeypatch.setattr(algorithm, "step", spy)
     net = algorithm.net
     obs, values, rows, frame = env.reset(), [], [], 0
     while not taken:

@@ -154,9 +154,8 @@ def test_the_noise_of_a_layer_by_hand() -> None:
 
 def test_simba_adds_what_its_blocks_make_of_normalised_features() -> None:
     torch.manual_seed(0)
-    net = SimbaNet(SimbaNetSpec(width=8, num_block=1), (3,))
-    layers: Any = net
-    first, block, last = layers
+    net: Any = SimbaNet(SimbaNetSpec(width=8, num_block=1), (3,))
+    first, block, last = net
     norm, up, _, down = block
     x = first(torch.randn(5, 3))
     assert_close(last(block(x)), last(x + down(up(norm(x)).relu())))
