@@ -46,6 +46,13 @@ _LABEL_OF = {
     "PPOSIL": "PPO+SIL",
     "SoftActorCritic": "SAC",
 }
+# and by what their critics predict
+_LABEL_OF_CRITIC = {
+    **{(name, "quantile"): "QR-DQN" for name in ("DQN", "DDQN")},
+    **{(name, "categorical"): "C51" for name in ("DQN", "DDQN")},
+    **{(name, "implicit"): "IQN" for name in ("DQN", "DDQN")},
+    ("SAC", "quantile"): "TQC",
+}
 
 
 class NoResultsError(RunFolderError):
@@ -261,6 +268,11 @@ def name_algorithm(spec: Any) -> str:
     name = str(look_up(spec, "agent", "algorithm", "name") or "unknown algorithm")
     label = _LABEL_OF.get(name, name)
     is_prioritized = str(look_up(spec, "agent", "memory", "name")).startswith("Prioritized")
+    kind = look_up(spec, "agent", "algorithm", "critic", "kind")
+    if kind == "categorical" and is_prioritized and look_up(spec, "agent", "net", "noisy") is True:
+        return "Rainbow"
+    if (label, kind) in _LABEL_OF_CRITIC:
+        return _LABEL_OF_CRITIC[label, kind]
     return f"{label}+PER" if is_prioritized and label in ("DQN", "DDQN") else label
 
 

@@ -20,6 +20,7 @@ from slm_lab.results.comparison import build_rows
 from slm_lab.results.metrics import MeanMetrics, TrialMetrics, calc_trial_metrics
 from slm_lab.results.plot import to_drawn
 from slm_lab.results.run import find_runs, load_run, name_algorithm
+from slm_lab.spec.loading import dump_spec, load_spec
 from test.cli.command import call as call_main
 from test.results.sample import HOSTILE, make_spec, make_table, write_run, write_table
 from test.results.test_report import read_data
@@ -68,6 +69,21 @@ def call(module: Any, *arguments: str) -> tuple[int, str, str]:
 )
 def test_algorithms_have_the_names_of_papers(algorithm: str, memory: str, label: str) -> None:
     assert name_algorithm(make_spec(algorithm, memory=memory)) == label
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("qr_dqn_cartpole", "QR-DQN"),
+        ("c51_cartpole", "C51"),
+        ("iqn_cartpole", "IQN"),
+        ("rainbow_cartpole", "Rainbow"),
+        ("tqc_pendulum", "TQC"),
+        ("td3_pendulum", "TD3"),
+    ],
+)
+def test_combinations_have_the_names_of_papers(name: str, label: str) -> None:
+    assert name_algorithm(dump_spec(load_spec(name).spec)[name]) == label
 
 
 def test_a_run_is_read_by_name_path_and_file(tmp_path: Path) -> None:
