@@ -205,7 +205,7 @@ def test_td3(monkeypatch: pytest.MonkeyPatch, record_property: Any, algorithm_na
     loss, _ = algorithm.calc_critic_loss(batch, noise)
     loss.backward()
     assert_same(f"{algorithm_name} critic loss", loss.item(), logged["train/critic_loss"], record_property)
-    loss, _ = algorithm.calc_actor_loss(batch.obs)
+    loss, _ = algorithm.calc_actor_loss(batch.obs, batch.action)
     loss.backward(inputs=[*algorithm.net.parameters()])
     assert_same(f"{algorithm_name} actor loss", loss.item(), logged["train/actor_loss"], record_property)
     pairs = [(grads(algorithm.critic.net), of_critic.grads), (grads(algorithm.net), of_actor.grads)]
