@@ -10,7 +10,7 @@ import torch
 
 from bench.job import Job, Measured, answer_with, peak_mb
 from bench.rows import ROW_BY_NAME, build_spec
-from slm_lab.agent.action.distribution import build_family
+from slm_lab.agent.action.build import build_family
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import EnvFacts, build_settings
 from slm_lab.env.vec_env import VecEnv

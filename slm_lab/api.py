@@ -11,6 +11,7 @@ import numpy as np
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Carry
+from slm_lab.env.hybrid import HybridSpace
 from slm_lab.env.layout import flatten_obs
 from slm_lab.env.mask import MASK, read_masks
 from slm_lab.env.vec_env import VecEnv
@@ -181,7 +182,8 @@ class TrainedAgent:
         env.close()
         facts = self.agent.facts
         self.observation_space = facts.obs_space if facts.source_space is None else facts.source_space
-        self.action_space = facts.action_space
+        space = facts.action_space
+        self.action_space = space.source if isinstance(space, HybridSpace) else space
         self._action_map = env.action_map
         # what decays while training, such as epsilon, is at its last value
         self.agent.algorithm.frame = self.spec.env.max_frame
@@ -211,13 +213,16 @@ class TrainedAgent:
             hint = f"with masks; give it mask=info['{MASK}']" if is_masked else "without masks; leave it out"
             raise LabError(f"mask: the agent was trained {hint}")
         if is_masked:
-            rows = np.append(rows, read_masks(mask if is_batch else [mask], self.action_space, num), 1)
+            masks = mask if is_batch else [mask]
+            rows = np.append(rows, read_masks(masks, self.agent.facts.action_space, num), 1)
         carry = self.agent.init_carry(num) if self._carry is None else self._carry
         if carry is not None and len(carry) != num:
             raise LabError(f"the hidden state is that of {len(carry)} env(s), not of {num}; call reset() in between")
         act = self.agent.act(rows.reshape(num, *space.shape).astype(space.dtype), carry, explore=not deterministic)
         self._carry = act.carry
         action = self._action_map(act.action.numpy(force=True))
+        if isinstance(self.agent.facts.action_space, HybridSpace):
+            return self.agent.facts.action_space.unflatten(action if is_batch else action[0])
         if is_batch:
             return action
         return action[0].item() if action[0].ndim == 0 else action[0]

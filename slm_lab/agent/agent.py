@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from slm_lab.agent.action.distribution import build_family
+from slm_lab.agent.action.build import build_family
 from slm_lab.agent.action.mask import ActionMask
 from slm_lab.agent.algorithm.base import Act, Carry, Context, Metrics
 from slm_lab.agent.learn.gradient import ADVICE, GradientFaultError, Guard

@@ -16,6 +16,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.diagnosis import Finding, diagnose
 from slm_lab.agent.learn.gradient import GradientFaultError
 from slm_lab.agent.memory.batch import Rollout
+from slm_lab.env.hybrid import HybridSpace
 from slm_lab.env.layout import ObsPart
 from slm_lab.env.local import Slots
 from slm_lab.env.make import EnvFacts, EnvSettings
@@ -138,6 +139,7 @@ _SPACES: dict[str, Callable[[State], Any]] = {
     "Discrete": lambda state: spaces.Discrete(int(state["n"]), start=int(state["start"])),
     "MultiDiscrete": lambda state: spaces.MultiDiscrete(state["nvec"], start=state["start"]),
     "MultiBinary": lambda state: spaces.MultiBinary(state["n"].tolist()),
+    "HybridSpace": lambda state: HybridSpace(spaces.Tuple([_SPACES[one["kind"]](one) for one in state["parts"]])),
 }
 
 

@@ -40,7 +40,7 @@ def calc_parts(space: GymSpace) -> tuple[ObsPart, ...]:
     """The parts of an observation in gymnasium's order of flattening; nested names are joined by dots."""
     parts: list[ObsPart] = []
     start = 0
-    for path, leaf in _leaves(space):
+    for path, leaf in list_leaves(space):
         size = spaces.flatdim(leaf)
         is_box = isinstance(leaf, spaces.Box)
         # a single number is flattened too
@@ -53,8 +53,10 @@ def calc_parts(space: GymSpace) -> tuple[ObsPart, ...]:
     return tuple(parts)
 
 
-def _leaves(space: GymSpace, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], GymSpace]]:
-    """The leaves of a space, with the keys that lead to them."""
+def list_leaves(
+    space: GymSpace, what: str = "observation", path: tuple[Any, ...] = ()
+) -> list[tuple[tuple[Any, ...], GymSpace]]:
+    """The leaves of a space, with the keys that lead to them; `what` the space is of, for messages."""
     named: list[tuple[Any, GymSpace]]
     if isinstance(space, spaces.Dict):
         named = list(space.spaces.items())
@@ -63,8 +65,8 @@ def _leaves(space: GymSpace, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any
     else:
         return [(path, space)]
     if not named:
-        raise EnvError("env.name: the observation has no parts")
-    return [leaf for key, part in named for leaf in _leaves(part, (*path, key))]
+        raise EnvError(f"env.name: the {what} has no parts")
+    return [leaf for key, part in named for leaf in list_leaves(part, what, (*path, key))]
 
 
 def _join(path: tuple[Any, ...]) -> str:
@@ -83,7 +85,7 @@ class FlatObservation(FlattenObservation[Any, Any, Any]):
 
     def __init__(self, env: GymEnv) -> None:
         super().__init__(env)
-        self.leaves = _leaves(env.observation_space)
+        self.leaves = list_leaves(env.observation_space)
 
     def observation(self, observation: Any) -> Any:
         """The parts in one row."""
@@ -168,7 +170,7 @@ def flatten_obs(space: GymSpace, obs: object) -> tuple[Array, bool]:
     """
     rows: dict[str, Array] = {}
     is_batch: bool | None = None
-    for (path, leaf), value in zip(_leaves(space), _take_parts(space, obs, "observation"), strict=True):
+    for (path, leaf), value in zip(list_leaves(space), _take_parts(space, obs, "observation"), strict=True):
         name = _join(path)
         shape = leaf.shape or ()
         found = np.shape(value)
@@ -189,7 +191,7 @@ def flatten_obs(space: GymSpace, obs: object) -> tuple[Array, bool]:
 
 
 def _take_parts(space: GymSpace, obs: object, where: str) -> list[Any]:
-    """The values of an observation in the order of `_leaves`."""
+    """The values of an observation in the order of `list_leaves`."""
     if isinstance(space, spaces.Dict):
         if not isinstance(obs, Mapping) or not set(space.spaces) <= set(obs):
             raise EnvError(f"{where}: expected a dict with the keys {', '.join(map(str, space.spaces))}")

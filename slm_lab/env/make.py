@@ -12,6 +12,7 @@ from gymnasium.wrappers import FrameStackObservation
 from slm_lab.env import probe
 from slm_lab.env.atari import SEED_INTERVAL, AtariEnv, AtariOptions
 from slm_lab.env.gym_types import GymEnv, GymSpace
+from slm_lab.env.hybrid import flatten_action
 from slm_lab.env.layout import FlatObservation, ObsPart, calc_parts, in_one_line
 from slm_lab.env.mask import MASK, MaskedObservation, lift_mask
 from slm_lab.env.render import RenderMode, prepare
@@ -250,7 +251,7 @@ def _finish(env: GymEnv, settings: EnvSettings) -> GymEnv:
     try:
         # wrappers that stack or reshape observations must not see a mask, and may give one themselves
         env = apply_wrappers(lift_mask(env) if settings.is_masked else env, settings.wrappers)
-        env = lift_mask(env) if settings.is_masked else env
+        env = flatten_action(lift_mask(env) if settings.is_masked else env)
         space = env.observation_space
         if not space.is_np_flattenable:
             raise EnvError(f"env.name: '{name}' has observations of {in_one_line(space)}, which no net can read")

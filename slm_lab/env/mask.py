@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.gym_types import GymEnv, GymSpace, Info
+from slm_lab.env.hybrid import HybridSpace
 from slm_lab.env.layout import MisfitError, find_misfit
 from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError
@@ -32,6 +33,8 @@ def count_choices(space: GymSpace) -> tuple[int, ...]:
         return tuple(int(count) for count in space.nvec.flatten())
     if isinstance(space, spaces.MultiBinary):
         return (2,) * int(np.prod(space.shape))
+    if isinstance(space, HybridSpace):
+        return tuple(count for leaf in space.leaves for count in count_choices(leaf))
     return ()
 
 
@@ -82,6 +85,11 @@ def sample_allowed(space: GymSpace, allowed: Array | None) -> Any:
     """A random action of a space, of those that a row of booleans allows."""
     if allowed is None:
         return space.sample()
+    if isinstance(space, HybridSpace):
+        sizes = [sum(count_choices(leaf)) for leaf in space.leaves]
+        masks = np.split(allowed, np.cumsum(sizes)[:-1])
+        pairs = zip(space.leaves, masks, strict=True)
+        return space.flatten([sample_allowed(leaf, mask if mask.size else None) for leaf, mask in pairs])
     parts = np.split(allowed, np.cumsum(count_choices(space))[:-1])
     picked = np.array([space.np_random.choice(np.flatnonzero(part)) for part in parts])
     start = space.start if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) else 0

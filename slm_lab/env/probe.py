@@ -243,6 +243,19 @@ class MaskedMulti(Masked):
         return float(np.mean(np.asarray(action) == best))
 
 
+class HybridAction(ObsReward):
+    """A choice, a number and switches: the choice must match the sign of the observation, the number be half of it."""
+
+    def __init__(self) -> None:
+        parts = {"amount": spaces.Box(-2, 2, (1,), np.float32), "pick": spaces.Discrete(3, start=-1)}
+        super().__init__(spaces.Dict({"deep": spaces.Tuple([spaces.MultiBinary(2), spaces.Dict(parts)])}))
+
+    def reward(self, action: Any) -> float:
+        switches, parts = action["deep"]
+        miss = (float(parts["amount"][0]) - 0.5 * self.sign) ** 2
+        return float(parts["pick"] == self.sign) + 0.5 * float(switches[0] == 1 and switches[1] == 0) - miss
+
+
 class CartPoleHidden(CartPoleEnv):
     """CartPole without velocities: the agent must infer them from two observations."""
 
@@ -293,7 +306,7 @@ class Lock(ProbeEnv):
 
 _PROBES = (
     *(ConstantReward, ObsReward, TwoStep, ActionReward, ObsAction, Memory, ContinuousTarget),
-    *(MultiAction, BinaryAction, DiscreteObs, TimeLimit, Image, Lock, Masked, MaskedMulti),
+    *(MultiAction, BinaryAction, DiscreteObs, TimeLimit, Image, Lock, Masked, MaskedMulti, HybridAction),
 )
 PROBES: dict[str, type[ProbeEnv]] = {f"probe/{probe.__name__}-v0": probe for probe in _PROBES}
 

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from loguru import logger
 
 from slm_lab.env.gym_types import GymSpace
+from slm_lab.env.hybrid import HybridSpace
 from slm_lab.env.make import EnvFacts, EnvSettings
 from slm_lab.env.mask import sample_allowed
 from slm_lab.lib.array import Array
@@ -95,6 +96,8 @@ class ActionMap:
             self.center = (high + low) / 2
         elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             self.start = space.start if np.any(space.start) else None
+        elif isinstance(space, HybridSpace):
+            self.parts = [(place, ActionMap(leaf)) for place, leaf in zip(space.slices, space.leaves, strict=True)]
         elif not isinstance(space, spaces.MultiBinary):
             raise EnvError(f"env.name: actions of {type(space).__name__} are not supported")
 
@@ -107,6 +110,10 @@ class ActionMap:
                 scaled = np.rint(scaled)
             return np.clip(scaled, self.space.low, self.space.high).astype(self.space.dtype, copy=False)
         mapped = action.astype(self.space.dtype)
+        if isinstance(self.space, HybridSpace):
+            for place, part in self.parts:
+                mapped[:, place] = part(action[:, place]).reshape(len(action), -1)
+            return mapped
         return mapped if self.start is None else mapped + self.start
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.diagnosis import diagnose, find_bad_weight
 from slm_lab.agent.learn.gradient import GradientFaultError
+from slm_lab.env.hybrid import HybridSpace
 from slm_lab.experiment.checkpoint.state import save_state
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import DivergenceError, EnvFaultError
@@ -204,23 +205,30 @@ def name_tuple(kind: type[tuple[Any, ...]]) -> str:
     return "" if kind is tuple else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def _pack_action(space: Any) -> State:
+    """An action space as plain data."""
+    own: State
+    if isinstance(space, spaces.Box):
+        own = {"low": space.low, "high": space.high}
+    elif isinstance(space, spaces.Discrete):
+        own = {"n": int(space.n), "start": int(space.start)}
+    elif isinstance(space, spaces.MultiDiscrete):
+        own = {"nvec": space.nvec, "start": space.start}
+    elif isinstance(space, HybridSpace):
+        # an agent needs the parts alone
+        own = {"parts": [_pack_action(leaf) for leaf in space.leaves]}
+    else:
+        own = {"n": np.array(space.n)}
+    return {"kind": type(space).__name__, **own}
+
+
 def pack_facts(agent: Agent) -> State:
     """What the agent knows of its env, so that it can be built without one."""
     facts = agent.facts
-    action: Any = facts.action_space
-    own: State
-    if isinstance(action, spaces.Box):
-        own = {"low": action.low, "high": action.high}
-    elif isinstance(action, spaces.Discrete):
-        own = {"n": int(action.n), "start": int(action.start)}
-    elif isinstance(action, spaces.MultiDiscrete):
-        own = {"nvec": action.nvec, "start": action.start}
-    else:
-        own = {"n": np.array(action.n)}
     return {
         "num_envs": agent.context.num_envs,
         "obs": {"low": facts.obs_space.low, "high": facts.obs_space.high},
-        "action": {"kind": type(action).__name__, **own},
+        "action": _pack_action(facts.action_space),
         "frame_stack": facts.frame_stack,
         "parts": [[part.name, part.start, part.stop, list(part.shape), part.is_mask] for part in facts.parts],
     }

@@ -117,6 +117,10 @@ GRID: dict[str, Case] = {
     **{f"{name}, masks": Case(name, env=MASKED) for name in ("PPO", "DoubleDQN", "SoftActorCritic")},
     "DQN, masks, RecurrentNet": Case("DQN", "RNN", MASKED),
     "PPOSIL, masks, two workers": Case("PPOSIL", env={**MASKED, "num_workers": 2}, stops=(300,)),
+    "PPO, hybrid actions": Case("PPO", env={"name": "probe/HybridAction-v0"}),
+    "ActorCritic, hybrid actions, two workers": Case(
+        "ActorCritic", env={"name": "probe/HybridAction-v0", "num_workers": 2}, stops=(300,)
+    ),
     # not stopped at all: the same seed again
     **{f"{name}, again": Case(name, stops=()) for name in ("PPO", "DQN", "SoftActorCritic")},
 }

@@ -8,21 +8,14 @@ import math
 from abc import ABC, abstractmethod
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from slm_lab.env.gym_types import GymSpace
-from slm_lab.env.layout import in_one_line
-from slm_lab.lib.errors import SpecError
-from slm_lab.spec.algorithm import Actions
 from slm_lab.spec.net import LOG_STD_MAX, LOG_STD_MIN
 
 # The logit, or the value, of a forbidden choice: its probability is 0, and 0 times it is still 0. Compared with half of
 # it, since compiled code may round it.
 FORBIDDEN = -1e30
-# combinations of several choices that one output layer may value
-MAX_JOINT = 4096
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 # Points of an expectation over a standard normal, equally far apart: the error of log(1 - tanh^2) is about
 # exp(-pi^2 / (std * distance)), 1e-7 at the largest std, where 64 Gauss-Hermite points are off by 2e-2.
@@ -36,6 +29,8 @@ class ActionFamily(ABC):
     is_discrete = True
     # whether what nets say of actions comes limited to allowed ones, by `restrict`
     is_masked = False
+    # numbers of a mask of its actions
+    mask_size = 0
     name: str
     param_size: int
     action_shape: tuple[int, ...]
@@ -111,7 +106,7 @@ class Categorical(ActionFamily):
     name = "Categorical"
 
     def __init__(self, num_choice: int) -> None:
-        self.param_size = num_choice
+        self.param_size = self.mask_size = num_choice
         self.action_shape = ()
         self.action_dtype = torch.int64
 
@@ -162,6 +157,7 @@ class JointCategorical(Categorical):
     def __init__(self, num_choices: list[int]) -> None:
         super().__init__(math.prod(num_choices))
         self.num_choices = num_choices
+        self.mask_size = sum(num_choices)
         self.action_shape = (len(num_choices),)
         # the last choice counts fastest, as in a row-major array
         self.strides = [math.prod(num_choices[place + 1 :]) for place in range(len(num_choices))]
@@ -206,7 +202,7 @@ class MultiCategorical(ActionFamily):
 
     def __init__(self, num_choices: list[int]) -> None:
         self.num_choices = num_choices
-        self.param_size = sum(num_choices)
+        self.param_size = self.mask_size = sum(num_choices)
         self.action_shape = (len(num_choices),)
         self.action_dtype = torch.int64
 
@@ -256,7 +252,7 @@ class Bernoulli(ActionFamily):
     name = "Bernoulli"
 
     def __init__(self, num_switch: int) -> None:
-        self.param_size = num_switch
+        self.param_size, self.mask_size = num_switch, 2 * num_switch
         self.action_shape = (num_switch,)
         self.action_dtype = torch.int64
 
@@ -397,50 +393,3 @@ def bound_log_std(log_std: Tensor) -> Tensor:
 def log_det_tanh(raw: Tensor) -> Tensor:
     """log(1 - tanh(raw)^2), stable for large inputs."""
     return 2 * (math.log(2) - raw - softplus(-2 * raw))
-
-
-def build_family(space: GymSpace, pdtype: str, actions: Actions = "any") -> ActionFamily:
-    """The family a spec asks for, checked against the action space; `actions` is what its algorithm can take."""
-    choices: list[ActionFamily]
-    is_joint = actions != "any"
-    if actions == "continuous" and not isinstance(space, spaces.Box):
-        raise SpecError(
-            f"agent.algorithm.name: it needs continuous actions, this env's are {in_one_line(space)}; "
-            "use PPO or DoubleDQN"
-        )
-    if is_joint and isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
-        choices = [_build_joint(space)]
-    elif isinstance(space, spaces.Discrete):
-        choices = [Categorical(int(space.n))]
-    elif isinstance(space, spaces.MultiDiscrete):
-        choices = [MultiCategorical([int(count) for count in space.nvec.flatten()])]
-    elif isinstance(space, spaces.MultiBinary):
-        choices = [Bernoulli(math.prod(space.shape))]
-    elif isinstance(space, spaces.Box):
-        size = math.prod(space.shape)
-        choices = [SquashedNormal(size)] if actions in ("squashed", "continuous") else [Normal(size), TanhNormal(size)]
-    else:
-        raise SpecError(f"env.name: actions of {type(space).__name__} are not supported")
-    if pdtype == "default":
-        return choices[0]
-    for family in choices:
-        if family.name == pdtype:
-            return family
-    shown = in_one_line(space)
-    if is_joint and choices[0].name == JointCategorical.name:
-        raise SpecError(f"agent.algorithm.action_pdtype: {pdtype} does not fit actions of {shown}; use default")
-    names = " or ".join(family.name for family in choices)
-    raise SpecError(f"agent.algorithm.action_pdtype: {pdtype} does not fit actions of {shown}; use default or {names}")
-
-
-def _build_joint(space: spaces.MultiDiscrete | spaces.MultiBinary) -> JointCategorical:
-    if isinstance(space, spaces.MultiBinary):
-        counts = [2] * math.prod(space.shape)
-    else:
-        counts = [int(count) for count in space.nvec.flatten()]
-    if math.prod(counts) > MAX_JOINT:
-        raise SpecError(
-            f"env.name: actions of {in_one_line(space)} have {math.prod(counts):,} combinations, more than the "
-            f"{MAX_JOINT:,} an algorithm that values each of them can take; use PPO or ActorCritic"
-        )
-    return JointCategorical(counts)

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, distributions
 
+from slm_lab.agent.action.build import build_family
 from slm_lab.agent.action.distribution import (
     ActionFamily,
     Bernoulli,
@@ -19,7 +20,6 @@ from slm_lab.agent.action.distribution import (
     SquashedNormal,
     TanhNormal,
     bound_log_std,
-    build_family,
 )
 from slm_lab.agent.action.policy import build_policy
 from slm_lab.lib.errors import SpecError

@@ -157,6 +157,8 @@ MASKED: dict[str, Any] = {"env": "probe/MaskedMulti-v0", "net": ADAM}
 for name in ("ppo_sil", "double_dqn", "sac_discrete"):
     algorithm, memory, _ = VECTOR_CASES[name]
     CASES[f"{name}-masks-mlp"] = {"algorithm": algorithm, "memory": memory or "OnPolicyBatchReplay", **MASKED}
+algorithm, _, _ = VECTOR_CASES["ppo_sil"]
+CASES["ppo_sil-hybrid-mlp"] = {"algorithm": algorithm, "env": "probe/HybridAction-v0", "net": ADAM}
 # the smallest graph stands for all of them; the others take a minute each where nothing is on disk yet
 QUICK = ("double_dqn-mlp",)
 
