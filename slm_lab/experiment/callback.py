@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from loguru import logger
 
 from slm_lab.agent.agent import Agent
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import LabError
+from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
 
 Row = Mapping[str, float]
@@ -125,7 +127,11 @@ class Hooks:
         return {"states": states, "ended_at": self.ended_at}
 
     def load_state_dict(self, state: State) -> None:
-        """Resume; a callback that is new has nothing to take back."""
+        """Resume; a callback that is new has nothing to take back, and one that is missing is told of."""
+        missing = state["states"].keys() - {type(callback).__name__ for callback in self.callbacks}
+        if missing:
+            names = ", ".join(printable(str(name)) for name in sorted(missing))
+            logger.warning(f"The run was trained with callbacks that are not here: {names}")
         for callback in self.callbacks:
             if (own := state["states"].get(type(callback).__name__)) is not None:
                 callback.load_state_dict(own)

@@ -371,11 +371,7 @@ class Session:
     def _restore_hooks(self, state: State | None) -> None:
         if state is None:
             return
-        if self.hooks is not None:
-            self.hooks.load_state_dict(state)
-        else:
-            names = ", ".join(printable(str(name)) for name in state["states"])
-            logger.warning(f"Session {self.session} was trained with callbacks that are not here: {names}")
+        (self.hooks or Hooks(())).load_state_dict(state)
         # a run that is longer now goes on
         if state["ended_at"] is not None and self.spec.env.max_frame <= state["ended_at"]:
             self.is_ended, self.end_frame = True, self.frame
