@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from bench.faults.specs import ALGORITHMS, NETS
 from bench.faults.specs import make_spec as make_small_spec
 from slm_lab.agent.action.distribution import Categorical
-from slm_lab.agent.algorithm import critic, dqn, reinforce, sac, sarsa
+from slm_lab.agent.algorithm import critic, reinforce, sac, sarsa
 from slm_lab.agent.learn.gradient import GradientFaultError, GradientStep, Loss
+from slm_lab.agent.net.head import ValueHead
 from slm_lab.audit import replay_fault as replay_module
 from slm_lab.audit.difference import Comparison
 from slm_lab.audit.replay_fault import Replayed, read_bundle, replay_fault
@@ -219,10 +220,11 @@ class Plant:
 
 
 def plant_target(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    q_target, calc_return, scale = dqn.calc_q_target, reinforce.calc_return, critic.TargetScale.update
-    td_loss = sac.SoftBase.calc_td_loss
-    for module in (dqn, sarsa):
-        monkeypatch.setattr(module, "calc_q_target", lambda *args: plant.spoil(q_target(*args)))
+    q_target, calc_return, scale = sarsa.calc_q_target, reinforce.calc_return, critic.TargetScale.update
+    # discrete SAC sums over actions itself
+    backup, td_loss = ValueHead.backup, sac.SoftBase.calc_td_loss
+    monkeypatch.setattr(sarsa, "calc_q_target", lambda *args: plant.spoil(q_target(*args)))
+    monkeypatch.setattr(ValueHead, "backup", lambda *args, **rest: plant.spoil(backup(*args, **rest)))
     monkeypatch.setattr(
         sac.SoftBase, "calc_td_loss", lambda self, q, ret, *rest: td_loss(self, q, plant.spoil(ret), *rest)
     )
