@@ -16,7 +16,7 @@ from slm_lab.env.make import EnvSettings, is_atari, is_playground, make_env
 from slm_lab.env.render import RenderMode
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.env.worker import WorkerVecEnv
-from slm_lab.lib.errors import EnvError, WorkerError
+from slm_lab.lib.errors import EnvError, EnvFaultError, WorkerError
 
 # A round trip to worker processes costs about this much, so what takes less is not worth measuring.
 _MESSAGE_SECONDS = 0.0002
@@ -118,7 +118,11 @@ def choose_workers(settings: EnvSettings) -> tuple[int, str]:
         return 0, "one core for this session"
     if count == 1:
         return 0, "one env"
-    local = _measure(LocalVecEnv(settings))
+    try:
+        local = _measure(LocalVecEnv(settings))
+    except EnvFaultError:
+        # the session meets it too, and tells what it was doing
+        return 0, "an env failed while it was timed"
     if local < 2 * _MESSAGE_SECONDS:
         return 0, f"a step of {settings.num_envs} envs takes {local * 1e3:.2f} ms, less than messages to workers would"
     try:
