@@ -127,7 +127,7 @@ class Hooks:
         return {"states": states, "ended_at": self.ended_at}
 
     def load_state_dict(self, state: State) -> None:
-        """Resume; a callback that is new has nothing to take back, and one that is missing is told of."""
+        """Resume; a callback that is new has nothing to take back, and a missing one gets a warning."""
         missing = state["states"].keys() - {type(callback).__name__ for callback in self.callbacks}
         if missing:
             names = ", ".join(printable(str(name)) for name in sorted(missing))
