@@ -186,7 +186,7 @@ def test_values_of_successors_are_seen_with_the_state_after_the_step(lab, which:
         starts = calc_reset(rollout.done)
         assert not rollout.extra["carry"][starts].any()
         assert rollout.extra["carry"][1:][~starts[1:]].abs().sum(-1).all()
-    next_value = calc_next_value(rollout, algorithm.net)
+    next_value = calc_next_value(rollout, algorithm.net.value)
     checked = 0
     for t, n in np.ndindex(*next_value.shape):
         if not rollout.terminated[t, n]:
