@@ -86,7 +86,6 @@ def test_actions_of_every_kind(lab, which: str, name: str) -> None:
         ("DQN", "Many", {}, "10,000 combinations, more than the 4,096 .* use PPO or ActorCritic"),
         ("SoftActorCritic", "Many", {}, "10,000 combinations"),
         ("PPO", "Text", {}, "env.name: actions of Text are not supported"),
-        ("ActorCritic", "Dict", {}, "env.name: actions of Dict are not supported"),
     ],
 )
 def test_what_does_not_go_together_is_said_in_one_line(

@@ -72,7 +72,7 @@ def test_golden_advantages(lab, monkeypatch: pytest.MonkeyPatch) -> None:
             extra = {"value": torch.tensor([value])}
             agent.algorithm.observe(build_step([[value]], end, reward=[1.0], next_obs=[[successor]], extra=extra))
         rollout = agent.algorithm.memory.sample()
-        next_value = calc_next_value(rollout, agent.algorithm.net)
+        next_value = calc_next_value(rollout, agent.algorithm.net.value)
         adv, ret = agent.algorithm._calc_adv_ret(rollout, rollout.extra["value"], next_value)
         np.testing.assert_allclose(adv[:, 0], expected, atol=1e-5)
         np.testing.assert_allclose(ret[:, 0], np.add(expected, [0, 0, 10, 10]), atol=1e-5)
