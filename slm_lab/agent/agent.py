@@ -16,7 +16,7 @@ from slm_lab.env.normalize import MaskedEncoder, ObsEncoder, RewardScaler
 from slm_lab.env.vec_env import Obs, Step
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
-from slm_lab.lib.device import upload
+from slm_lab.lib.device import as_tensor, upload
 from slm_lab.lib.errors import CheckpointError, DivergenceError, SpecError
 from slm_lab.lib.runtime import derive_seed
 from slm_lab.spec.schema import Spec
@@ -109,12 +109,12 @@ class Agent:
         reward = self.reward_scaler(step.reward, step.terminated | step.truncated)
         self.algorithm.observe(
             Transition(
-                obs=torch.as_tensor(obs) if self.algorithm.stores_raw_obs else act.obs,
+                obs=as_tensor(obs) if self.algorithm.stores_raw_obs else act.obs,
                 action=act.sample,
-                reward=torch.as_tensor(reward, dtype=torch.float32),
+                reward=torch.from_numpy(reward.astype(np.float32)),
                 terminated=torch.from_numpy(step.terminated),
                 truncated=torch.from_numpy(step.truncated),
-                next_obs=torch.as_tensor(step.next_obs),
+                next_obs=as_tensor(step.next_obs),
                 extra=act.extra,
                 next_carry=act.carry,
             )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
-from slm_lab.lib.device import upload
+from slm_lab.lib.device import as_tensor, upload
 
 
 class RunningStats:
@@ -109,7 +109,7 @@ class ObsEncoder:
         else:
             obs = (obs - stats.mean) / np.sqrt(stats.var + self.eps)
             obs = obs if self.clip is None else np.clip(obs, -self.clip, self.clip)
-        tensor = torch.as_tensor(obs, dtype=self.dtype)
+        tensor = as_tensor(obs).to(self.dtype)
         return tensor if self.device is None or self.is_host else upload(tensor, self.device)
 
     def _upload_stats(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -226,7 +226,7 @@ class VecEnv(ABC):
             raise
         self.num_step += 1
         self.score += step.reward
-        if step.ended.any():
+        if np.count_nonzero(step.ended):
             ended = np.flatnonzero(step.ended)
             lengths = self.num_step - self._first_step[ended]
             for index, score, length in zip(ended.tolist(), self.score[ended].tolist(), lengths.tolist(), strict=True):

@@ -61,9 +61,9 @@ class RolloutMemory(ABC):
 
     def add(self, step: Transition) -> None:
         """Store one step of all envs."""
-        # numpy's views of small arrays take a third of the time of tensors
+        # numpy's views of small arrays take a third of the time of tensors, and counting a third of `any`
         truncated = step.truncated.numpy()
-        if truncated.any():
+        if np.count_nonzero(truncated):
             for env in np.flatnonzero(truncated & ~step.terminated.numpy()).tolist():
                 carry = None if step.next_carry is None else step.next_carry[env]
                 self.cuts[len(self.rows), env] = Successor(self.encode(step.next_obs[env : env + 1])[0], carry)
