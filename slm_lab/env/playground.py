@@ -31,6 +31,8 @@ IMPLS = ("jax", "warp")
 MENAGERIE_URL = "https://github.com/deepmind/mujoco_menagerie.git"
 # replays of this many steps take long enough to be announced
 _LONG_REPLAY = 200
+# envs that are reset together, and times that before all envs are: one call for all takes less time than many
+FEW, MANY = 64, 4
 
 
 def list_names() -> list[str]:
@@ -49,6 +51,8 @@ class Simulator:
     def __init__(self, settings: EnvSettings) -> None:
         self.name = settings.name
         self.num_envs = settings.num_envs
+        # envs that are reset together when few of them end
+        self.few = min(FEW, self.num_envs)
         self.is_compiled = False
         self.device = _choose_device(settings.device)
         self.is_on_gpu = self.device.platform == "gpu"
@@ -68,6 +72,7 @@ class Simulator:
         self.reset = jax.jit(self._reset)
         self.step = jax.jit(self._step)
         self.select = jax.jit(_select)
+        self.place = jax.jit(_place)
 
     def compile(self) -> None:
         """Compile everything, so that later measurements time only the simulation."""
@@ -78,6 +83,9 @@ class Simulator:
             f"kept in {jax.config.jax_compilation_cache_dir}"
         )
         state, obs = self.reset(np.zeros(self.num_envs, np.uint32))
+        for size in {self.few, self.num_envs}:
+            first = self.reset(np.zeros(size, np.uint32))
+            jax.block_until_ready(self.place(np.arange(size), first, (state, obs)))
         new, new_obs, _ = self.step(state, np.zeros((self.num_envs, *self.action_space.shape), np.float32))
         jax.block_until_ready(self.select(np.zeros(self.num_envs, bool), (new, new_obs), (state, obs)))
         self.is_compiled = True
@@ -86,7 +94,7 @@ class Simulator:
         return self.env.reset(jax.random.PRNGKey(seed))
 
     def _reset(self, seed: jax.Array) -> tuple[Any, jax.Array]:
-        """States and observations at the start of the episodes with these seeds (N,)."""
+        """States and observations at the start of the episodes with these seeds, as many as there are."""
         state = jax.vmap(self._start)(seed)
         # weakly typed numbers would have the step compiled a second time, for the strongly typed ones it returns
         return _as_typed(state, state), self._flatten(state.obs)
@@ -120,7 +128,8 @@ class Simulator:
         """Observations (N, ...), the parts of a dict one after the other."""
         if not isinstance(obs, Mapping):
             return obs.astype(jnp.float32)
-        return jnp.concatenate([obs[part.name].reshape(self.num_envs, -1) for part in self.parts], 1, jnp.float32)
+        parts = [obs[part.name] for part in self.parts]
+        return jnp.concatenate([part.reshape(len(part), -1) for part in parts], 1, jnp.float32)
 
     @property
     def facts(self) -> EnvFacts:
@@ -141,9 +150,7 @@ class PlaygroundVecEnv(VecEnv):
         self._lent: tuple[jax.Array, ...] = ()
 
     def _seeds(self, indices: Array, episode: Array) -> Array:
-        seeds = np.zeros(self.num_envs, np.uint32)
-        seeds[indices] = [self.episode_seed(int(index), int(episode[index])) for index in indices]
-        return seeds
+        return np.array([self.episode_seed(index, int(episode[index])) for index in indices.tolist()], np.uint32)
 
     def _hand_over(self, obs: jax.Array) -> Obs:
         """Observations owned by the caller; on a GPU they stay there."""
@@ -175,13 +182,27 @@ class PlaygroundVecEnv(VecEnv):
         obs = next_obs
         if ended.any():
             self._warn(is_broken > 0)
-            first = simulator.reset(self._seeds(np.flatnonzero(ended), self.episode + 1))
-            self._state, obs = simulator.select(ended, first, (self._state, next_obs))
+            self._state, obs = self._restart(np.flatnonzero(ended), (self._state, next_obs))
             self.t[ended] = 0
         self._lent = (obs, next_obs)
         successor = self._hand_over(next_obs)
         current = successor if obs is next_obs else self._hand_over(obs)
         return Step(current, successor, reward.astype(np.float64), terminated, truncated, ended)
+
+    def _restart(self, ended: Array, now: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        """States and observations in which the ended envs have begun their next episodes.
+
+        A reset takes as long as several steps, so a few envs are reset without the others.
+        """
+        simulator = self.simulator
+        size = simulator.few if len(ended) <= MANY * simulator.few else self.num_envs
+        for start in range(0, len(ended), size):
+            part = ended[start : start + size]
+            seeds, index = np.zeros(size, np.uint32), np.full(size, self.num_envs)
+            seeds[: len(part)] = self._seeds(part, self.episode + 1)
+            index[: len(part)] = part
+            now = simulator.place(index, simulator.reset(seeds), now)
+        return now
 
     def _warn(self, is_broken: Array) -> None:
         if not is_broken.any():
@@ -261,6 +282,19 @@ def _select(mask: jax.Array, new: Any, old: Any) -> Any:
         return jnp.where(mask.reshape(count, *[1] * (other.ndim - 1)), one, other)
 
     return jax.tree.map(pick, new, old)
+
+
+def _place(index: jax.Array, new: Any, old: Any) -> Any:
+    """States and observations with those of `new` in these places of `old`; places beyond its end are dropped."""
+    count = len(old[1])
+
+    def put(fresh: jax.Array, held: jax.Array) -> jax.Array:
+        # as above: no row per env
+        if held.ndim == 0 or held.shape[0] != count or fresh.shape[0] != len(index):
+            return held
+        return held.at[index].set(fresh, mode="drop")
+
+    return jax.tree.map(put, new, old)
 
 
 def _as_typed(new: Any, old: Any) -> Any:

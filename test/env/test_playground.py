@@ -208,6 +208,25 @@ def test_a_step_is_compiled_once(toy: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("few", [1, 4])
+def test_envs_that_end_are_reset_a_few_at_a_time(toy: None, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = build(TOY, 10, max_t=8)
+    monkeypatch.setattr("slm_lab.env.playground.FEW", few)
+    env, other = build(TOY, 10, max_t=8), build(TOY, 10, max_t=8)
+    assert env.simulator.few == few
+    np.testing.assert_array_equal(start(env), start(whole))
+    start(other)
+    # each env ends at another step, or some of them at the same
+    action = np.linspace(-1, 1, 10, dtype=np.float32)[:, None] * np.float32(0.9)
+    for _ in range(30):
+        step, same = env.step(action), whole.step(action)
+        np.testing.assert_array_equal(to_host(step.obs), to_host(same.obs))
+        np.testing.assert_array_equal(to_host(step.next_obs), to_host(same.next_obs))
+    np.testing.assert_array_equal(to_host(other.load_state_dict(env.state_dict())), to_host(step.obs))
+    assert env.num_episode > 20
+
+
+@pytest.mark.slow
 def test_random_play_of_a_batch(toy: None) -> None:
     settings = EnvSettings(TOY, 8)
     baseline = measure_random_baseline(lambda: make_random_env(settings))
