@@ -26,6 +26,10 @@ MIN_SHARE = 0.25
 MIN_STEP = 1_000
 # what each session takes to load what was compiled
 LOAD_SECONDS = 5.0
+# seconds of gradient steps from which half a minute is well spent on timing bf16, and the share of float32's time that
+# is worth a hint
+LONG_SECONDS = 1_200.0
+WORTHWHILE = 0.8
 AS_ASKED = "as meta.compile says"
 
 
@@ -74,8 +78,22 @@ def _measure(spec: Spec, agent: Agent) -> tuple[bool, str]:
     if compiled is None:
         return False, "compiling failed"
     known.set(compiled=compiled)
-    figures = f"{count} of {format_ms(compiled)} each, plain {format_ms(plain)}"
-    return num_step * (plain - compiled) > LOAD_SECONDS * num_session, f"{figures}, measured on this machine"
+    figures = f"{count} of {format_ms(compiled)} each, plain {format_ms(plain)}, measured on this machine"
+    is_worth_it = num_step * (plain - compiled) > LOAD_SECONDS * num_session
+    if is_worth_it and num_step * compiled > LONG_SECONDS and spec.meta.precision == "float32":
+        figures += _offer_bf16(spec, agent, compiled)
+    return is_worth_it, figures
+
+
+def _offer_bf16(spec: Spec, agent: Agent, float32: float) -> str:
+    """What a long run would gain by `meta.precision: bf16`: the choice changes its numbers, so it is the user's."""
+    spec = spec.replace(meta={"precision": "bf16"})
+    known = KnownTimes(spec, agent.facts, agent.device)
+    seconds = known.get("compiled") or time_step(spec, agent.facts, agent.device, is_compiled=True)
+    if seconds is None:
+        return ""
+    known.set(compiled=seconds)
+    return f"; meta.precision: bf16 would take {format_ms(seconds)}" if seconds < WORTHWHILE * float32 else ""
 
 
 def format_ms(seconds: float) -> str:

@@ -98,6 +98,28 @@ def test_auto_stays_plain_where_compiling_gains_nothing(timed: list[bool], monke
     )
 
 
+@pytest.mark.parametrize(("bf16", "hint"), [(0.0003, "; meta.precision: bf16 would take 0.3 ms"), (0.00045, "")])
+def test_auto_mentions_bf16_before_long_runs(
+    timed: list[bool], monkeypatch: pytest.MonkeyPatch, bf16: float, hint: str
+) -> None:
+    def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bool) -> float:
+        timed.append(is_compiled)
+        return bf16 if spec.meta.precision == "bf16" else 0.0005 if is_compiled else 0.002
+
+    monkeypatch.setattr(compilation, "time_step", time_step)
+    # 2,500,000 steps of 0.5 ms: 1,250 s
+    spec = build_spec(max_frame=5_000_000)
+    is_compiled, note = resolve(spec)
+    assert is_compiled
+    assert note.endswith(f"plain 2 ms, measured on this machine{hint}")
+    assert timed == [False, True, True]
+    # known from then on, and nothing to offer where bf16 was chosen
+    assert resolve(spec)[1] == note
+    assert "bf16" not in resolve(spec.replace(meta={"precision": "bf16"}))[1]
+    assert timed == [False, True, True, False]
+    assert "bf16" not in resolve(build_spec(max_frame=80_000))[1]
+
+
 @pytest.mark.parametrize("name", ["PPO", "DQN", "SoftActorCritic"])
 def test_steps_are_timed_without_an_env(name: str) -> None:
     keys: dict[str, Any] = {} if name == "PPO" else {"algorithm": name}
