@@ -11,6 +11,7 @@ from slm_lab.agent.memory.batch import Transition
 from slm_lab.agent.net.model import use_bf16, use_mask
 from slm_lab.agent.net.parts import check_names
 from slm_lab.agent.registry import ALGORITHMS
+from slm_lab.env.goal import build_goal
 from slm_lab.env.make import EnvFacts
 from slm_lab.env.normalize import MaskedEncoder, ObsEncoder, RewardScaler
 from slm_lab.env.vec_env import Obs, Step
@@ -19,6 +20,7 @@ from slm_lab.lib.data import State
 from slm_lab.lib.device import as_tensor, upload
 from slm_lab.lib.errors import CheckpointError, DivergenceError, SpecError
 from slm_lab.lib.runtime import derive_seed
+from slm_lab.spec.memory import HindsightReplaySpec
 from slm_lab.spec.schema import Spec
 
 # Parts of the seed key that keep the random streams of a session apart.
@@ -71,6 +73,7 @@ class Agent:
             guard=Guard(device),
             is_compiled=spec.meta.compile is True,
             mask=None if mask is None else ActionMask(family, mask.start),
+            goal=build_goal(spec.env, facts) if isinstance(spec.agent.memory, HindsightReplaySpec) else None,
         )
         self.context = context
         self.algorithm = ALGORITHMS[config.name].for_actions(context.family)(spec.agent, context)

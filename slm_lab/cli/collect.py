@@ -9,6 +9,7 @@ import typer
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import AtOption, DataDirOption, ImportsOption
+from slm_lab.experiment.collect import Format
 from slm_lab.experiment.collect import collect as collect_steps
 from slm_lab.experiment.options import Options
 from slm_lab.results.folder import DATA_DIR
@@ -19,10 +20,13 @@ app = typer.Typer(add_completion=False)
 @app.command(help="Write steps of a run's trained agent to a file, which BC and IQL learn from.")
 def collect(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A run folder or its name.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file, *.safetensors.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The file, *.safetensors, or Minari's id.")
+    ],
     frames: Annotated[int, typer.Option(help="Steps to write.", min=1)] = 50_000,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Play without exploring.")] = False,
     num_envs: Annotated[int, typer.Option(help="Envs to play in at once.", min=1)] = 8,
+    format: Annotated[Format, typer.Option(help="safetensors, or minari: a local dataset of that id.")] = "safetensors",
     at: AtOption = None,
     imports: ImportsOption = None,
     data_dir: DataDirOption = DATA_DIR,
@@ -30,7 +34,7 @@ def collect(
     """Entry of the command."""
     with user_errors():
         options = Options(data_dir, imports=tuple(imports or ()))
-        done = collect_steps(folder, output, options, frames, num_envs, deterministic, at)
+        done = collect_steps(folder, output, options, frames, num_envs, deterministic, at, format=format)
         mean = f", mean return {np.mean(done.returns):.2f}" if done.returns else ""
         sys.stdout.write(f"{done.num_step:,} steps, {len(done.returns)} episodes{mean}\n")
         sys.stdout.write(f"Steps    {done.path}\nLearn    -s agent.algorithm.data={done.path}\n")

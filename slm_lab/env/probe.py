@@ -304,11 +304,109 @@ class Lock(ProbeEnv):
         return float(self.place == self.depth)
 
 
+class GoalProbe(gym.Env[dict[str, Array], Any]):
+    """Base: a goal to reach that changes with every episode; -1 for each step that does not reach it."""
+
+    length: int
+    size: int
+
+    def __init__(self) -> None:
+        box = spaces.Box(-1, 1, (self.size,), np.float32)
+        names = ("observation", "achieved_goal", "desired_goal")
+        self.observation_space = spaces.Dict(dict.fromkeys(names, box))
+        self.state: Array = np.zeros(self.size, np.float32)
+
+    def draw(self) -> Array:
+        """A state at random."""
+        return self.np_random.uniform(-1, 1, self.size).astype(np.float32)
+
+    def move(self, action: Any) -> None:
+        """Change the state."""
+        raise NotImplementedError
+
+    def is_reached(self, achieved: Array, desired: Array) -> Array:
+        """Whether goals (..., size) are reached (...)."""
+        raise NotImplementedError
+
+    def compute_reward(self, achieved_goal: Array, desired_goal: Array, info: Info) -> Array:
+        """Rewards (...) of reaching goals where others were wanted."""
+        return np.where(self.is_reached(achieved_goal, desired_goal), 0.0, -1.0)
+
+    def obs(self) -> dict[str, Array]:
+        """The current observation."""
+        return {
+            "observation": self.state.copy(),
+            "achieved_goal": self.state.copy(),
+            "desired_goal": self.goal.copy(),
+        }
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[dict[str, Array], Info]:
+        super().reset(seed=seed)
+        self.t = 0
+        self.state, self.goal = self.draw(), self.draw()
+        return self.obs(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Array], float, bool, bool, Info]:
+        self.move(action)
+        self.t += 1
+        is_reached = bool(self.is_reached(self.state, self.goal))
+        reward = float(self.compute_reward(self.state, self.goal, {}))
+        return self.obs(), reward, self.ends(is_reached), self.t >= self.length, {"is_success": is_reached}
+
+    def ends(self, is_reached: bool) -> bool:
+        """Whether the task ends here."""
+        return False
+
+
+class BitFlip(GoalProbe):
+    """Ten switches (-1 or 1), one of which each action flips, until they are as wanted (Andrychowicz et al. 2017)."""
+
+    length = size = 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Discrete(self.size)
+
+    def draw(self) -> Array:
+        return self.np_random.choice(np.array((-1, 1), np.float32), self.size)
+
+    def move(self, action: Any) -> None:
+        self.state[int(action)] *= -1
+
+    def is_reached(self, achieved: Array, desired: Array) -> Array:
+        return np.all(achieved == desired, -1)
+
+    def compute_terminated(self, achieved_goal: Array, desired_goal: Array, info: Info) -> Array:
+        """Whether reaching goals (...) where others were wanted ends the task."""
+        return self.is_reached(achieved_goal, desired_goal)
+
+    def ends(self, is_reached: bool) -> bool:
+        return is_reached
+
+
+class Reach(GoalProbe):
+    """A point in four dimensions that must come within 0.2 of another, by steps of at most 0.2 along each axis."""
+
+    length = 20
+    size = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-1, 1, (self.size,), np.float32)
+
+    def move(self, action: Any) -> None:
+        self.state = np.clip(self.state + 0.2 * np.asarray(action, np.float32), -1, 1)
+
+    def is_reached(self, achieved: Array, desired: Array) -> Array:
+        return np.linalg.norm(achieved - desired, axis=-1) < 0.2
+
+
 _PROBES = (
     *(ConstantReward, ObsReward, TwoStep, ActionReward, ObsAction, Memory, ContinuousTarget),
     *(MultiAction, BinaryAction, DiscreteObs, TimeLimit, Image, Lock, Masked, MaskedMulti, HybridAction),
+    *(BitFlip, Reach),
 )
-PROBES: dict[str, type[ProbeEnv]] = {f"probe/{probe.__name__}-v0": probe for probe in _PROBES}
+PROBES: dict[str, type[ProbeEnv | GoalProbe]] = {f"probe/{probe.__name__}-v0": probe for probe in _PROBES}
 
 
 def register() -> None:

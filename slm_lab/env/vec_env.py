@@ -116,6 +116,15 @@ class ActionMap:
             return mapped
         return mapped if self.start is None else mapped + self.start
 
+    def undo(self, action: Array) -> Array:
+        """Actions (N, ...) of the env as a policy gives them, rows of numbers; of those beyond [-1, 1], the bound."""
+        if isinstance(self.space, spaces.Box):
+            scaled = ((action - self.center) / self.scale).reshape(len(action), -1)
+            return np.clip(scaled, -1, 1).astype(np.float32)
+        if isinstance(self.space, HybridSpace):
+            raise EnvError(f"env.name: actions of {type(self.space).__name__} cannot be undone")
+        return (action if self.start is None else action - self.start).astype(np.int64)
+
 
 def _calc_range(space: spaces.Box, is_whole: bool) -> tuple[Array, Array]:
     """The values of the policy's -1 and 1: the bounds, or the policy's own scale if one is missing.

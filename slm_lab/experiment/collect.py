@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from slm_lab.agent.agent import reset_rows
-from slm_lab.agent.memory.dataset import FIELDS, save_steps
+from slm_lab.agent.memory.dataset import FIELDS, MINARI, load_minari, save_steps
 from slm_lab.env.vec_env import to_host
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.play import load_trained
@@ -16,13 +17,15 @@ from slm_lab.lib.errors import LabError
 from slm_lab.lib.runtime import import_modules
 
 SUFFIX = ".safetensors"
+Format = Literal["safetensors", "minari"]
 
 
 @dataclass(frozen=True)
 class Collected:
     """What was written: a file with steps, and the returns of the episodes that ended."""
 
-    path: Path
+    # as agent.algorithm.data takes it
+    path: str
     num_step: int
     returns: list[float]
 
@@ -36,10 +39,12 @@ def collect(
     deterministic: bool = False,
     at: int | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
+    format: Format = "safetensors",  # as the option of the command is called
 ) -> Collected:
     """Play with the trained agent of a run and write every step; it explores as at the end of training."""
-    if path.suffix != SUFFIX:
+    if format == "safetensors" and path.suffix != SUFFIX:
         raise LabError(f"{path}: the file must end in {SUFFIX}")
+    minari = load_minari("--format minari") if format == "minari" else None
     import_modules(options.imports)
     agent, env, spec = load_trained(where, options.data_dir, num_envs=num_envs, at=at)
     agent.algorithm.frame = spec.env.max_frame
@@ -71,8 +76,16 @@ def collect(
         "num_episode": len(returns),
         "mean_return": float(np.mean(returns)) if returns else None,
     }
-    save_steps(path, steps, facts)
-    return Collected(path, len(steps["reward"]), returns)
+    num_row = len(steps["reward"])
+    if minari is None:
+        save_steps(path, steps, facts)
+        return Collected(str(path), num_row, returns)
+    # steps of an env are together, and the last env's may be cut short
+    each = -(-num_step // num_envs)
+    lengths = [min(each, num_row - start) for start in range(0, num_row, each)]
+    name = path.as_posix()
+    minari.write_minari(name, steps, lengths, spec.env.name, env.facts.action_space, spec.agent.name)
+    return Collected(MINARI + name, num_row, returns)
 
 
 def _by_env(steps: Array) -> Array:

@@ -11,7 +11,7 @@ from slm_lab.spec.algorithm import (
     ReinforceSpec,
     SILSpec,
 )
-from slm_lab.spec.memory import OnPolicyCrossEntropySpec, PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.memory import OnPolicyCrossEntropySpec, ReplaySpec
 from slm_lab.spec.net import (
     TARGET_KEYS,
     DuelingConvNetSpec,
@@ -95,7 +95,7 @@ def _recurrent_problems(spec: Spec) -> list[str]:
 def _sequence_problems(memory: ReplaySpec, net: RecurrentNetSpec, num_envs: int) -> list[str]:
     """What a replay does not support when it samples sequences."""
     problems = []
-    if isinstance(memory, PrioritizedReplaySpec):
+    if type(memory) is not ReplaySpec:
         problems.append("agent.memory.name: sequences for a RecurrentNet are drawn uniformly; use Replay")
     if memory.num_step_returns > 1:
         problems.append(

@@ -1,10 +1,10 @@
 """Keys of `agent.memory`, one model per memory."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from slm_lab.spec.types import Bool, Float, Fraction, Model, PositiveFloat, PositiveInt, Schedule, Str
+from slm_lab.spec.types import Bool, Float, Fraction, Model, NonNegativeInt, PositiveFloat, PositiveInt, Schedule, Str
 
 
 class MemorySpec(Model):
@@ -48,6 +48,24 @@ class ReplaySpec(MemorySpec):
         description="Rewards summed before the bootstrap value. With SoftActorCritic and CrossQ the entropy of the "
         "steps in between is left out.",
     )
+
+
+class HindsightReplaySpec(ReplaySpec):
+    """A replay for goal envs: most transitions get a goal that their episode reached later (HER)."""
+
+    name: Literal["HindsightReplay"] = "HindsightReplay"  # type: ignore[assignment]
+    num_goal: NonNegativeInt = Field(
+        4, description="Transitions with another goal for each one with its own: 4 makes them 80 % of a batch."
+    )
+    strategy: Literal["future", "final"] = Field(
+        "future", description="The other goal: what a later step of the same episode reached, or its last one."
+    )
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        if self.num_step_returns > 1:
+            raise ValueError("num_step_returns sums rewards of one goal; set it to 1, or use Replay")
+        return self
 
 
 class PrioritizedReplaySpec(ReplaySpec):

@@ -13,7 +13,11 @@ class OfflineSpec(OffPolicySpec):
     """Algorithms that learn from recorded steps; a frame of the run is a training."""
 
     learns_from: ClassVar = "data"  # type: ignore[assignment]
-    data: Str = Field(min_length=1, description="File of recorded steps, as `slm-lab collect` writes it.")
+    data: Str = Field(
+        min_length=1,
+        description="File of recorded steps, as `slm-lab collect` writes it, or a dataset of Minari: `minari:ID` or "
+        "its folder.",
+    )
     action_policy: Literal["default"] = Field("default", description="Actions are sampled from the policy itself.")
     training_frequency: Literal[1] = Field(1, description="Always 1.")
     training_start_step: NonNegativeInt = Field(0, le=0, description="Always 0.")
@@ -50,6 +54,11 @@ class IQLSpec(OfflineSpec):
     takes_critic_net: ClassVar = True
     expectile: Fraction = Field(0.7, description="Expectile of Q that the value is; 0.5 is the mean, 1 the maximum.")
     beta: NonNegativeFloat = Field(3.0, description="How much better actions weigh more; 0 clones all of them.")
+    normalize_advantages: Literal["rms", "none"] = Field(
+        "rms",
+        description="Unit of the advantages that beta weighs: rms, their root mean square in the batch, so that beta "
+        "means the same for rewards of any size; none, that of the rewards, as in the paper.",
+    )
     max_weight: PositiveFloat = Field(100.0, description="Largest weight of an action.")
 
     def find_conflicts(self, memory: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy, build_replay
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.agent.memory.rollout import RolloutSetting
+from slm_lab.env.goal import Goal
 from slm_lab.env.layout import ObsPart
 from slm_lab.lib.data import State
 from slm_lab.lib.due import Due
@@ -72,6 +73,8 @@ class Context:
     is_compiled: bool = False
     # where observations say which actions are allowed; nets that policies and values of actions come from apply it
     mask: ActionMask | None = None
+    # of an env that has goals, where the memory changes them
+    goal: Goal | None = None
 
     @property
     def is_gaussian(self) -> bool:
@@ -114,6 +117,7 @@ class Context:
             self.frame_stack,
             carry_size,
             self.is_compiled,
+            self.goal,
         )
 
 

@@ -62,7 +62,8 @@ class IQL(Offline[IQLSpec]):
             next_value = self.value.net(batch.next_obs).squeeze(-1)
             best = self.critic.target_net(batch.obs, batch.action).amin(0)
             adv = best - value
-            weight = (config.beta * adv).exp().clamp(max=config.max_weight)
+            unit = adv.square().mean().sqrt().clamp(min=1e-6) if config.normalize_advantages == "rms" else 1.0
+            weight = (config.beta * adv / unit).exp().clamp(max=config.max_weight)
         val_loss = calc_expectile_loss(best - value, config.expectile).mean()
         q = self.critic.net(batch.obs, batch.action)
         target = batch.reward + batch.discount * next_value

@@ -1,6 +1,5 @@
 """Learning from recorded steps: what its algorithms share, and behaviour cloning."""
 
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -33,7 +32,7 @@ class Offline(OffPolicy[OfflineConfig]):
         if not isinstance(memory, ReplaySpec):
             raise SpecError(f"agent.memory.name: {self.config.name} draws batches as a Replay does; use Replay")
         self.memory = Dataset(  # type: ignore[assignment]  # of what a replay does, it samples
-            Path(self.config.data),
+            self.config.data,
             context.obs_shape,
             family.action_shape,
             family.action_dtype,

@@ -1,8 +1,10 @@
-"""Recorded steps in a file: written by `slm-lab collect`, learned from without an env."""
+"""Recorded steps, in a file of `slm-lab collect` or a dataset of Minari: learned from without an env."""
 
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -13,10 +15,12 @@ from torch import Tensor
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import Document, State
-from slm_lab.lib.errors import SpecError
+from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.lib.io import write_bytes
 
 KEY = "slm_lab_steps"
+# what a dataset's id in a spec begins with
+MINARI = "minari:"
 FIELDS = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
 
 
@@ -25,8 +29,29 @@ def save_steps(path: Path, steps: Mapping[str, Array], facts: Document) -> None:
     write_bytes(path, save({name: np.ascontiguousarray(steps[name]) for name in FIELDS}, {KEY: json.dumps(facts)}))
 
 
-def load_steps(path: Path) -> tuple[dict[str, Tensor], Document]:
-    """Steps (M, ...) and the facts about them; nothing in the file is run."""
+def load_minari(where: str) -> ModuleType:
+    """The module of Minari's datasets, whose package is optional."""
+    try:
+        return importlib.import_module("slm_lab.agent.memory.minari_data")
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("slm_lab"):
+            raise
+        raise LabError(f"{where}: {error.name} is not installed; get it with `uv sync --group minari`") from None
+
+
+def load_steps(source: str | Path) -> tuple[dict[str, Tensor], Document]:
+    """Steps (M, ...) and the facts about them, of a file, or of a dataset by `minari:ID` or its folder.
+
+    Nothing in a file is run.
+    """
+    name, path = str(source), Path(source)
+    if name.startswith(MINARI) or path.is_dir():
+        steps, facts = load_minari("agent.algorithm.data").read_minari(name.removeprefix(MINARI))
+        return {field: torch.from_numpy(np.ascontiguousarray(steps[field])) for field in FIELDS}, facts
+    return _load_file(path)
+
+
+def _load_file(path: Path) -> tuple[dict[str, Tensor], Document]:
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {}).get(KEY, "null"))
@@ -51,7 +76,7 @@ class Dataset:
 
     def __init__(
         self,
-        path: Path,
+        path: str | Path,
         obs_shape: tuple[int, ...],
         action_shape: tuple[int, ...],
         action_dtype: torch.dtype,

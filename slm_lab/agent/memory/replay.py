@@ -13,6 +13,7 @@ from slm_lab.agent.compile.engine import CompiledFunction
 from slm_lab.agent.memory.batch import Batch, SequenceBatch, Transition
 from slm_lab.agent.memory.frames import FrameStore
 from slm_lab.agent.memory.ring import Layout, Ring, calc_row_bytes
+from slm_lab.env.goal import Goal
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
 from slm_lab.lib.device import count_gpus, download, upload
@@ -61,6 +62,8 @@ class Setting:
     carry_size: int = 0
     # whether batches are put together by compiled code
     is_compiled: bool = False
+    # of an env that has goals, for a replay that changes them
+    goal: Goal | None = None
 
 
 class Replay:

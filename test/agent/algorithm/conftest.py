@@ -152,6 +152,18 @@ CASES: dict[str, dict[str, Any]] = {
         "memory": {**REPLAY, "name": "PrioritizedReplay", "num_step_returns": 3},
         "net": {"type": "DuelingMLPNet", "hid_layers": [16], "noisy": True, "polyak_coef": 0.1},
     },
+    "her_dqn": {
+        "env": "probe/BitFlip-v0",
+        "algorithm": {"name": "DoubleDQN", **START},
+        "memory": {**REPLAY, "name": "HindsightReplay"},
+        "net": {"update_frequency": 8},
+    },
+    "her_sac": {
+        "env": "probe/Reach-v0",
+        "normalize_obs": True,
+        "algorithm": {"name": "SoftActorCritic", **START},
+        "memory": {**REPLAY, "name": "HindsightReplay", "strategy": "final", "num_goal": 1},
+    },
     "pqn": {
         **CARTPOLE,
         "algorithm": {"name": "PQN", "time_horizon": 16, "minibatch_size": 24},

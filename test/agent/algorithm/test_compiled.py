@@ -159,6 +159,10 @@ for name in ("ppo_sil", "double_dqn", "sac_discrete"):
     CASES[f"{name}-masks-mlp"] = {"algorithm": algorithm, "memory": memory or "OnPolicyBatchReplay", **MASKED}
 algorithm, _, _ = VECTOR_CASES["ppo_sil"]
 CASES["ppo_sil-hybrid-mlp"] = {"algorithm": algorithm, "env": "probe/HybridAction-v0", "net": ADAM}
+for name, goals in (("double_dqn", "BitFlip"), ("sac", "Reach"), ("td3", "Reach")):
+    algorithm, _, _ = VECTOR_CASES[name]
+    memory = {**REPLAY, "name": "HindsightReplay"}
+    CASES[f"{name}-goals-mlp"] = {"algorithm": algorithm, "memory": memory, "env": f"probe/{goals}-v0", "net": ADAM}
 # the smallest graph stands for all of them; the others take a minute each where nothing is on disk yet
 QUICK = ("double_dqn-mlp",)
 

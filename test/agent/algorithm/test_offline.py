@@ -111,6 +111,23 @@ def test_iql_prefers_the_better_of_two_recorded_actions(tmp_path: Path) -> None:
     assert found[5.0] > 0.3
 
 
+def test_the_size_of_rewards_does_not_change_what_iql_prefers(tmp_path: Path) -> None:
+    # the same bandit with rewards of 1/1000: a weight in units of the rewards sees no difference between its actions
+    action = np.where(np.arange(NUM_ROW) % 2, 0.5, -0.5).astype(np.float32)[:, None]
+    ends, obs = np.ones(NUM_ROW, bool), np.zeros((NUM_ROW, 3), np.float32)
+    reward = (action[:, 0] > 0) * 1e-3
+    data = write_steps(tmp_path / "steps.safetensors", obs=obs, action=action, reward=reward, terminated=ends)
+    found = {}
+    for unit in ("rms", "none"):
+        algorithm = {"normalize_advantages": unit, "beta": 3.0, "max_weight": 20.0}
+        spec = make_spec("IQL", data, algorithm=algorithm, env={"max_frame": 1500})
+        session = Session(spec, RunFolder(tmp_path / unit, "tiny"))
+        session.run()
+        found[unit] = float(session.agent.act(obs[:1]).action[0, 0])
+    assert abs(found["none"]) < 0.15
+    assert found["rms"] > 0.3
+
+
 def test_td3bc_clones_as_values_weigh_less(tmp_path: Path) -> None:
     data = write_steps(tmp_path / "steps.safetensors")
     errors = []

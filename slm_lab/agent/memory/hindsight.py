@@ -1,0 +1,101 @@
+"""Hindsight experience replay (Andrychowicz et al. 2017): steps as if another goal had been wanted."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.memory.batch import Batch, Transition
+from slm_lab.agent.memory.replay import Replay, Setting
+from slm_lab.lib.array import Array
+from slm_lab.lib.data import State
+from slm_lab.lib.errors import SpecError
+from slm_lab.spec.memory import HindsightReplaySpec
+
+
+class HindsightReplay(Replay):
+    """Of each batch, k of k+1 transitions get a goal that their episode reached later, and the reward of that goal."""
+
+    spec: HindsightReplaySpec
+
+    def __init__(self, spec: HindsightReplaySpec, setting: Setting) -> None:
+        if setting.goal is None:
+            raise SpecError("agent.memory.name: HindsightReplay needs an env with goals; use Replay")
+        super().__init__(spec, setting)
+        self.goal = setting.goal
+        # rows of a batch that are relabelled, the first ones
+        self.num_relabelled = spec.batch_size * spec.num_goal // (spec.num_goal + 1)
+        # of each row and env, the absolute row at which its episode ends; -1 while it goes on
+        self._end: Array = np.full((self.ring.capacity, self.num_envs), -1, np.int64)
+        # the absolute row at which each env's episode began
+        self._start: Array = np.zeros(self.num_envs, np.int64)
+        self._is_stale = False
+
+    def add(self, step: Transition) -> None:
+        self._sync()
+        row = self.head
+        super().add(step)
+        self._end[row % self.ring.capacity] = -1
+        self._close(row, (step.terminated | step.truncated).cpu().numpy())
+
+    def _close(self, row: int, is_done: Array) -> None:
+        """Note the end of the episodes that end at a row."""
+        for env in np.flatnonzero(is_done):
+            for begin, stop in self.ring.spans(max(int(self._start[env]), self.held_first), row + 1):
+                self._end[begin:stop, env] = row
+            self._start[env] = row + 1
+
+    def _sync(self) -> None:
+        """Find the ends of episodes again after rows were loaded."""
+        if not self._is_stale:
+            return
+        self._is_stale = False
+        self._end[:] = -1
+        # where older rows are lost, an episode counts from the first that is held
+        self._start[:] = self.held_first
+        rows = self.ring.rows(self.held_first, self.head)
+        done = (rows["terminated"] | rows["truncated"]).numpy()
+        for index in np.flatnonzero(done.any(1)):
+            self._close(self.held_first + int(index), done[index])
+
+    def sample(self, frame: int) -> Batch:
+        """A batch whose first rows have goals of their own future."""
+        self._sync()
+        batch = super().sample(frame)
+        num = self.num_relabelled
+        if not num:
+            return batch
+        generator = self.generator
+        draw = torch.rand(num, dtype=torch.float64, generator=generator, device=generator.device).cpu().numpy()
+        goal = self._take_goals(batch.slot[:num], draw)
+        achieved, desired = self.goal.achieved, self.goal.desired
+        obs, next_obs, reward = batch.obs.clone(), batch.next_obs.clone(), batch.reward.clone()
+        for part in (obs, next_obs):
+            part[:num, desired.start : desired.stop] = goal
+        pair = [part.cpu().numpy() for part in (next_obs[:num, achieved.start : achieved.stop], goal)]
+        reward[:num] = self._to_device(self.goal.reward(*pair).astype(np.float32))
+        discount = batch.discount
+        if self.goal.terminated is not None:
+            discount = discount.clone()
+            is_end = self._to_device(self.goal.terminated(*pair).astype(bool))
+            discount[:num] = torch.where(is_end, 0.0, self.gamma)
+        return batch._replace(obs=obs, next_obs=next_obs, reward=reward, discount=discount)
+
+    def _take_goals(self, position: Tensor, draw: Array) -> Tensor:
+        """Goals (B, G) that were reached at a step from this one on, up to the end of its episode or of the memory."""
+        slot, env = np.divmod(position.cpu().numpy(), self.num_envs)
+        row = self.head - 1 - (self.head - 1 - slot) % self.ring.capacity
+        end = self._end[slot, env]
+        end = np.where(end < 0, self.head - 1, end)
+        if self.spec.strategy == "future":
+            end = row + (draw * (end - row + 1)).astype(np.int64)
+        at = (end % self.ring.capacity) * self.num_envs + env
+        (reached,) = self.ring.take(self._to_device(at), "next_obs")
+        return reached[:, self.goal.achieved.start : self.goal.achieved.stop]
+
+    def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
+        super().load_rows(start, rows)
+        self._is_stale = True
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._is_stale = True

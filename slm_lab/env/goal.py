@@ -1,0 +1,92 @@
+"""Goal envs: where the goals are in a flat observation, and the reward of reaching any other goal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.env.layout import ObsPart, show_parts
+from slm_lab.env.make import EnvFacts, build_settings, make_env
+from slm_lab.lib.array import Array
+from slm_lab.lib.errors import EnvError
+from slm_lab.spec.schema import EnvSpec
+
+ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+# achieved goals (B, G), desired goals (B, G) -> numbers (B,)
+Judge = Callable[[Array, Array], Array]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The goals of an env: their parts of an observation, the reward of a pair, and whether it ends the task."""
+
+    achieved: ObsPart
+    desired: ObsPart
+    # rewards as agents learn from them
+    reward: Judge
+    # None where the task's end does not depend on the goal
+    terminated: Judge | None = None
+
+
+def build_goal(spec: EnvSpec, facts: EnvFacts) -> Goal:
+    """The goals of a spec's env; one that has none is refused."""
+    parts = {part.name: part for part in facts.parts}
+    if ACHIEVED not in parts or DESIRED not in parts:
+        raise EnvError(
+            f"env.name: HindsightReplay needs an env with the parts {ACHIEVED} and {DESIRED}, '{spec.name}' has "
+            f"{show_parts(facts.parts)}; use Replay"
+        )
+    achieved, desired = parts[ACHIEVED], parts[DESIRED]
+    if achieved.shape != desired.shape or not _is_box(facts):
+        raise EnvError(f"env.name: goals of '{spec.name}' must be Boxes of one shape, not {show_parts(facts.parts)}")
+    if spec.normalize_reward:
+        raise EnvError("env.normalize_reward: rewards of other goals have another scale; set it to false")
+    # one of its own: those that are stepped may be in other processes
+    env: Any = make_env(build_settings(spec, (0,), 1)).unwrapped
+    if not hasattr(env, "compute_reward"):
+        raise EnvError(f"env.name: '{spec.name}' has no compute_reward, which HindsightReplay needs; use Replay")
+    bounds = (-spec.clip_reward, spec.clip_reward) if isinstance(spec.clip_reward, (int, float)) else spec.clip_reward
+    judge = _vectorise(env.compute_reward, desired.shape, spec.name)
+
+    def reward(reached: Array, wanted: Array) -> Array:
+        value = judge(reached, wanted) * spec.reward_scale
+        return np.clip(value, *bounds) if bounds else value
+
+    terminated = None
+    if hasattr(env, "compute_terminated"):
+        terminated = _vectorise(env.compute_terminated, desired.shape, spec.name)
+    return Goal(achieved, desired, reward, terminated)
+
+
+def _is_box(facts: EnvFacts) -> bool:
+    source = facts.source_space
+    return isinstance(source, spaces.Dict) and all(isinstance(source[key], spaces.Box) for key in (ACHIEVED, DESIRED))
+
+
+def _vectorise(judge: Callable[[Any, Any, Any], Any], shape: tuple[int, ...], name: str) -> Judge:
+    """One call for a whole batch where the env's function takes one, else a call for each row; `info` is empty."""
+
+    def at_once(reached: Array, wanted: Array) -> Array:
+        return np.asarray(judge(reached.reshape(-1, *shape), wanted.reshape(-1, *shape), {}))
+
+    def one_by_one(reached: Array, wanted: Array) -> Array:
+        pairs = zip(reached.reshape(-1, *shape), wanted.reshape(-1, *shape), strict=True)
+        return np.array([judge(*pair, {}) for pair in pairs])
+
+    # two pairs of which one is reached: an env that takes no batches gives another number of results, or none
+    wanted = np.zeros((2, int(np.prod(shape))), np.float32)
+    reached = np.stack([wanted[0], wanted[0] + 1e3])
+    try:
+        each = one_by_one(reached, wanted).astype(float)
+    except Exception as error:  # the env's own code: anything can come
+        raise EnvError(
+            f"env.name: compute_reward or compute_terminated of '{name}' fails without the info of a step: "
+            f"{type(error).__name__}: {' '.join(str(error).split())}; use Replay"
+        ) from None
+    try:
+        together = at_once(reached, wanted).astype(float)
+    except Exception:  # as above: it takes no batches
+        return one_by_one
+    return at_once if together.shape == (2,) and np.allclose(together, each) else one_by_one
