@@ -304,7 +304,7 @@ class Lock(ProbeEnv):
         return float(self.place == self.depth)
 
 
-class GoalProbe(gym.Env[dict[str, Array], Any]):
+class GoalProbe(gym.Env[Any, Any]):
     """Base: a goal to reach that changes with every episode; -1 for each step that does not reach it."""
 
     length: int

@@ -82,7 +82,7 @@ def write_minari(
     ends = steps["terminated"] | steps["truncated"]
     ends[np.cumsum(lengths) - 1] = True
     buffers, start = [], 0
-    for stop in np.flatnonzero(ends) + 1:
+    for stop in (np.flatnonzero(ends) + 1).tolist():
         rows = slice(start, stop)
         truncated = steps["truncated"][rows].copy()
         truncated[-1] |= not steps["terminated"][stop - 1]

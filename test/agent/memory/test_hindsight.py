@@ -150,7 +150,8 @@ class NoReward(BitFlip):
 class OddGoals(BitFlip):
     def __init__(self) -> None:
         super().__init__()
-        parts = dict(self.observation_space.spaces)
+        assert isinstance(self.observation_space, spaces.Dict)
+        parts = self.observation_space.spaces
         self.observation_space = spaces.Dict({**parts, "desired_goal": spaces.Discrete(10)})
 
 
