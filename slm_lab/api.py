@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
-import numpy as np
 
-from slm_lab.agent.agent import Agent, reset_rows
-from slm_lab.agent.algorithm.base import Carry
-from slm_lab.env.hybrid import HybridSpace
-from slm_lab.env.layout import flatten_obs
-from slm_lab.env.mask import MASK, read_masks
+from slm_lab.agent.agent import Agent
+from slm_lab.deploy.loading import load as load_trained_agent
+from slm_lab.deploy.trained import TrainedAgent
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.build import TRAIN_ENV, build_env, build_session_agent
 from slm_lab.experiment.callback import Callback
@@ -21,9 +18,8 @@ from slm_lab.experiment.growth import Schedules
 from slm_lab.experiment.launch import prepare, start
 from slm_lab.experiment.launch import resume as resume_run
 from slm_lab.experiment.options import Options
-from slm_lab.experiment.play import enjoy, load_trained
+from slm_lab.experiment.play import enjoy
 from slm_lab.experiment.trial import Here, TrialResult
-from slm_lab.lib.array import Array
 from slm_lab.lib.data import Document
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
@@ -165,76 +161,19 @@ def record(
     return enjoy(str(folder), options, num_episode, lambda index, value: None)
 
 
-class TrainedAgent:
-    """A trained policy: observations in, actions of the env out.
-
-    `observation_space` and `action_space` are those of the env it was trained in.
-    """
-
-    def __init__(
-        self,
-        folder: str | Path,
-        data_dir: str | Path = DATA_DIR,
-        session: int | None = None,
-        at: int | None = None,
-    ) -> None:
-        self.agent, env, self.spec = load_trained(str(folder), Path(data_dir), session=session, at=at)
-        env.close()
-        facts = self.agent.facts
-        self.observation_space = facts.obs_space if facts.source_space is None else facts.source_space
-        space = facts.action_space
-        self.action_space = space.source if isinstance(space, HybridSpace) else space
-        self._action_map = env.action_map
-        # what decays while training, such as epsilon, is at its last value
-        self.agent.algorithm.frame = self.spec.env.max_frame
-        # hidden state of a recurrent net; None at the start of episodes
-        self._carry: Carry = None
-
-    def reset(self, done: Array | None = None) -> None:
-        """Clear the hidden state of a recurrent net, which `act` keeps between calls; other nets have none.
-
-        Call it at the start of an episode; in a batch with `done` (N,), to clear it for the envs that ended only.
-        """
-        self._carry = None if done is None else reset_rows(self._carry, np.asarray(done, bool))
-
-    def act(self, obs: Any, deterministic: bool = True, mask: Any = None) -> Any:
-        """The action for one observation, or actions (N, ...) for a batch, as the env's own `step` takes them.
-
-        Observations are as the env returns them, Dict and Tuple included; a batch is what a gymnasium vector env
-        returns. With `deterministic=False` it samples from the policy as at the end of training. `mask` is the
-        `action_mask` of the env's `info`, if it gives one there; a batch has a row for each observation.
-        """
-        rows, is_batch = flatten_obs(self.observation_space, obs)
-        space, num = self.agent.facts.obs_space, len(rows)
-        if mask is None and isinstance(obs, dict):
-            mask = obs.get(MASK)
-        is_masked = self.agent.facts.mask is not None
-        if is_masked != (mask is not None):
-            hint = f"with masks; give it mask=info['{MASK}']" if is_masked else "without masks; leave it out"
-            raise LabError(f"mask: the agent was trained {hint}")
-        if is_masked:
-            masks = mask if is_batch else [mask]
-            rows = np.append(rows, read_masks(masks, self.agent.facts.action_space, num), 1)
-        carry = self.agent.init_carry(num) if self._carry is None else self._carry
-        if carry is not None and len(carry) != num:
-            raise LabError(f"the hidden state is that of {len(carry)} env(s), not of {num}; call reset() in between")
-        act = self.agent.act(rows.reshape(num, *space.shape).astype(space.dtype), carry, explore=not deterministic)
-        self._carry = act.carry
-        action = self._action_map(act.action.numpy(force=True))
-        if isinstance(self.agent.facts.action_space, HybridSpace):
-            return self.agent.facts.action_space.unflatten(action if is_batch else action[0])
-        if is_batch:
-            return action
-        return action[0].item() if action[0].ndim == 0 else action[0]
-
-
 def load_agent(
-    folder: str | Path,
+    source: str | Path,
     data_dir: str | Path = DATA_DIR,
     session: int | None = None,
     imports: Sequence[str] = (),
     at: int | None = None,
+    device: str | None = None,
 ) -> TrainedAgent:
-    """The trained agent of a run folder: of the best session or the one given; `at` takes a kept checkpoint."""
+    """A trained agent: of a run folder, of a model or checkpoint file in one, or of an exported `agent.slm`.
+
+    Of a run it is that of the best session or the one given; `at` takes a kept checkpoint. The env is not needed,
+    except for runs of older versions. It computes on `device`; by default an exported agent on the CPU, that of a run
+    where its spec says.
+    """
     import_modules(imports)
-    return TrainedAgent(folder, data_dir, session, at)
+    return load_trained_agent(source, Path(data_dir), session, at, device)

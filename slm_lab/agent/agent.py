@@ -39,6 +39,7 @@ class Agent:
         num_envs: int,
         seed_key: tuple[int, ...],
         device: torch.device,
+        only_acts: bool = False,
     ) -> None:
         obs_space = facts.obs_space
         self.device = device
@@ -56,6 +57,7 @@ class Agent:
         config = spec.agent.algorithm
         family = build_family(facts.action_space, config.action_pdtype, config.actions)
         family.is_masked = mask is not None
+        has_goal = isinstance(spec.agent.memory, HindsightReplaySpec)
         # initial weights come from torch's global generator; nothing after them does, but for dropout layers
         torch.manual_seed(derive_seed(*seed_key, _INIT))
         context = Context(
@@ -73,7 +75,8 @@ class Agent:
             guard=Guard(device),
             is_compiled=spec.meta.compile is True,
             mask=None if mask is None else ActionMask(family, mask.start),
-            goal=build_goal(spec.env, facts) if isinstance(spec.agent.memory, HindsightReplaySpec) else None,
+            only_acts=only_acts,
+            goal=build_goal(spec.env, facts) if has_goal and not only_acts else None,
         )
         self.context = context
         self.algorithm = ALGORITHMS[config.name].for_actions(context.family)(spec.agent, context)

@@ -15,12 +15,17 @@ TRAIN_ENV, EVAL_ENV, ENJOY_ENV, VIDEO_ENV, FINAL_ENV = 1, 2, 3, 4, 5
 
 
 def build_session_agent(
-    spec: Spec, env: VecEnv, session: int, num_envs: int | None = None, device: torch.device | None = None
+    spec: Spec,
+    env: VecEnv,
+    session: int,
+    num_envs: int | None = None,
+    device: torch.device | None = None,
+    only_acts: bool = False,
 ) -> Agent:
     """The agent of a session, with the seeds of that session."""
     device = device or pick_device(spec.meta.device, session)
     set_up(device)
-    return Agent(spec, env.facts, num_envs or spec.env.num_envs, (spec.meta.seed, session), device)
+    return Agent(spec, env.facts, num_envs or spec.env.num_envs, (spec.meta.seed, session), device, only_acts)
 
 
 def build_env(

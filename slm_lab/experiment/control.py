@@ -15,6 +15,7 @@ from slm_lab.agent.agent import reset_rows
 from slm_lab.agent.algorithm.base import Metrics
 from slm_lab.agent.compile.engine import CLOCK
 from slm_lab.env.build import build_vec_env
+from slm_lab.env.facts_document import save_facts
 from slm_lab.env.make import build_settings, share_cores
 from slm_lab.env.vec_env import Obs, to_host
 from slm_lab.experiment.build import TRAIN_ENV, build_session_agent
@@ -270,12 +271,8 @@ class Session:
         write_row(self.sinks, group_row("train", row), self.frame)
         self._add_event("on_row", row)
         evaluated = self.evaluation.tracker
-        self._tell(
-            fps=row["fps"],
-            total_reward=row["total_reward"],
-            total_reward_ma=row["total_reward_ma"],
-            eval_reward=evaluated.last("total_reward") if evaluated.rows else math.nan,
-        )
+        numbers = {name: row[name] for name in ("fps", "total_reward", "total_reward_ma")}
+        self._tell(**numbers, eval_reward=evaluated.last("total_reward") if evaluated.rows else math.nan)
 
     def _evaluate(self) -> None:
         row = self.evaluation.run(self._clock(), self.should_stop)
@@ -301,6 +298,7 @@ class Session:
 
     def _begin(self) -> tuple[Obs, Any]:
         """The first observation and hidden state, or those of the checkpoint."""
+        save_facts(self.folder.spaces_file(self.trial, self.session), self.env.facts)
         path = self.folder.resume_file(self.trial, self.session)
         state, problems = load_latest(path, self._load_rows)
         for problem in problems:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
@@ -25,8 +26,6 @@ from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.runtime import import_modules
 from slm_lab.results.folder import DATA_DIR, RunFolder, find_best_trial, import_hint, open_run_folder
 from slm_lab.spec.loading import load_spec
-from slm_lab.spec.memory import ReplaySpec
-from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
@@ -120,13 +119,52 @@ def read_model(path: Path) -> State:
 
 
 def to_play(spec: Spec) -> Spec:
-    """A copy whose agent keeps no past: playing needs none, and it may be larger than this machine."""
+    """A copy for an agent that only acts: nothing of it is compiled, and no GPU is asked for where there is none."""
     spec = spec.replace(meta={"compile": False})
-    memory = spec.agent.memory
-    if not isinstance(memory, ReplaySpec) or isinstance(spec.agent.net, RecurrentNetSpec):
-        return spec
-    small = memory.model_copy(update={"max_size": 64 * spec.env.num_envs})
-    return spec.model_copy(update={"agent": spec.agent.model_copy(update={"memory": small})})
+    return spec if count_gpus() else spec.replace(meta={"device": "cpu"})
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved agent of a run: its files, and the spec that it was trained with."""
+
+    folder: RunFolder
+    spec: Spec
+    trial: int
+    session: int
+    # the model file; of the published SLM-Lab, None
+    path: Path | None
+
+    def load_into(self, agent: Agent) -> None:
+        """Give an agent the saved weights and normalisers."""
+        assert self.path is not None
+        with content_errors(self.path, "does not fit the spec beside it"):
+            state = read_model(self.path)
+            if "agent" in state:
+                # a checkpoint to resume from
+                state = {**state["agent"]["algorithm"], "obs_normalizer": state["agent"]["obs_normalizer"]}
+            agent.load_model_state(state)
+
+
+def find_saved(where: str, data_dir: Path = DATA_DIR, session: int | None = None, at: int | None = None) -> Saved:
+    """The best agent of a run, or that of a session, or as it was at a frame."""
+    folder, spec = open_run_folder(where, data_dir, may_be_published=True)
+    trial = find_best_trial(folder.path)
+    spec = read_trial_spec(folder, spec, trial)
+    if session is None:
+        session = best_session(folder, spec, trial)
+    path = None if folder.is_published else pick_model(folder, trial, session, at)
+    return Saved(folder, spec, trial, session, path)
+
+
+def read_trial_spec(folder: RunFolder, spec: Spec, trial: int) -> Spec:
+    """The spec that a trial was trained with: that of the run, unless a search changed it."""
+    path = folder.trial_spec_file(trial)
+    if folder.is_published:
+        path = path.with_suffix(".json")
+    if (folder.study_file.exists() or folder.is_published) and path.exists():
+        return load_spec(path, folder.name).spec
+    return spec
 
 
 def load_trained(
@@ -138,16 +176,13 @@ def load_trained(
     at: int | None = None,
 ) -> tuple[Agent, VecEnv, Spec]:
     """The best agent of a run, or as it was at a frame, with envs to play in."""
-    folder, spec = open_run_folder(where, data_dir, may_be_published=True)
-    trial = find_best_trial(folder.path)
-    trial_spec = folder.trial_spec_file(trial)
-    if folder.is_published:
-        trial_spec = trial_spec.with_suffix(".json")
-    if (folder.study_file.exists() or folder.is_published) and trial_spec.exists():
-        spec = load_spec(trial_spec, folder.name).spec
-    if session is None:
-        session = best_session(folder, spec, trial)
-    published = PublishedAgent(folder, trial, session) if folder.is_published else None
+    return load_saved(find_saved(where, data_dir, session, at), num_envs, render_mode)
+
+
+def load_saved(saved: Saved, num_envs: int = 1, render_mode: RenderMode | None = None) -> tuple[Agent, VecEnv, Spec]:
+    """A saved agent, with envs to play in."""
+    folder, spec, session = saved.folder, saved.spec, saved.session
+    published = PublishedAgent(folder, saved.trial, session) if folder.is_published else None
     if published is not None:
         spec = published.fit_spec(spec)
     if not count_gpus():
@@ -159,13 +194,11 @@ def load_trained(
     try:
         # initial weights are drawn from torch's global generator, which belongs to the caller here
         with torch.random.fork_rng(devices=[]):
-            agent = build_session_agent(to_play(spec), env, session, num_envs)
+            agent = build_session_agent(to_play(spec), env, session, num_envs, only_acts=True)
         if published is not None:
             published.load_into(agent, env)
         else:
-            path = pick_model(folder, trial, session, at)
-            with content_errors(path, "does not fit the spec beside it"):
-                agent.load_model_state(read_model(path))
+            saved.load_into(agent)
     except BaseException:
         env.close()
         raise

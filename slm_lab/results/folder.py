@@ -94,6 +94,10 @@ class RunFolder:
     def session_metrics_file(self, trial: int, session: int) -> Path:
         return self.path / "info" / f"{self.prefix(trial, session)}_session_metrics.json"
 
+    def spaces_file(self, trial: int, session: int) -> Path:
+        """What an agent must know of its env to act without it."""
+        return self.path / "info" / f"{self.prefix(trial, session)}_spaces.json"
+
     def table_file(self, trial: int, session: int, kind: str) -> Path:
         return self.path / "info" / f"{self.prefix(trial, session)}_session_df_{kind}.csv"
 

@@ -54,7 +54,20 @@ ALGORITHM_PAGES = {
     "IQL": "offline.md",
     "TD3BC": "offline.md",
 }
-ROOMS = ("lib", "spec", "results", "env", "agent", "experiment", "audit", "share", "remote", "benchmark", "cli")
+ROOMS = (
+    "lib",
+    "spec",
+    "results",
+    "env",
+    "agent",
+    "experiment",
+    "deploy",
+    "audit",
+    "share",
+    "remote",
+    "benchmark",
+    "cli",
+)
 COMMAND: Any = typer.main.get_command(app)
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")

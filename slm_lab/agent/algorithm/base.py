@@ -75,6 +75,8 @@ class Context:
     mask: ActionMask | None = None
     # of an env that has goals, where the memory changes them
     goal: Goal | None = None
+    # whether it plays and never learns, so that what it would learn from is neither read nor kept
+    only_acts: bool = False
 
     @property
     def is_gaussian(self) -> bool:
@@ -287,9 +289,10 @@ class OnPolicy(Algorithm[RolloutConfig]):
     def __init__(self, spec: AgentSpec, context: Context, waits: bool = False) -> None:
         super().__init__(spec, context)
         setting = RolloutSetting(context.num_envs, context.device, self.config.batch_frequency, context.encode, waits)
-        self.memory = build_on_policy(spec.memory, setting)
+        if not context.only_acts:
+            self.memory = build_on_policy(spec.memory, setting)
         self.auxiliary: Auxiliary | None = None
-        self.curiosity = self._build_curiosity()
+        self.curiosity = None if context.only_acts else self._build_curiosity()
         if self.curiosity is not None:
             self.metric_names = (*self.metric_names, *RND_METRICS)
 
@@ -360,8 +363,9 @@ class OffPolicy(Algorithm[ReplayConfig]):
 
     def __init__(self, spec: AgentSpec, context: Context, carry_size: int = 0) -> None:
         super().__init__(spec, context)
-        self.memory = build_replay(spec.memory, context.build_setting(self.config.gamma, carry_size))
-        self.replays = {"memory": self.memory}
+        if not context.only_acts:
+            self.memory = build_replay(spec.memory, context.build_setting(self.config.gamma, carry_size))
+            self.replays = {"memory": self.memory}
         self.train_due = Due(self.config.training_frequency)
 
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:

@@ -76,7 +76,7 @@ class DQN(OffPolicy[QLearningSpec]):
         self.burn_in = spec.net.burn_in if isinstance(spec.net, RecurrentNetSpec) else 0
         # steps of a sequence, for recurrent nets
         self.seq_len = self.burn_in + net.seq_len
-        if net.state_size and not self.memory.can_hold_sequence(self.seq_len):
+        if net.state_size and not context.only_acts and not self.memory.can_hold_sequence(self.seq_len):
             raise SpecError(
                 f"agent.memory.max_size: {self.memory.spec.max_size} holds no sequence of burn_in + seq_len = "
                 f"{self.seq_len} steps once it is full; raise it"

@@ -31,6 +31,11 @@ class Offline(OffPolicy[OfflineConfig]):
         family, memory = context.family, spec.memory
         if not isinstance(memory, ReplaySpec):
             raise SpecError(f"agent.memory.name: {self.config.name} draws batches as a Replay does; use Replay")
+        self.replays = {}
+        self.train_due = Due(1)
+        if context.only_acts:
+            # the file may be on another machine
+            return
         self.memory = Dataset(  # type: ignore[assignment]  # of what a replay does, it samples
             self.config.data,
             context.obs_shape,
@@ -41,8 +46,6 @@ class Offline(OffPolicy[OfflineConfig]):
             context.device,
             context.train_generator,
         )
-        self.replays = {}
-        self.train_due = Due(1)
         encoder = context.encode
         if isinstance(encoder, ObsEncoder) and encoder.stats is not None:
             # of all there will ever be

@@ -113,6 +113,8 @@ class SIL(ActorCritic):
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
+        if context.only_acts:
+            return
         self.auxiliary = SelfImitation(self, cast(SelfImitationSpec, spec.algorithm), context)
         self.replays = {"sil": self.auxiliary.memory}
 
@@ -124,5 +126,7 @@ class PPOSIL(PPO):
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
+        if context.only_acts:
+            return
         self.auxiliary = SelfImitation(self, cast(SelfImitationSpec, spec.algorithm), context)
         self.replays = {"sil": self.auxiliary.memory}

@@ -1,0 +1,125 @@
+"""What an exported agent says about itself: everything that whoever runs it must know, as plain JSON."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slm_lab.deploy.trained import TrainedAgent
+from slm_lab.env.facts_document import dump_facts
+from slm_lab.env.gym_types import GymSpace
+from slm_lab.env.hybrid import HybridSpace
+from slm_lab.env.vec_env import ActionMap
+from slm_lab.lib.data import Document
+from slm_lab.lib.errors import CheckpointError, LabError
+from slm_lab.lib.runtime import package_versions
+from slm_lab.results.run import read_run
+from slm_lab.spec.loading import dump_spec, parse_spec
+from slm_lab.spec.schema import Spec
+
+FORMAT, VERSION = "slm-agent", 1
+# values in a spec: those of the shipped ones have some hundreds
+MAX_VALUES = 20_000
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which model of which run an agent is."""
+
+    folder: Path
+    trial: int
+    session: int
+    # the frame of a kept checkpoint; None for the best or the last one
+    frame: int | None = None
+
+
+def describe_agent(trained: TrainedAgent, origin: Origin | None = None) -> Document:
+    """The contract of an agent."""
+    agent, spec = trained.agent, trained.spec
+    facts, encoder = agent.facts, agent.encode
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": spec.name,
+        "algorithm": spec.agent.algorithm.name,
+        "env": spec.env.name,
+        **dump_facts(facts),
+        "normalizer": {"is_on": encoder.stats is not None, "clip": encoder.clip, "eps": encoder.eps},
+        "action_map": _describe_map(facts.action_space),
+        "state_size": trained.init_state().shape[1],
+        "score": None if origin is None else find_score(origin),
+        "origin": None if origin is None else {"trial": origin.trial, "session": origin.session, "frame": origin.frame},
+        "versions": package_versions(),
+        "spec": _dump(spec),
+    }
+
+
+def _dump(spec: Spec) -> Document:
+    """The spec without what belongs to the machine or the search that it came from."""
+    document = dump_spec(spec)[spec.name] | {"search": {}}
+    agent = document["agent"] | {"init_from": None}
+    algorithm = agent["algorithm"]
+    if isinstance(algorithm.get("data"), str):
+        algorithm = algorithm | {"data": Path(algorithm["data"]).name}
+    return document | {"agent": agent | {"algorithm": algorithm}, "meta": document["meta"] | {"device": "auto"}}
+
+
+def _describe_map(space: GymSpace) -> Any:
+    """How actions of the policy become those of the env: per part, in the order of the action's parts."""
+    known = ActionMap(space)
+    if isinstance(space, HybridSpace):
+        return [_describe_map(leaf) for leaf in space.leaves]
+    if "scale" not in vars(known):
+        return {"kind": "choice", "start": None if known.start is None else known.start.tolist()}
+    return {
+        "kind": "scale",
+        "scale": known.scale.reshape(-1).tolist(),
+        "center": known.center.reshape(-1).tolist(),
+        "round": bool(known.is_whole),
+    }
+
+
+def find_score(origin: Origin) -> Document | None:
+    """The score of a run with its interval, and that of the session; None where a run has none that can be read."""
+    try:
+        run = read_run(origin.folder, origin.trial)
+    except (LabError, OSError):
+        return None
+    spread = run.spread
+    if spread is None:
+        return None
+    numbers = {"mean": spread.mean, "low": spread.low, "high": spread.high}
+    numbers["session"] = run.session_scores.get(origin.session, math.nan)
+    return {
+        **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+        "num_session": len(spread.values),
+        "kind": run.score_kind,
+        "meaning": run.score_meaning,
+    }
+
+
+def check_contract(contract: Any, where: Path) -> Spec:
+    """The spec of a contract, which may be anyone's; nothing that it names is imported."""
+    if not isinstance(contract, dict) or contract.get("format") != FORMAT:
+        raise CheckpointError(f"{where}: not an exported agent; write one with `slm-lab export DIR -o agent.slm`")
+    version = contract.get("version")
+    if type(version) is not int or version < 1:
+        raise CheckpointError(f"{where}: refused (its version is no number)")
+    if version > VERSION:
+        raise CheckpointError(
+            f"{where}: has version {version} of the format, this lab reads up to {VERSION}; update it"
+        )
+    spec, name = contract.get("spec"), contract.get("name")
+    if not isinstance(spec, dict) or type(name) is not str:
+        raise CheckpointError(f"{where}: refused (it holds no spec)")
+    if _count_values(spec) > MAX_VALUES:
+        raise CheckpointError(f"{where}: refused (its spec has more than {MAX_VALUES:,} values)")
+    return parse_spec({**spec, "name": name}, f"spec in {where}")[0]
+
+
+def _count_values(node: Any) -> int:
+    if isinstance(node, dict):
+        return 1 + sum(_count_values(value) for value in node.values())
+    if isinstance(node, list):
+        return 1 + sum(_count_values(value) for value in node)
+    return 1

@@ -1,0 +1,62 @@
+"""Exports an agent: as the lab's own portable file, as ONNX, or as a program of torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from slm_lab.deploy.agent_file import SUFFIX, read_agent, write_agent
+from slm_lab.deploy.contract import Origin, describe_agent
+from slm_lab.deploy.loading import load_with_origin
+from slm_lab.deploy.trained import TrainedAgent
+from slm_lab.lib.data import Document
+from slm_lab.lib.errors import LabError
+from slm_lab.results.folder import DATA_DIR
+
+Format = Literal["slm", "onnx", "torch"]
+SUFFIXES: dict[Format, str] = {"slm": SUFFIX, "onnx": ".onnx", "torch": ".pt2"}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written."""
+
+    path: Path
+    sha256: str
+    contract: Document
+    # what was compared with the lab, a line each
+    checks: tuple[str, ...] = ()
+
+
+def export_agent(
+    source: str | Path,
+    output: str | Path,
+    data_dir: str | Path = DATA_DIR,
+    session: int | None = None,
+    at: int | None = None,
+    form: Format | None = None,
+) -> Exported:
+    """Write the agent of a run, or of an exported file, in a format; by default that of the file's ending."""
+    path = Path(output)
+    form = form or _guess_form(path)
+    trained, origin = open_agent(source, Path(data_dir), session, at)
+    contract = trained.contract or describe_agent(trained, origin)
+    if form == "slm":
+        return Exported(path, write_agent(path, trained, contract), contract)
+    raise NotImplementedError
+
+
+def open_agent(
+    source: str | Path, data_dir: Path, session: int | None, at: int | None
+) -> tuple[TrainedAgent, Origin | None]:
+    """An agent to export, and where in a run it is from."""
+    if str(source).endswith(SUFFIX):
+        return read_agent(Path(source)), None
+    return load_with_origin(source, data_dir, session, at, device="cpu")
+
+
+def _guess_form(path: Path) -> Format:
+    for form in get_args(Format):
+        if path.suffix == SUFFIXES[form]:
+            return form
+    known = ", ".join(SUFFIXES.values())
+    raise LabError(f"--output {path}: its ending is none of {known}; use one of them, or name the --format")
