@@ -13,8 +13,10 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from slm_lab.lib.system import SIGUSR1
+
 # asks for an end of everything at once
-KILL = signal.SIGUSR1
+KILL = SIGUSR1
 # how often it looks whether the session is there, and how long a worker without one may take to close its envs
 LOOK_SECONDS = 1.0
 GRACE_SECONDS = 3.0

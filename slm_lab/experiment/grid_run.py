@@ -18,6 +18,7 @@ from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import lock_file, remove_orphans
 from slm_lab.lib.log import log_to
 from slm_lab.lib.runtime import import_modules
+from slm_lab.lib.system import require_posix
 from slm_lab.results.conclude import conclude
 from slm_lab.results.grid import GridFiles, write_grid
 from slm_lab.results.metrics import SessionResult
@@ -51,6 +52,7 @@ class GridResult:
 
 def run_experiment(source: Path | Document, options: Options, changes: ReadOnlyDocument | None = None) -> GridResult:
     """Run what is new in an experiment, from a file or as plain data."""
+    require_posix("training")
     import_modules(options.imports)
     if isinstance(source, Path):
         experiment, path = read_experiment(source), source

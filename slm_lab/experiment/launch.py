@@ -35,6 +35,7 @@ from slm_lab.lib.io import create_run_folder, remove_orphans, write_json
 from slm_lab.lib.log import log_to
 from slm_lab.lib.runtime import git_sha, import_modules, machine_facts, num_cores, package_versions
 from slm_lab.lib.secret import redact
+from slm_lab.lib.system import require_posix
 from slm_lab.results.folder import RunFolder, find_same_run, import_hint, open_run_folder, save_spec
 from slm_lab.results.metrics import MA_WINDOW, calc_spread, format_spread
 from slm_lab.results.run import Run
@@ -125,6 +126,7 @@ def _tell_how_to_import(module: str) -> str:
 
 def start(spec: Spec, options: Options, here: Here | None = None) -> TrialResult:
     """Train a spec in a new run folder; with `here` in this process, one session after the other."""
+    require_posix("training")
     import_modules(options.imports)
     check_executor(options)
     # a folder that is not there yet holds nothing
@@ -193,6 +195,7 @@ def resume(
     here: Here | None = None,
 ) -> TrialResult:
     """Continue a run from its last checkpoints, or show its result if it is done; changes make it longer."""
+    require_posix("training")
     import_modules(options.imports)
     check_executor(options)
     folder, saved = open_run_folder(where, options.data_dir, name)

@@ -1,7 +1,6 @@
 """Start and continue searches, and prove their winner; what the command line and Python both call."""
 
 import math
-import resource
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from slm_lab.lib.device import count_gpus
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
 from slm_lab.lib.io import create_run_folder
 from slm_lab.lib.runtime import import_modules, num_cores
+from slm_lab.lib.system import peak_children_mb, require_posix
 from slm_lab.lib.unit import format_seconds
 from slm_lab.results.folder import (
     SPEC_SUFFIX,
@@ -62,6 +62,7 @@ class Probe:
 
 def start_search(spec: Spec, options: Options) -> SearchResult:
     """Search a spec in a new run folder."""
+    require_posix("a search")
     import_modules(options.imports)
     check_search(spec)
     scheduler = spec.meta.search_scheduler
@@ -100,6 +101,7 @@ def start_or_continue_search(spec: Spec, options: Options) -> SearchResult:
 
 def resume_search(where: str, options: Options, name: str | None = None) -> SearchResult:
     """Go on with a search, from whatever its trials came to."""
+    require_posix("a search")
     import_modules(options.imports)
     if where == "latest":
         where = _find_latest(options.data_dir, name)
@@ -235,4 +237,4 @@ def _probe(spec: Spec, options: Options, num_slot: int) -> tuple[Probe | None, l
         logger.warning(f"A session with the values of the spec itself fails: {reason}")
     if not fps:
         return None, notes
-    return Probe(fps, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000), notes
+    return Probe(fps, peak_children_mb()), notes

@@ -16,10 +16,11 @@ from typing import NoReturn
 
 from slm_lab.env.watch import TICK_SECONDS, Watchdog, Watched
 from slm_lab.lib.errors import EnvHangError
+from slm_lab.lib.system import NO_SIGNAL, SIGHUP, SIGVTALRM
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOPS = (signal.SIGTERM, signal.SIGINT, *([SIGHUP] if SIGHUP != NO_SIGNAL else []))
 # Not used by libraries; it makes the main thread raise an error that another thread has found.
-_INTERRUPT = signal.SIGVTALRM
+_INTERRUPT = SIGVTALRM
 # what a step under way may take once the session is asked to stop: in all it has ten seconds
 PATIENCE_SECONDS = 5.0
 # from the error within a call to the end of the process, where the call does not even end by that
@@ -47,7 +48,7 @@ class StopSignal:
         if threading.current_thread() is threading.main_thread():
             for number in STOPS:
                 # nohup has it ignored, and so it stays
-                if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:
+                if signal.getsignal(number) is not signal.SIG_IGN or number != SIGHUP:
                     self._old[number] = signal.signal(number, self._handle)  # type: ignore[assignment]
             self._old[_INTERRUPT] = signal.signal(_INTERRUPT, self._raise)  # type: ignore[assignment]
             # Handlers run in the main thread, between its instructions; the numbers of signals are written at once.
@@ -70,7 +71,7 @@ class StopSignal:
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.number is not None and not self.is_patient:
             raise KeyboardInterrupt
-        if number == signal.SIGHUP:
+        if number == SIGHUP:
             self._leave_terminal()
         self.note(number)
 

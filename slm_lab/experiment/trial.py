@@ -23,6 +23,7 @@ from slm_lab.experiment.signals import StopSignal, end_hangs, no_exit
 from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import EnvError, EnvHangError, LabError, WorkerError
 from slm_lab.lib.log import log_to
+from slm_lab.lib.system import SIGHUP
 from slm_lab.results.conclude import Conclusion, conclude, update_curve
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import SessionResult, TrialMetrics, format_trial_metrics
@@ -34,7 +35,7 @@ PLOT_SECONDS = 60.0
 STOP_GRACE_SECONDS = 2.0
 # A batch system says SIGTERM and gives a few seconds, and so does a terminal that closes: graphs and the report are
 # left to the run that goes on.
-HURRIED = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
+HURRIED = (128 + signal.SIGTERM, 128 + SIGHUP)
 
 
 @dataclass(frozen=True)

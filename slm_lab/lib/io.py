@@ -1,6 +1,5 @@
 """Files that are either complete or absent: atomic writes, unique folders, locks."""
 
-import fcntl
 import json
 import math
 import os
@@ -20,6 +19,7 @@ import yaml
 from filelock import BaseFileLock, FileLock, Timeout
 
 from slm_lab.lib.errors import RunFolderError, StorageError, UnreadableError
+from slm_lab.lib.system import O_BINARY, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, is_alive, lock_shared
 
 # of a text that is read whole: a table of a session has some hundred bytes per row
 MAX_BYTES = 500_000_000
@@ -50,7 +50,8 @@ def temporary_name(path: Path) -> Path:
 
 def move_into_place(temporary: Path, path: Path) -> None:
     """Rename a complete file once it is safe on disk."""
-    with temporary.open("rb") as file:
+    # Windows does not flush what is open for reading only
+    with temporary.open("r+b") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
 
@@ -139,7 +140,7 @@ class AppendFile:
 def _open_plain(path: Path, flags: int) -> int:
     """Open or create a file in place; a run may come from anyone, so this follows no link and waits for no pipe."""
     try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(path, flags | os.O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_BINARY, 0o666)
     except OSError:
         if path.is_symlink():
             raise RunFolderError(f"{path} is a link, so writes would go elsewhere; delete it") from None
@@ -214,7 +215,7 @@ _Dumper.add_representer(float, _represent_float)
 
 def open_file(path: Path, more_flags: int = 0) -> BinaryIO:
     """Open a file for reading; a run may come from anyone, so this waits for no pipe and reads no device."""
-    more_flags |= os.O_NONBLOCK | os.O_NOCTTY
+    more_flags |= O_NONBLOCK | O_NOCTTY | O_BINARY
     # the opener's descriptor is closed even if it is a folder's
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | more_flags))  # noqa: SIM115
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -268,35 +269,39 @@ def remove_orphans(folder: Path) -> None:
             if writer is None or not stat.S_ISREG(status.st_mode):
                 continue
             # the number of its writer may be another process's by now, in a container soon
-            if time.time() - status.st_mtime > ORPHAN_SECONDS or not _is_alive(int(writer[1])):
+            if time.time() - status.st_mtime > ORPHAN_SECONDS or not _is_writing(int(writer[1])):
                 path.unlink()
 
 
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (OverflowError, ProcessLookupError):
-        return False
-    except PermissionError:
-        return True
-    return process != os.getpid()
+def _is_writing(process: int) -> bool:
+    """Whether a process other than this one may still write."""
+    return process != os.getpid() and is_alive(process)
 
 
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock; does not change the file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_BINARY)
     except OSError:
         return False  # it ended in this moment, or the file is none of ours
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        is_free = lock_shared(descriptor)
     except OSError:
         return False
     finally:
         os.close(descriptor)
-    return False
+    return _is_held(path) if is_free is None else not is_free
+
+
+def _is_held(path: Path) -> bool:
+    """The same on Windows, where the lock itself has to be tried."""
+    try:
+        with FileLock(path, timeout=0, fallback_to_soft=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False
 
 
 @contextmanager

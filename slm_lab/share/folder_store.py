@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slm_lab.lib.errors import ShareError, UnreadableError
 from slm_lab.lib.io import move_into_place, open_file, read_bytes, temporary_name
+from slm_lab.lib.system import O_NOFOLLOW
 from slm_lab.share.run_files import read_file
 from slm_lab.share.safe_path import check_path, is_safe
 from slm_lab.share.store import MAX_LISTED, MissingStoreError, StoredFile
@@ -85,7 +86,7 @@ class FolderStore:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             # a link that is put there meanwhile is not followed either
-            with open_file(self._at(path), os.O_NOFOLLOW) as source, target.open("wb") as copy:
+            with open_file(self._at(path), O_NOFOLLOW) as source, target.open("wb") as copy:
                 shutil.copyfileobj(source, copy)
         except UnreadableError:
             raise

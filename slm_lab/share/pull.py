@@ -143,9 +143,9 @@ def pull_run(manifest: Manifest, store: Store, data_dir: Path) -> Pulled:
             fetch_files(wanted, manifest.name, store, partial)
             _move(wanted, partial / DATA / manifest.name, target)
         shutil.rmtree(partial, ignore_errors=True)
-        lock.unlink(missing_ok=True)
-        # others may still fetch into it, or remove it just now
+        # Windows keeps a file that is open; others may still fetch into the folder, or remove it just now
         with suppress(OSError):
+            lock.unlink(missing_ok=True)
             partial.parent.rmdir()
     return Pulled(target, len(wanted), sum(file.size for file in wanted), tuple(kept))
 

@@ -1,7 +1,6 @@
 """Where functions are compiled."""
 
 import ast
-import fcntl
 import hashlib
 import importlib
 import logging
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from slm_lab.lib.io import cache_folder
 from slm_lab.lib.runtime import processor_name
+from slm_lab.lib.system import user_number, wait_for_lock
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 # each takes seconds; a function that meets more forms of arguments than this should not be compiled
@@ -137,7 +137,7 @@ class CompiledFunction:
             compiler = importlib.import_module("slm_lab.agent.compile.graph")
             # Sessions that start together compile one after the other; all but the first find the result on disk. The
             # system frees the lock when the process ends, however it ends.
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            wait_for_lock(lock)
             compiled = compiler.compile_graph(flat_function, self.tensors, inputs)
         (build,), state = form, self.tensors
         return lambda inputs: build(iter(compiled([*state, *inputs])))
@@ -219,7 +219,7 @@ def _open_lock() -> IO[str]:
         return _open_lock_in(Path(os.environ.get(CACHE_VARIABLE) or cache_folder() / "inductor" / kind))
     except OSError:
         # nothing to write to at home
-        return _open_lock_in(Path(gettempdir()) / f"slm_lab_inductor_{os.getuid()}")
+        return _open_lock_in(Path(gettempdir()) / f"slm_lab_inductor_{user_number()}")
 
 
 def _open_lock_in(folder: Path) -> IO[str]:
