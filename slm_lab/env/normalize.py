@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
-from slm_lab.lib.device import as_tensor, upload
+from slm_lab.lib.device import as_tensor, has_float64, upload
 
 
 class RunningStats:
@@ -118,6 +118,8 @@ class ObsEncoder:
         mean, var = torch.as_tensor(stats.mean), torch.as_tensor(stats.var)
         if device.type == "cpu":
             return mean, var
+        if not has_float64(device):
+            mean, var = mean.float(), var.float()
         if self._there is None or self._there_count != stats.count:
             self._there, self._there_count = (upload(mean, device), upload(var, device)), stats.count
         return self._there

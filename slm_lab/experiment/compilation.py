@@ -119,6 +119,8 @@ def _find_machine_obstacle(agent: Agent) -> str | None:
     """What on this machine is missing."""
     if (part := find_missing_part(GRAPH.read_text())) is not None:
         return f"torch {torch.__version__} has no {part}, which compiling needs"
+    if agent.device.type == "mps":
+        return "code for GPUs of Apple cannot be compiled"
     if agent.device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "triton, which compiles for GPUs, is not installed"

@@ -8,13 +8,18 @@ from slm_lab.lib.errors import SpecError
 
 
 def pick_device(name: str, index: int) -> torch.device:
-    """`auto` takes a GPU if there is one, and spreads sessions and trials over several by their index."""
+    """`auto` takes an NVIDIA GPU if there is one, and spreads sessions and trials over several by their index.
+
+    It never takes a Mac's GPU, which is slower than its CPU at the small nets of most specs.
+    """
     if name == "auto":
         if not torch.cuda.is_available():
             return torch.device("cpu")
         return torch.device("cuda", index % torch.cuda.device_count())
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise SpecError(f"meta.device: '{name}' asked for, but torch finds no GPU; use cpu or auto")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise SpecError("meta.device: 'mps' asked for, but torch finds no GPU of Apple here; use cpu or auto")
     return torch.device(name)
 
 
@@ -42,6 +47,16 @@ def download(*tensors: Tensor) -> tuple[Tensor, ...]:
     if tensors[0].device.type == "cpu":
         return tensors
     return torch.stack(tensors).cpu().unbind()
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether a device computes in double precision; GPUs of Apple do not."""
+    return device.type != "mps"
+
+
+def to_widest(tensor: Tensor) -> Tensor:
+    """A tensor in double precision if its device has it, otherwise as it is."""
+    return tensor.double() if has_float64(tensor.device) else tensor
 
 
 def count_gpus() -> int:

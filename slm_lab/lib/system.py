@@ -42,6 +42,13 @@ def user_number() -> int:
     return os.getuid() if hasattr(os, "getuid") else 0
 
 
+def memory_bytes() -> int:
+    """Memory of the machine; beyond all bounds where it is unknown."""
+    if not hasattr(os, "sysconf"):
+        return sys.maxsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def is_alive(process: int) -> bool:
     """Whether a process runs; always true on Windows, where signal 0 is Ctrl-C."""
     if not IS_POSIX:

@@ -242,7 +242,7 @@ class MetaSpec(Model):
     video_frequency: PositiveInt | None = Field(
         None, description="Frames between videos of the deterministic policy, in session 0; null: none."
     )
-    device: Str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
+    device: Str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, cuda, cuda:N or mps.")
     compile: Literal["auto"] | Bool = Field(
         "auto",
         description="Compile updates and acting, which takes half a minute at the first start; auto measures whether "

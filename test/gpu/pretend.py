@@ -21,6 +21,7 @@ from test.gpu.ledger import LEDGER, DeviceError, Ledger, find_site
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
+MPS = torch.device("mps", 0)
 # allocation and metadata only: no kernel is launched
 NO_KERNEL = {
     aten._local_scalar_dense.default,
@@ -75,6 +76,8 @@ STRICT = {
 
 
 REAL_GENERATOR: Any = torch.Generator
+# which device is pretended: tensors ask it when they are asked
+NOW = SimpleNamespace(device=CUDA)
 
 
 class PretendGenerator(REAL_GENERATOR):
@@ -88,7 +91,7 @@ class PretendGenerator(REAL_GENERATOR):
         cls.known[made._cdata] = made
         return made
 
-    device = property(lambda self: CUDA)
+    device = property(lambda self: NOW.device)
 
 
 DEFAULT = PretendGenerator()
@@ -116,6 +119,8 @@ class PretendTensor(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "PretendTensor":
+        if held.dtype is torch.float64 and NOW.device == MPS:
+            raise DeviceError(f"mps has no float64, which is asked for at {find_site()}")
         made: PretendTensor = Tensor._make_wrapper_subclass(
             cls,
             held.size(),
@@ -128,8 +133,8 @@ class PretendTensor(Tensor):
         made.held = held
         return made
 
-    device = property(lambda self: CUDA)
-    is_cuda = property(lambda self: True)
+    device = property(lambda self: NOW.device)
+    is_cuda = property(lambda self: NOW.device == CUDA)
     is_meta = property(lambda self: False)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -201,7 +206,7 @@ class PretendMode(TorchDispatchMode):
 
 
 def is_device(name: Any) -> bool:
-    return name is not None and torch.device(name).type in ("cuda", "meta")
+    return name is not None and torch.device(name).type in (NOW.device.type, "meta")
 
 
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -439,3 +444,14 @@ def pretend_gpu() -> Iterator[Ledger]:
         finally:
             torch._C._set_only_lift_cpu_tensors(lifts_host_only)
             torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+
+
+@contextmanager
+def pretend_mps() -> Iterator[Ledger]:
+    """The same as a GPU of Apple: `mps:0`, without float64, pinned memory and anything of CUDA."""
+    with pretend_gpu() as ledger, ExitStack() as stack:
+        for name in ("is_available", "is_initialized"):
+            stack.enter_context(mock.patch.object(torch.cuda, name, return_value=False))
+        stack.enter_context(mock.patch.object(torch.backends.mps, "is_available", return_value=True))
+        stack.enter_context(mock.patch.object(NOW, "device", MPS))
+        yield ledger

@@ -22,7 +22,7 @@ ATTRIBUTES = {
         *("sched_getaffinity", "sched_setaffinity", "nice", "uname", "statvfs", "getloadavg", "mkfifo", "mknod"),
         *("pread", "pwrite", "posix_fallocate", "posix_fadvise", "register_at_fork", "wait3", "wait4", "sync"),
         *("chown", "lchown", "fchown", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_DIRECTORY", "O_CLOEXEC", "O_SYNC"),
-        *("WNOHANG", "WIFSIGNALED", "WTERMSIG", "set_blocking"),
+        *("WNOHANG", "WIFSIGNALED", "WTERMSIG", "set_blocking", "sysconf"),
     ),
     "signal": (
         *("SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGCHLD", "SIGCONT", "SIGSTOP"),

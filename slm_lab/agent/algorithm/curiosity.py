@@ -1,5 +1,6 @@
 """Random network distillation (Burda et al. 2018): a bonus for observations that are unlike those seen before."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,7 +79,7 @@ class Curiosity:
         self.stats.update(next_obs.numpy(force=True))
         with torch.inference_mode():
             error = self.calc_error(self.whiten(next_obs))
-        bonus = self.scaler(error.double().numpy(force=True), (step.terminated & False).numpy())
+        bonus = self.scaler(error.numpy(force=True).astype(np.float64), (step.terminated & False).numpy())
         self.bonus_sum += float(bonus.mean())
         self.bonus_count += 1
         return step._replace(reward=step.reward + self.config.coef * torch.as_tensor(bonus, dtype=torch.float32))

@@ -17,7 +17,7 @@ from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.norm import differs_in_training
 from slm_lab.lib.data import State
-from slm_lab.lib.device import download, upload
+from slm_lab.lib.device import download, to_widest, upload
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import PPOSpec
 from slm_lab.spec.schedule import calc_schedule
@@ -58,7 +58,7 @@ def calc_surrogate(
 def calc_kl(log_ratio: Tensor) -> Tensor:
     """E[r - 1 - log r], an estimate of KL(old || new) that is never negative."""
     # in float32 the difference of small steps cancels
-    x = log_ratio.double()
+    x = to_widest(log_ratio)
     return (x.expm1() - x).mean()
 
 

@@ -8,7 +8,7 @@ from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
-from slm_lab.lib.device import download
+from slm_lab.lib.device import download, has_float64
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.memory import PrioritizedReplaySpec
 from slm_lab.spec.schedule import calc_schedule
@@ -107,7 +107,8 @@ class PrioritizedReplay(Replay):
         """One transition from each of B segments of equal mass, on the host, where the tree is."""
         self._sync()
         generator, num = self.generator, self.spec.batch_size
-        draw = torch.rand(num, dtype=torch.float64, generator=generator, device=generator.device).cpu().numpy()
+        dtype = torch.float64 if has_float64(generator.device) else torch.float32
+        draw = torch.rand(num, dtype=dtype, generator=generator, device=generator.device).cpu().double().numpy()
         self._drawn = self.tree.find((np.arange(num) + draw) * (self.tree.total / num))
         return torch.from_numpy(self._drawn)
 
@@ -120,8 +121,7 @@ class PrioritizedReplay(Replay):
 
     def update_priority(self, slot: Tensor, error: Tensor) -> None:
         """New priorities for a batch just drawn, from its TD errors (B,)."""
-        # doubles hold every index exactly
-        place, size = (part.numpy() for part in download(slot.double(), error.detach().double()))
+        place, size = self._fetch(slot, error.detach())
         priority = np.abs(size) + self.epsilon
         largest = float(priority.max())
         if not np.isfinite(largest):
@@ -131,6 +131,13 @@ class PrioritizedReplay(Replay):
         index = place.astype(np.int64)
         self.tree.set(index, np.where(self.tree.leaf(index) > 0, priority**self.alpha, 0.0))
         self.max_priority = max(self.max_priority, largest)
+
+    def _fetch(self, slot: Tensor, error: Tensor) -> tuple[Array, Array]:
+        """Both on the host; in one transfer where the device has doubles, which hold every index exactly."""
+        if not has_float64(error.device):
+            return slot.numpy(force=True), error.cpu().double().numpy()
+        place, size = download(slot.double(), error.double())
+        return place.numpy(), size.numpy()
 
     def estimate_growth(self, num_frame: int) -> int:
         # the priorities

@@ -1,7 +1,6 @@
 """The off-policy memory: the last transitions of all envs, drawn uniformly."""
 
 import math
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
 from slm_lab.lib.device import count_gpus, download, upload
 from slm_lab.lib.errors import SpecError
+from slm_lab.lib.system import memory_bytes
 from slm_lab.spec.memory import ReplaySpec
 
 # observations, actions, returns, what followed, and its discount
@@ -30,7 +30,7 @@ def check_fits(num_bytes: int, max_size: int, device: torch.device, num_parallel
         owner, physical = "GPU", torch.cuda.mem_get_info(device)[1]
         num_parallel = math.ceil(num_parallel / count_gpus())
     else:
-        owner, physical = "machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        owner, physical = "machine", memory_bytes()
     total = num_bytes * num_parallel
     if total > physical:
         many = f" in each of {num_parallel} sessions at once" if num_parallel > 1 else ""

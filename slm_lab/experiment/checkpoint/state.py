@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import CheckpointError, LabError, StorageError, UnreadableError
 from slm_lab.lib.io import open_file, write_bytes
+from slm_lab.lib.system import memory_bytes
 from slm_lab.lib.unit import format_size
 from slm_lab.results.folder import previous_file
 from slm_lab.spec.reader import printable
@@ -161,7 +162,7 @@ def load_state(path: Path) -> State:
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
-        if size > (physical := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        if size > (physical := memory_bytes()):
             raise CheckpointError(
                 f"{path}: refused (it has {format_size(size)}, the memory of this machine {format_size(physical)})"
             )
