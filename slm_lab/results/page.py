@@ -5,6 +5,7 @@ import hashlib
 import html
 import json
 import math
+import re
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -13,14 +14,16 @@ from slm_lab.lib.data import ReadOnlyDocument
 from slm_lab.results.palette import COLORS
 
 PAGE = Path(__file__).with_name("report_page")
-SCRIPTS = ("chart.js", "page.js")
+# modules, each after those it imports; the pages of `slm-lab ui` load them too
+SCRIPTS = ("dom.js", "number.js", "chart.js", "score_chart.js", "search_chart.js", "parts.js", "page.js")
+STYLES = ("parts.css", "page.css")
 NOTHING = "–"
 
 
 def render_page(data: ReadOnlyDocument) -> str:
     """The page with its data; text of specs, names and logs appears only in its JSON and title."""
-    script = "".join((PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    style = (PAGE / "page.css").read_text(encoding="utf-8") + _write_colors()
+    script = "".join(_inline((PAGE / name).read_text(encoding="utf-8")) for name in SCRIPTS)
+    style = "".join((PAGE / name).read_text(encoding="utf-8") for name in STYLES) + _write_colors()
     # "<" is what could end the block early; the rest is ASCII
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return Template((PAGE / "page.html").read_text(encoding="utf-8")).substitute(
@@ -31,6 +34,11 @@ def render_page(data: ReadOnlyDocument) -> str:
         style_hash=_hash(style),
         data=text,
     )
+
+
+def _inline(module: str) -> str:
+    """A module as part of one script, in which names need no import."""
+    return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", module, flags=re.M), flags=re.M)
 
 
 def color_variable(name: str) -> str:
