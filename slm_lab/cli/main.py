@@ -40,6 +40,7 @@ COMMANDS = {
     "compare": Entry("slm_lab.cli.compare", LOOK, "Compare runs: scores, intervals, specs."),
     "report": Entry("slm_lab.cli.report", LOOK, "Write a run, or several side by side, as a page that opens offline."),
     "doctor": Entry("slm_lab.cli.doctor", LOOK, "Report what stands out in a run, and which key to try."),
+    "ui": Entry("slm_lab.cli.ui", LOOK, "Show the runs in the browser, live."),
     "export": Entry("slm_lab.cli.export", SHARE, "Write a trained agent as one file: agent.slm, ONNX or torch."),
     "push": Entry("slm_lab.cli.push", SHARE, "Upload a run to the Hugging Face hub or a shared folder."),
     "pull": Entry("slm_lab.cli.pull", SHARE, "Download runs from there, and verify them."),

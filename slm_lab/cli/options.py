@@ -41,6 +41,10 @@ AtOption = Annotated[
         "--at", metavar="FRAME", help="Play the model kept nearest to this frame.", min=0, rich_help_panel="Play"
     ),
 ]
+SessionOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Play this session; by default the best one.", min=0, rich_help_panel="Play"),
+]
 SchedulesOption = Annotated[
     Literal["keep", "stretch"] | None,
     typer.Option(help="Schedules that end with the run: keep their last value, or stretch them to its new end."),

@@ -23,6 +23,7 @@ from slm_lab.cli.options import (
     RenderOption,
     SchedulesOption,
     SeedOption,
+    SessionOption,
     SetOption,
     UploadOption,
     ValidateOption,
@@ -204,6 +205,7 @@ def enjoy(
     render: RenderOption = False,
     video: VideoOption = None,
     at: AtOption = None,
+    session: SessionOption = None,
     imports: ImportsOption = None,
     log_level: LogLevelOption = "INFO",
     log_format: LogFormatOption = "text",
@@ -211,7 +213,8 @@ def enjoy(
 ) -> None:
     """`run enjoy@DIR`."""
     setup_console(log_level, log_format)
-    _enjoy(folder, Options(data_dir, log_level, render, tuple(imports or ()), video, log_format), episodes, at)
+    options = Options(data_dir, log_level, render, tuple(imports or ()), video, log_format)
+    _enjoy(folder, options, episodes, at, session)
 
 
 def _load(source: str, name: str | None, changes: list[str], mode: str) -> Spec:
@@ -227,11 +230,11 @@ def _load(source: str, name: str | None, changes: list[str], mode: str) -> Spec:
     return spec
 
 
-def _enjoy(where: str, options: Options, episodes: int, at: int | None) -> None:
+def _enjoy(where: str, options: Options, episodes: int, at: int | None, session: int | None = None) -> None:
     def on_episode(index: int, value: float) -> None:
         logger.info(f"Episode {index + 1}/{episodes}: total_reward {value:.2f}")
 
-    returns = play(where, options, episodes, on_episode, at)
+    returns = play(where, options, episodes, on_episode, at, session)
     sys.stdout.write(f"mean total_reward {sum(returns) / len(returns):.2f} over {len(returns)} episodes\n")
     if options.video is not None:
         sys.stdout.write(f"Video    {options.video}\n")

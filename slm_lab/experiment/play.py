@@ -153,6 +153,8 @@ def find_saved(where: str, data_dir: Path = DATA_DIR, session: int | None = None
     spec = read_trial_spec(folder, spec, trial)
     if session is None:
         session = best_session(folder, spec, trial)
+    elif session >= spec.meta.max_session:
+        raise RunFolderError(f"{folder.path} has no session {session}; it has {spec.meta.max_session} of them, from 0")
     path = None if folder.is_published else pick_model(folder, trial, session, at)
     return Saved(folder, spec, trial, session, path)
 
@@ -211,6 +213,7 @@ def enjoy(
     num_episode: int,
     on_episode: Callable[[int, float], None],
     at: int | None = None,
+    session: int | None = None,
 ) -> list[float]:
     """Play episodes with the trained, deterministic policy; nothing of the run is written to."""
     if options.render and options.video is not None:
@@ -219,7 +222,7 @@ def enjoy(
         check_video_path(options.video)
     import_modules(options.imports)
     render_mode: RenderMode | None = "human" if options.render else "rgb_array" if options.video else None
-    agent, env, _ = load_trained(where, options.data_dir, render_mode=render_mode, at=at)
+    agent, env, _ = load_trained(where, options.data_dir, render_mode=render_mode, session=session, at=at)
     returns = []
     try:
         with ExitStack() as stack:

@@ -7,14 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from loguru import logger
-from scipy.stats import rankdata
 
-from slm_lab.experiment.study import TrialRow
-from slm_lab.lib.array import Array
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import write_json, write_text, write_yaml
 from slm_lab.results.folder import RunFolder
@@ -23,13 +18,11 @@ from slm_lab.results.report_search import write_search_report
 from slm_lab.results.run import NoResultsError, Run, name_algorithm, read_run
 from slm_lab.results.search_axis import SearchedKey
 from slm_lab.results.search_plot import DrawnTrial, plot_search
+from slm_lab.results.search_trial import TrialRow, calc_importance, rank
 from slm_lab.spec.candidate import apply_values
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import Dimension, read_dimensions
-
-# fewer trials say nothing about what matters
-MIN_TRIAL = 6
 
 
 @dataclass(frozen=True)
@@ -83,55 +76,6 @@ def write_result(spec: Spec, folder: RunFolder, rows: Sequence[TrialRow], stop_c
     best_file = folder.best_spec_file if best is not None else None
     report = _write_report(folder)
     return SearchResult(folder.path, ranked, best, best_file, importance, graphs, report, spec.meta.seed, stop_code)
-
-
-def rank(rows: Sequence[TrialRow]) -> list[TrialRow]:
-    """Best first: those that are done, then those that were stopped, the further the better, then the rest."""
-    order = {"done": 0, "stopped": 1, "running": 2, "failed": 3}
-
-    def place(row: TrialRow) -> tuple[float, ...]:
-        score = -row.score if math.isfinite(row.score) else math.inf
-        reached = -max(row.rungs, default=0) if row.state != "done" else 0
-        return order[row.state], reached, score, row.trial
-
-    return sorted(rows, key=place)
-
-
-def calc_importance(rows: Sequence[TrialRow], dimensions: Sequence[Dimension]) -> dict[str, float]:
-    """How much of the ranking of trials each key explains by itself, from 0 to 1.
-
-    Ranks of scores against a parabola in the ranks of the values, or against the mean of each choice; adjusted for what
-    as many coefficients would explain by chance.
-    """
-    known = [row for row in rank(rows) if row.state in ("done", "stopped") and len(row.values) == len(dimensions)]
-    if len(known) < MIN_TRIAL:
-        return {}
-    place = -np.arange(len(known), dtype=float)
-    shares = {}
-    for dimension in dimensions:
-        values = [row.values[dimension.path] for row in known]
-        design = _choice_columns(values) if dimension.space == "choice" else _rank_columns(values)
-        rank_of_design = int(np.linalg.matrix_rank(design))
-        freedom = len(known) - rank_of_design
-        if freedom < 1 or rank_of_design < 2:
-            shares[dimension.path] = 0.0
-            continue
-        fitted = design @ np.linalg.lstsq(design, place, rcond=None)[0]
-        left = ((place - fitted) ** 2).sum() / freedom
-        whole = ((place - place.mean()) ** 2).sum() / (len(known) - 1)
-        shares[dimension.path] = max(0.0, float(1 - left / whole))
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-
-def _rank_columns(values: Sequence[float]) -> Array:
-    ranks = rankdata(np.asarray(values, float))
-    scaled = (ranks - ranks.mean()) / len(ranks)
-    return np.stack([np.ones_like(scaled), scaled, scaled**2], axis=1)
-
-
-def _choice_columns(values: Sequence[Any]) -> Array:
-    names = [json.dumps(value) for value in values]
-    return np.array([[name == choice for choice in dict.fromkeys(names)] for name in names], float)
 
 
 def _read_run(folder: RunFolder, trial: int) -> Run | None:

@@ -4,9 +4,8 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 from optuna.exceptions import OptunaError
@@ -19,10 +18,10 @@ from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import read_bytes
 from slm_lab.lib.runtime import derive_seed
 from slm_lab.lib.secret import redact
+from slm_lab.results.search_trial import State, TrialRow
 from slm_lab.spec.schema import SearchScheduler
 from slm_lab.spec.search_space import Dimension
 
-State = Literal["running", "done", "stopped", "failed"]
 _STATES: dict[TrialState, State] = {
     TrialState.RUNNING: "running",
     TrialState.WAITING: "running",
@@ -46,26 +45,6 @@ class _NoLock(JournalFileOpenLock):
 
     def release(self) -> None:
         return None
-
-
-@dataclass(frozen=True)
-class TrialRow:
-    """One trial of a search."""
-
-    trial: int
-    state: State
-    # searched values by their paths in the spec
-    values: dict[str, Any]
-    # of a trial that was stopped early: what it had at the last rung it reached
-    score: float
-    # frame of each rung that was reached, with the score there
-    rungs: dict[int, float]
-    error: str = ""
-
-    @property
-    def reason(self) -> str:
-        """Why it failed, in one line."""
-        return self.error.splitlines()[-1] if self.error else ""
 
 
 class Study:

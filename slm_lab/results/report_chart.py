@@ -58,9 +58,9 @@ def _build_env(runs: Sequence[Run], env: str) -> Document:
     here = {index: run for index, run in enumerate(runs) if run.env_name == env}
     charts = []
     tables = {index: run.tables for index, run in here.items()}
-    returns = {name: _build_curves(here, tables, column, NUM_POINT) for name, column in RETURNS.items()}
+    returns = {name: build_curves(here, tables, column, NUM_POINT) for name, column in RETURNS.items()}
     if returns["raw"]:
-        evals = _build_curves(here, {index: run.evaluations for index, run in here.items()}, "total_reward", NUM_POINT)
+        evals = build_curves(here, {index: run.evaluations for index, run in here.items()}, "total_reward", NUM_POINT)
         # of several sessions the mean, so that dots do not hide curves
         means = {curve["run"]: curve for curve in evals}
         titles = {"title": TITLE, "ma_title": MA_TITLE}
@@ -76,13 +76,13 @@ def _build_env(runs: Sequence[Run], env: str) -> Document:
             constants[column] = constant
             continue
         limits = find_limits(curves)
-        raw = _build_curves(here, tables, column, NUM_POINT_SMALL)
+        raw = build_curves(here, tables, column, NUM_POINT_SMALL)
         chart = {"name": column, "title": column, "is_small": True, "raw": raw}
         charts.append(chart | ({"limits": _round(np.array(astuple(limits)))} if limits is not None else {}))
     return {"name": env, "charts": charts, "constants": describe_constants(constants)}
 
 
-def _build_curves(
+def build_curves(
     runs: Mapping[int, Run], tables: Mapping[int, Mapping[int, Table]], column: str, num_point: int
 ) -> list[Document]:
     """One column: a curve for every session of every run that has values, then the mean of those that count."""

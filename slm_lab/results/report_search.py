@@ -42,7 +42,7 @@ def write_search_report(path: Path, page: Path) -> None:
 
 def build_search_report(path: Path, folder: Path) -> Document:
     """The content of a search's page: the search, then the page of its best trial."""
-    files = RunFolder(path, _find_name(path))
+    files = RunFolder(path, find_name(path))
     rows = _read_trials(files.experiment_table_file)
     document = read_document(files.spec_file).get(files.name) if files.spec_file.exists() else None
     spec = document if isinstance(document, Mapping) else {}
@@ -77,7 +77,7 @@ def build_search_report(path: Path, folder: Path) -> Document:
     return data
 
 
-def _find_name(path: Path) -> str:
+def find_name(path: Path) -> str:
     """The name of the searched spec."""
     for ending in ("_search.json", "_study.log"):
         for file in sorted((path / "info").glob(f"*{ending}")):

@@ -1,7 +1,7 @@
 """A run of this lab or the published one, read from its folder; needs no torch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +35,8 @@ from slm_lab.spec.schema import EVAL_EPISODES
 # episodes that training last saw. Sessions of a run are compared by the first kind that all of them have.
 ScoreKind = Literal["final", "eval", "train"]
 SCORE_KINDS: tuple[ScoreKind, ...] = ("final", "eval", "train")
+# how the table of a session is read
+TableReader = Callable[[Path], dict[str, Array]]
 # share of a session's frames before which an evaluation is too old to be its score
 RECENT = 0.5
 # algorithms by the names that papers use, where the spec has another
@@ -330,7 +332,7 @@ def load_runs(places: Sequence[str], data_dir: Path) -> tuple[list[tuple[str, Ru
     return runs, problems
 
 
-def read_run(path: Path, trial: int | None = None) -> Run:
+def read_run(path: Path, trial: int | None = None, read: TableReader = read_session_table) -> Run:
     """The run in a folder; for a search its best trial, unless another is given."""
     if trial is None:
         trial = find_best_trial(path)
@@ -339,7 +341,7 @@ def read_run(path: Path, trial: int | None = None) -> Run:
     names = set()
     for file in find_table_files(path, trial):
         try:
-            table = read_session_table(file.path)
+            table = read(file.path)
         except LabError as error:
             problems.append(str(error))
             continue

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +19,15 @@ Table = Mapping[str, Array]
 NEEDED = ("frame", "total_reward")
 # of a table: 320 MB in memory, a million rows of 40 columns
 MAX_NUMBERS = 40_000_000
-_MAX_ROW_BYTES = 1 << 20
+MAX_ROW_BYTES = 1 << 20
 _PIECE = 1 << 18
 _PLAIN = b"0123456789+-.eE,\n"
 
 
-def read_session_table(path: Path) -> dict[str, Array]:
+def read_session_table(path: Path, read: Callable[[Path], dict[str, Array]] | None = None) -> dict[str, Array]:
     """The table of a session; raises if it cannot be read or lacks a required column."""
     try:
-        table = read_table(path)
+        table = (read or read_table)(path)
     except (OSError, ValueError, UnicodeDecodeError) as error:
         raise RunFolderError(f"{path.name} is left out: {error}") from None
     missing = [name for name in NEEDED if name not in table]
@@ -46,9 +46,9 @@ def read_table(path: Path) -> dict[str, Array]:
     for lines in _read_lines(path):
         if header is None:
             first, _, lines = lines.partition(b"\n")
-            header = next(_split(first), [])
+            header = next(split_cells(first), [])
         if header:
-            blocks.append(_parse(lines, len(header)))
+            blocks.append(parse_rows(lines, len(header)))
             count += blocks[-1].size
         if count > MAX_NUMBERS:
             raise ValueError(f"it holds more than {MAX_NUMBERS:,} numbers")
@@ -74,11 +74,11 @@ def _read_lines(path: Path) -> Iterator[bytes]:
                 yield rest + lines + end
                 rest = b""
             rest += piece
-            if len(rest) > _MAX_ROW_BYTES:
-                raise ValueError(f"it has a row of more than {_MAX_ROW_BYTES:,} bytes")
+            if len(rest) > MAX_ROW_BYTES:
+                raise ValueError(f"it has a row of more than {MAX_ROW_BYTES:,} bytes")
 
 
-def _parse(lines: bytes, num_column: int) -> Array:
+def parse_rows(lines: bytes, num_column: int) -> Array:
     """The numbers of lines, a row each; rows with more or fewer cells are dropped, and an empty cell is NaN."""
     text = lines.replace(b"\r\n", b"\n").removesuffix(b"\n")
     if text.translate(None, _PLAIN):
@@ -98,11 +98,11 @@ def _parse(lines: bytes, num_column: int) -> Array:
 
 def _parse_any(lines: bytes, num_column: int) -> Array:
     """The same with quotes, spaces and so on; slower, and it names a cell that is not a number."""
-    rows = [[float(cell or "nan") for cell in row] for row in _split(lines) if len(row) == num_column]
+    rows = [[float(cell or "nan") for cell in row] for row in split_cells(lines) if len(row) == num_column]
     return np.array(rows).reshape(-1, num_column)
 
 
-def _split(lines: bytes) -> Iterator[list[str]]:
+def split_cells(lines: bytes) -> Iterator[list[str]]:
     try:
         yield from csv.reader(io.StringIO(lines.decode(), newline=""))
     except csv.Error as error:

@@ -23,7 +23,7 @@ def test_the_oldest_and_newest_torch_come_from_the_project(tmp_path, monkeypatch
     (tmp_path / "pyproject.toml").write_text(project.format("torch>=2.13,<2.16"))
     assert check_wheel.read_torch_versions() == ("2.13", "2.15")
     (tmp_path / "pyproject.toml").write_text(project.format("torch==2.13.0"))
-    with pytest.raises(SystemExit, match="is not torch>=A.B,<C.D"):
+    with pytest.raises(SystemExit, match=r"is not torch>=A\.B,<C\.D"):
         check_wheel.read_torch_versions()
 
 

@@ -24,8 +24,8 @@ export class Looks {
   }
 
   look(run, session) {
-    const { color, dash } = this.runs[run];
-    if (session === null) return { color, dash: this.isSingle ? "" : dash, width: 2.4, opacity: 1 };
+    const { color, dash, width = 2.4 } = this.runs[run];
+    if (session === null) return { color, dash: this.isSingle ? "" : dash, width, opacity: 1 };
     const places = this.places[run];
     // a lone session stands for its run
     if (!this.isSingle) return places.length < 2 ? { color, dash, width: 2.4, opacity: 1 } : { color, dash, width: 0.9, opacity: 0.55 };

@@ -50,8 +50,8 @@ function search() {
       make("p", { class: "muted small", text: "The share of the ranking of trials that each key explains by itself. With few trials it is a hint." })) : null,
     found.parallel ? section("Values and score", drawn(scatter(found.parallel, bestColor)),
       make("p", { class: "muted small", text: "Every dot is a trial: large the best, filled those that are done, hollow those that were stopped early. A pointer names it." }),
-      drawn(parallel(found.parallel, bestColor)),
-      make("p", { class: "muted small", text: "Every line is a trial: bold the best, solid those that are done, dashed those that were stopped early." })) : null,
+      drawn(parallel(found.parallel)),
+      make("p", { class: "muted small", text: "Every line is a trial in the colour of its score: bold the best, solid those that are done, dashed those that were stopped early." })) : null,
     isBest ? make("h1", { class: "part", text: `Best trial: ${found.best}` }) : null,
   ];
 }

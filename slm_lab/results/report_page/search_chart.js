@@ -2,6 +2,8 @@ import { draw, make } from "./dom.js";
 import { short } from "./number.js";
 
 const trialColor = ({ is_best, is_done }, best) => (is_best && best ? best : is_done ? "var(--ink)" : "var(--muted)");
+// the colour of a score, from 0 for the lowest to 1 for the highest
+export const scaleColor = (share) => `color-mix(in oklab, var(--scale-high) ${Math.round(share * 100)}%, var(--scale-low))`;
 // the best last, so that it lies above
 const inLayers = (trials) => [...trials].sort((one, other) => one.is_best - other.is_best || one.is_done - other.is_done);
 
@@ -43,8 +45,8 @@ export function scatter({ axes, lines }, bestColor) {
   };
 }
 
-// a line per trial across the searched keys to its score
-export function parallel({ axes, lines }, bestColor) {
+// a line per trial across the searched keys to its score, whose colour it has
+export function parallel({ axes, lines }) {
   const figure = make("figure", { class: "chart", "data-chart": "parallel" });
   const scroll = make("div", { class: "scroll" }, figure);
   let width = 900;
@@ -57,7 +59,7 @@ export function parallel({ axes, lines }, bestColor) {
     const toY = (place) => 12 + (1 - place) * (height - 50);
     for (const line of inLayers(lines)) {
       const path = draw("path", { class: "curve trial", "data-trial": line.trial, d: "M" + line.places.map((place, i) => `${toX(i).toFixed(1)},${toY(place).toFixed(1)}`).join("L"), "stroke-width": line.is_best ? 3 : 1.3 }, svg);
-      path.style.stroke = trialColor(line, bestColor);
+      path.style.stroke = scaleColor(line.places[axes.length - 1]);
       if (!line.is_done) path.setAttribute("stroke-dasharray", "3 3");
       draw("title", {}, path).textContent = line.text;
     }
@@ -67,6 +69,12 @@ export function parallel({ axes, lines }, bestColor) {
       draw("text", { class: "tick", x: toX(i), y: height - 14, "text-anchor": i === 0 ? "start" : "middle" }, svg).textContent = name;
       for (const [place, text] of marks) draw("text", { class: "tick halo", x: toX(i) + 5, y: toY(place), dy: "0.32em" }, svg).textContent = last ? short(Number(text)) : text;
     });
+    // the colour bar, beside the axis of the score
+    const steps = 24;
+    for (let step = 0; step < steps; step++) {
+      const bar = draw("rect", { class: "scale", x: toX(axes.length - 1) - 8, width: 8, y: toY((step + 1) / steps), height: toY(0) - toY(1 / steps) + 0.5 }, svg);
+      bar.style.fill = scaleColor((step + 0.5) / steps);
+    }
     figure.replaceChildren(svg);
   };
   return { element: scroll, measure, render };

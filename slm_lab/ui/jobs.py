@@ -1,0 +1,149 @@
+"""Runs that the page starts: processes of their own, which outlive the server and are stopped by it alone."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slm_lab.lib.data import Document
+from slm_lab.lib.errors import LabError
+from slm_lab.lib.io import write_text
+from slm_lab.lib.parent import VARIABLE
+from slm_lab.lib.secret import redact
+from slm_lab.spec.reader import printable
+
+MAX_RUNNING = 8
+MAX_OUTPUT = 20_000
+_FOLDER = re.compile(r"\| Run folder (.+)$", re.M)
+
+
+@dataclass
+class Job:
+    """A process that the server has started."""
+
+    number: int
+    title: str
+    command: list[str]
+    process: subprocess.Popen[bytes]
+    output: Path
+    started: float
+    # the run folder, once it is known
+    folder: Path | None
+    is_stopped: bool = False
+
+    @property
+    def state(self) -> str:
+        """How it is: running, stopping, or how it ended."""
+        code = self.process.poll()
+        if code is None:
+            return "stopping" if self.is_stopped else "running"
+        return "stopped" if self.is_stopped else "done" if code == 0 else "failed"
+
+    def read_output(self) -> str:
+        """The end of what it has printed."""
+        data = self.output.read_bytes()[-MAX_OUTPUT:]
+        return redact(data.decode(errors="replace"))
+
+    def find_folder(self) -> Path | None:
+        """The run folder, which the command names when it has made it."""
+        if self.folder is None and (match := _FOLDER.search(self.read_output())) is not None:
+            self.folder = Path(match[1].strip())
+        return self.folder
+
+
+class Jobs:
+    """All processes of one start of the server."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self._jobs: list[Job] = []
+        self._lock = threading.Lock()
+        self._folder: Path | None = None
+
+    def start_spec(self, text: str, name: str, mode: str) -> Job:
+        """Train or search a spec, given as text that is known to be valid."""
+        with self._lock:
+            number = len(self._jobs)
+        # the run keeps a copy of its own
+        file = self._find_folder() / f"{number}" / f"{name}.yaml"
+        write_text(file, text)
+        return self._start(f"{mode} {name}", ["run", str(file), name, mode], None)
+
+    def resume(self, path: Path, changes: Sequence[str]) -> Job:
+        """Resume a run or a search, or make a run longer."""
+        for job in self.get_running():
+            if job.find_folder() is not None and job.find_folder() == path:
+                raise LabError(f"{path.name} is running already")
+        words = [word for change in changes for word in ("-s", change)]
+        return self._start(f"resume {path.name}", ["resume", str(path), *words], path)
+
+    def _find_folder(self) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="slm_lab_ui_"))
+        return self._folder
+
+    def _start(self, title: str, words: Sequence[str], folder: Path | None) -> Job:
+        if len(self.get_running()) >= MAX_RUNNING:
+            raise LabError(f"{MAX_RUNNING} runs that this page has started are running; stop one first")
+        command = [sys.executable, "-m", "slm_lab.cli", *words, "--data-dir", str(self.data_dir)]
+        with self._lock:
+            number = len(self._jobs)
+            output = self._find_folder() / f"{number}.log"
+            environment = {key: value for key, value in os.environ.items() if key != VARIABLE}
+            with output.open("wb") as file:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    # Ctrl-C of the server is not meant for it
+                    start_new_session=True,
+                )
+            job = Job(number, title, command, process, output, time.time(), folder)
+            self._jobs.append(job)
+        return job
+
+    def get_running(self) -> list[Job]:
+        """The processes that have not ended."""
+        with self._lock:
+            return [job for job in self._jobs if job.process.poll() is None]
+
+    def find_job(self, path: Path) -> Job | None:
+        """The process that trains a run."""
+        return next((job for job in self.get_running() if _is_same(job.find_folder(), path)), None)
+
+    def stop(self, number: int) -> Job:
+        """Ask a process to save and end."""
+        with self._lock:
+            if not 0 <= number < len(self._jobs):
+                raise LabError(f"there is no process {number} that this page has started")
+            job = self._jobs[number]
+        if job.process.poll() is None:
+            job.is_stopped = True
+            job.process.send_signal(signal.SIGTERM)
+        return job
+
+    def describe(self) -> list[Document]:
+        """All processes, the newest first."""
+        with self._lock:
+            jobs = self._jobs[::-1]
+        return [self._describe(job) for job in jobs]
+
+    def _describe(self, job: Job) -> Document:
+        folder = job.find_folder()
+        known = {"number": job.number, "title": printable(job.title), "state": job.state, "started": job.started}
+        id_ = os.path.relpath(folder.resolve(), self.data_dir) if folder is not None else None
+        return known | {"run": id_, "command": shlex.join(["slm-lab", *job.command[3:]]), "output": job.read_output()}
+
+
+def _is_same(one: Path | None, other: Path) -> bool:
+    return one is not None and one.resolve() == other.resolve()

@@ -1,0 +1,203 @@
+"""The pages of `slm-lab ui` in a real browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from slm_lab.lib.io import write_json, write_yaml
+from slm_lab.results.folder import RunFolder
+from test.results.sample import make_spec, make_table, write_run, write_table
+from test.ui.conftest import Look, Served, serve
+
+LIVE_MS = 2000
+
+
+def make_shipped_spec(algorithm: str = "PPO", **env: object) -> dict[str, object]:
+    spec = make_spec(algorithm)
+    return spec | {"env": spec["env"] | env, "meta": {"max_session": 2}}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Runs, a search and an experiment that never trained."""
+    data = tmp_path_factory.mktemp("data")
+    tables = {session: make_table(60, seed=session) for session in range(4)}
+    evals = {session: make_table(5, 6000, seed=session) for session in range(4)}
+    write_run(data / "one", tables, evals, spec=make_shipped_spec())
+    write_run(data / "two", {s: make_table(60, seed=9 + s, level=90.0) for s in range(4)}, spec=make_shipped_spec("SARSA"))
+    flat = {0: make_table(60, level=21.0, entropy=make_table(60)["lr"] * 0 + 1e-3)}
+    write_run(data / "flat", flat, spec=make_shipped_spec())
+    write_run(data / "live", {0: make_table(20), 1: make_table(20, seed=1)}, spec=make_shipped_spec(), has_end=False)
+    for label, env in (("ppo", "cartpole"), ("ppo", "acrobot"), ("a2c", "cartpole"), ("a2c", "acrobot")):
+        name = {"cartpole": "CartPole-v1", "acrobot": "Acrobot-v1"}[env]
+        spec = make_spec({"ppo": "PPO", "a2c": "ActorCritic"}[label], name)
+        write_run(data / "grid" / f"{label}_{env}", {s: make_table(seed=s) for s in range(3)}, spec=spec)
+    with serve(data) as served:
+        yield served
+
+
+def append_row(path: Path, frame: float, reward: float) -> None:
+    """Append a row to a table of `make_table`, as a run does."""
+    columns = path.read_text().partition("\n")[0].split(",")
+    values = {"frame": frame, "total_reward": reward, "opt_step": 1.0, "wall_t": frame}
+    with path.open("a") as file:
+        file.write(",".join(str(values.get(name, 1.0)) for name in columns) + "\n")
+
+
+# --- runs
+
+
+def test_runs_are_listed_sorted_and_filtered(served: Served, look: Look) -> None:
+    shown = look(served)
+    page = shown.page
+    expect(page.locator("[data-run]")).to_have_count(9)
+    expect(page.locator('[data-run="one"] .pill')).to_have_text("done")
+    expect(page.locator('[data-run="live"] .pill')).to_have_text("stopped")
+    expect(page.locator('[data-run="one"] .c-score')).to_contain_text("[")
+    page.get_by_role("button", name="score").click()
+    expect(page.locator("[data-run]").first).to_have_attribute("data-run", "one")
+    page.get_by_role("button", name="score").click()
+    expect(page.locator("[data-run]").first).to_have_attribute("data-run", "flat")
+    page.keyboard.press("/")
+    page.keyboard.type("sarsa")
+    expect(page.locator("[data-run]")).to_have_count(1)
+    page.get_by_label("Filter runs").fill("")
+    page.get_by_label("Group by").select_option("env")
+    expect(page.locator(".row.group strong")).to_contain_text(["CartPole-v1"])
+    page.get_by_label("Group by").select_option("none")
+
+
+def test_keys_move_open_choose_and_explain(served: Served, look: Look) -> None:
+    page = look(served).page
+    expect(page.locator("[data-run]")).to_have_count(9)
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    expect(page.locator(".row.at")).to_have_count(1)
+    chosen = page.locator(".row.at").get_attribute("data-run")
+    page.keyboard.press("?")
+    expect(page.locator("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("t")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{served.origin}/#/{'experiment' if chosen == 'grid' else 'run'}/{(chosen or '').replace('/', '%2F')}")
+
+
+def test_tags_and_notes_are_kept_beside_the_run(served: Served, look: Look) -> None:
+    page = look(served, "run/two").page
+    page.get_by_label("Tags").fill("baseline, <b>bold</b>")
+    page.get_by_label("Note", exact=True).fill("the <i>second</i> one")
+    page.get_by_label("Note", exact=True).blur()
+    expect(page.get_by_text("saved in notes.json")).to_be_visible()
+    assert '"baseline"' in (served.data_dir / "two" / "notes.json").read_text()
+    page.goto(f"{served.origin}/#/")
+    expect(page.locator('[data-run="two"] .tag')).to_have_text(["baseline", "<b>bold</b>"])
+
+
+# --- a run
+
+
+def test_a_run_has_curves_that_can_be_hidden(served: Served, look: Look) -> None:
+    shown = look(served, "run/one")
+    expect(shown.page.locator('[data-chart="train"] path.curve')).to_have_count(5)
+    assert set(shown.curves("train")) == {"0/mean", "0/0", "0/1", "0/2", "0/3"}
+    shown.click("0/2")
+    assert set(shown.curves("train")) == {"0/mean", "0/0", "0/1", "0/3"}
+    expect(shown.page.locator('[data-chart="train"] path.band')).to_have_count(1)
+    shown.click("0/band")
+    expect(shown.page.locator('[data-chart="train"] path.band')).to_have_count(0)
+    assert shown.page.locator('[data-chart="train"] circle.evaluation').count() >= 5
+    # the cursor of one chart is that of all
+    shown.page.locator('[data-chart="train"] svg').hover()
+    assert shown.page.locator(".cross").count() > 1
+    shown.page.get_by_label("Show a column").select_option("fps")
+    expect(shown.page.locator('[data-chart="column fps"] path.curve').first).to_be_visible()
+
+
+def test_a_new_row_is_shown_within_two_seconds(served: Served, look: Look) -> None:
+    shown = look(served, "run/live")
+    chart = shown.page.locator('[data-chart="train"] path[data-curve="0/0"]')
+    expect(chart).to_be_visible()
+    expect(shown.page.locator(".live")).to_have_class("live on")
+    points = shown.curves("train")["0/0"]
+    for number in range(3):
+        append_row(served.data_dir / "live/info/demo_t0_s0_session_df_train.csv", 10_500 + number * 500, 100)
+        shown.page.wait_for_function(
+            f"document.querySelector('[data-chart=\"train\"] path[data-curve=\"0/0\"]').getAttribute('d').split('L').length === {points + number + 1}",
+            timeout=LIVE_MS,
+        )
+
+
+def test_the_doctor_speaks_under_the_curve_it_means(served: Served, look: Look) -> None:
+    page = look(served, "run/flat").page
+    finding = page.locator('.small-chart:has([data-chart="entropy"]) .symptom')
+    expect(finding).to_contain_text("entropy collapsed early")
+    expect(page.locator(".findings")).to_contain_text("entropy collapsed early")
+
+
+def test_tabs_show_log_spec_and_files(served: Served, look: Look) -> None:
+    log = served.data_dir / "one" / "log" / "demo_t0_s0.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("first line\n<b>second</b> line\n")
+    page = look(served, "run/one").page
+    expect(page.get_by_label("Log", exact=True)).to_contain_text("<b>second</b> line")
+    page.get_by_role("tab", name="Spec").click()
+    expect(page.locator(".tab-body")).to_contain_text("gamma: 0.99")
+    page.get_by_role("tab", name="Time").click()
+    expect(page.locator(".tab-body")).to_contain_text("update")
+    page.get_by_role("tab", name="Files").click()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="info/demo_t0_s0_session_df_train.csv").click()
+    assert download.value.suggested_filename == "demo_t0_s0_session_df_train.csv"
+    assert Path(download.value.path()).read_bytes() == (
+        served.data_dir / "one/info/demo_t0_s0_session_df_train.csv"
+    ).read_bytes()
+
+
+# --- several runs
+
+
+def test_runs_are_compared(served: Served, look: Look) -> None:
+    shown = look(served)
+    page = shown.page
+    for name in ("one", "two"):
+        page.get_by_label(f"Choose {name}", exact=True).check()
+    page.keyboard.press("c")
+    expect(page.get_by_role("heading", name="2 runs side by side")).to_be_visible()
+    expect(page.locator('[data-chart="train"] path.curve')).to_have_count(2)
+    assert set(shown.curves("train")) == {"0/mean", "1/mean"}
+    shown.click("1/all")
+    assert len(shown.curves("train")) == 6
+    assert "probability of improvement 0.00" in shown.text()
+    assert "agent.algorithm.name" in shown.text()
+
+
+def test_an_experiment_is_a_matrix(served: Served, look: Look) -> None:
+    shown = look(served, "experiment/grid")
+    expect(shown.page.locator(".matrix-cell path[data-curve='0/mean']")).to_have_count(4)
+    assert "Over all envs" in shown.text()
+
+
+@pytest.mark.parametrize("place", ["", "run/one", "compare/one/two", "experiment/grid"])
+def test_pages_fit_a_phone(served: Served, look: Look, place: str) -> None:
+    page = look(served, place, width=400).page
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+
+
+def test_an_unknown_page_says_so(served: Served, browser) -> None:
+    page = browser.new_page()
+    page.goto(f"{served.origin}/#/run/nothing")
+    expect(page.locator("#main")).to_contain_text("there is no run 'nothing'")
+    page.close()
+
+
+def test_a_run_that_appears_and_goes_is_followed(served: Served, look: Look) -> None:
+    page = look(served).page
+    expect(page.locator("[data-run]")).to_have_count(9)
+    write_run(served.data_dir / "newcomer", {0: make_table()}, spec=make_shipped_spec())
+    expect(page.locator('[data-run="newcomer"] .pill')).to_have_text("done")
