@@ -272,7 +272,7 @@ class Session:
         self._add_event("on_row", row)
         evaluated = self.evaluation.tracker
         numbers = {name: row[name] for name in ("fps", "total_reward", "total_reward_ma")}
-        self._tell(**numbers, eval_reward=evaluated.last("total_reward") if evaluated.rows else math.nan)
+        self._tell("row", **numbers, eval_reward=evaluated.last("total_reward") if evaluated.rows else math.nan)
 
     def _evaluate(self) -> None:
         row = self.evaluation.run(self._clock(), self.should_stop)
