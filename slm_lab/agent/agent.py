@@ -5,6 +5,7 @@ import torch
 
 from slm_lab.agent.action.build import build_family
 from slm_lab.agent.action.mask import ActionMask
+from slm_lab.agent.action.sde import use_state_noise
 from slm_lab.agent.algorithm.base import Act, Carry, Context, Metrics
 from slm_lab.agent.learn.gradient import ADVICE, GradientFaultError, Guard
 from slm_lab.agent.memory.batch import Transition
@@ -56,6 +57,7 @@ class Agent:
         check_names({"agent.net": spec.agent.net, "agent.critic_net": spec.agent.critic_net}, facts.parts)
         config = spec.agent.algorithm
         family = build_family(facts.action_space, config.action_pdtype, config.actions)
+        family = family if config.state_noise is None else use_state_noise(family)
         family.is_masked = mask is not None
         has_goal = isinstance(spec.agent.memory, HindsightReplaySpec)
         # initial weights come from torch's global generator; nothing after them does, but for dropout layers

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from slm_lab.spec.critic import DiscreteCritic, EnsembleCritic, ValueCritic, find_ensemble_conflicts
 from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.sde import SDESpec, StateNoise
 from slm_lab.spec.types import (
     Bool,
     Float,
@@ -65,6 +66,11 @@ class AlgorithmSpec(Model):
     has_critic: ClassVar[bool] = True
     # memories that it learns from, where not all of its kind will do
     memories: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def state_noise(self) -> SDESpec | None:
+        """Noise that depends on the state, where it has such a key and that is given."""
+        return None
 
     def calc_utd(self, num_envs: int) -> float:
         """Gradient steps per frame, the update-to-data ratio; 0 if nothing is learned or it is unknown."""
@@ -139,7 +145,7 @@ class ReinforceSpec(EveryBatchSpec):
     entropy_coef_spec: Schedule = Field(0.0, description="Weight of the entropy bonus.")
 
 
-class ActorCriticSpec(EveryBatchSpec):
+class ActorCriticSpec(StateNoise, EveryBatchSpec):
     """Advantage actor-critic (A2C) with GAE, n-step or full returns."""
 
     name: Literal["ActorCritic"] = "ActorCritic"
@@ -182,7 +188,7 @@ class ActorCriticSpec(EveryBatchSpec):
         return ("training_frequency",) if memory == "OnPolicyBatchReplay" else ()
 
 
-class PPOSpec(OnPolicySpec):
+class PPOSpec(StateNoise, OnPolicySpec):
     """Proximal policy optimisation with a clipped surrogate objective."""
 
     name: Literal["PPO"] = "PPO"
@@ -322,7 +328,7 @@ class EntropyAnneal(Model):
     frames: PositiveInt = Field(description="Frame at which end_ratio is reached.")
 
 
-class SoftActorCriticSpec(OffPolicySpec):
+class SoftActorCriticSpec(StateNoise, OffPolicySpec):
     """Soft actor-critic, for continuous and for discrete actions."""
 
     name: Literal["SoftActorCritic"] = "SoftActorCritic"

@@ -294,8 +294,7 @@ class Normal(ActionFamily):
         self.action_shape = (size,)
         self.action_dtype = torch.float32
 
-    @staticmethod
-    def split(param: Tensor) -> tuple[Tensor, Tensor]:
+    def split(self, param: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and bounded log std."""
         mean, log_std = param.chunk(2, -1)
         return mean, bound_log_std(log_std)
@@ -378,7 +377,7 @@ class SquashedNormal(TanhNormal):
 def bound_log_std(log_std: Tensor) -> Tensor:
     """A clamp whose gradient passes beyond a bound too where it leads back; otherwise nothing would ever lead back."""
     bounded = log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
-    if not log_std.requires_grad:
+    if not log_std.requires_grad or not torch.is_grad_enabled():
         return bounded
     passed = log_std.clone()
     passed.register_hook(

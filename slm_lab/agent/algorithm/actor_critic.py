@@ -38,7 +38,7 @@ class ActorCritic(OnPolicy[ActorCriticSpec]):
         self.modules = {"net": self.net}
         self.value_loss = MEAN_LOSSES[spec.critic.loss_spec.name]
         self.step = context.build_step(self.calc_loss, *self.learners.values(), samples=[])
-        self.policy = build_policy(context.family, self.config)
+        self.policy = self.with_sde(build_policy(context.family, self.config), self.net.actor)
         self.explore = context.build_function(self._explore, self.net)
         self.target_scale = TargetScale(self.config.normalize_v_targets)
 

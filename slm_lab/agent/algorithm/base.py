@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from slm_lab.agent.action.distribution import ActionFamily
 from slm_lab.agent.action.mask import ActionMask
 from slm_lab.agent.action.policy import Policy
+from slm_lab.agent.action.sde import StateNoise
 from slm_lab.agent.algorithm.curiosity import RND_METRICS, Curiosity
 from slm_lab.agent.learn.functional import NetFunction
 from slm_lab.agent.learn.gradient import ADVICE, MEAN, CalcLoss, GradientStep, Guard, Report
@@ -21,11 +22,12 @@ from slm_lab.agent.memory.batch import Rollout, Transition
 from slm_lab.agent.memory.build import build_on_policy, build_replay
 from slm_lab.agent.memory.replay import Replay, Setting
 from slm_lab.agent.memory.rollout import RolloutSetting
+from slm_lab.agent.net.model import OutputNet
 from slm_lab.env.goal import Goal
 from slm_lab.env.layout import ObsPart
 from slm_lab.lib.data import State
 from slm_lab.lib.due import Due
-from slm_lab.lib.errors import DivergenceError
+from slm_lab.lib.errors import DivergenceError, SpecError
 from slm_lab.spec.algorithm import AlgorithmSpec, OffPolicySpec, OnPolicySpec
 from slm_lab.spec.net import NetSpec
 from slm_lab.spec.schema import AgentSpec
@@ -150,6 +152,8 @@ class Algorithm(ABC, Generic[Config]):
         self.replays: dict[str, Replay] = {}
         # the batch of the last update, for algorithms that learn from each batch once
         self.rollout: Rollout | None = None
+        # noise that depends on the state, where the policy explores by it
+        self.sde: StateNoise | None = None
 
     @classmethod
     def for_actions(cls, family: ActionFamily) -> type["Algorithm[Any]"]:
@@ -166,6 +170,17 @@ class Algorithm(ABC, Generic[Config]):
             self.modules[f"target_{name}"] = target.net
             self.targets.append(target)
         return learner
+
+    def with_sde(self, policy: Policy, actor: OutputNet) -> Policy:
+        """The policy, or one with noise that depends on the state where the config asks for it."""
+        spec, context = self.config.state_noise, self.context
+        if spec is None:
+            return policy
+        if policy is not context.family:
+            raise SpecError("agent.algorithm.action_policy: sde is a policy itself; use default, or remove sde")
+        sizes = (context.num_envs, actor.linear.in_features)
+        self.sde = StateNoise(context.family, *sizes, spec.sample_frequency, context.act_generator)
+        return self.sde
 
     # --- acting
 
@@ -242,6 +257,7 @@ class Algorithm(ABC, Generic[Config]):
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "opt_step": self.opt_step,
             "frame": self.frame,
+            **({} if self.sde is None else {"sde": self.sde.state_dict()}),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -251,6 +267,8 @@ class Algorithm(ABC, Generic[Config]):
             optimizer.load_state_dict(state["optimizers"][name])
         self.opt_step = int(state["opt_step"])
         self.frame = int(state["frame"])
+        if self.sde is not None:
+            self.sde.load_state_dict(state["sde"])
 
     def estimate_growth(self, num_frame: int) -> int:
         """About how many bytes `state_dict` grows by within `num_frame` frames."""
@@ -318,6 +336,8 @@ class OnPolicy(Algorithm[RolloutConfig]):
         self.memory.add(step)
         if self.auxiliary is not None:
             self.auxiliary.observe(step)
+        if self.sde is not None:
+            self.sde.advance()
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
@@ -375,6 +395,8 @@ class OffPolicy(Algorithm[ReplayConfig]):
 
     def observe(self, step: Transition) -> None:
         self.memory.add(step)
+        if self.sde is not None:
+            self.sde.advance()
 
     @property
     def is_ready(self) -> bool:

@@ -33,7 +33,7 @@ class TargetScale:
 def build_actor_critic(spec: AgentSpec, context: Context) -> tuple[ActorCriticNet, dict[str, Learner[Any]]]:
     """Actor and critic with an optimiser each, or one for both where they share a body."""
     size, is_gaussian = context.family.param_size, context.is_gaussian
-    net = ActorCriticNet(spec.net, context.obs_shape, size, is_gaussian, context.parts)
+    net = ActorCriticNet(spec.net, context.obs_shape, size, is_gaussian, context.parts, spec.algorithm.state_noise)
     if spec.net.shared:
         return net, {"net": Learner(net, spec.net, context.device)}
     actor = Learner(net.actor, spec.actor, context.device)

@@ -102,7 +102,7 @@ class PPO(OnPolicy[PPOSpec]):
         self.modules = {"net": self.net}
         self.value_loss = ELEMENT_LOSSES[spec.critic.loss_spec.name]
         self.step = context.build_step(self.calc_loss, *self.learners.values(), samples=["log_ratio"])
-        self.policy = build_policy(context.family, self.config)
+        self.policy = self.with_sde(build_policy(context.family, self.config), self.net.actor)
         self.explore = context.build_function(self._explore, self.net)
         self.target_scale = TargetScale(self.config.normalize_v_targets)
         # running 5th and 95th percentile of the advantages, with normalize_advantages: percentile

@@ -72,7 +72,8 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         super().__init__(spec, context)
         family, device = context.family, context.device
         actor_spec, critic_spec = spec.actor, spec.critic
-        self.net = PolicyNet(actor_spec, context.obs_shape, family.param_size, context.is_gaussian, context.parts)
+        shapes = (context.obs_shape, family.param_size, context.is_gaussian, context.parts)
+        self.net = PolicyNet(actor_spec, *shapes, self.config.state_noise)
         size = family.param_size if self.is_discrete else math.prod(family.action_shape)
         element_loss = ELEMENT_LOSSES[critic_spec.loss_spec.name]
         self.head = build_head(
@@ -98,7 +99,7 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         self.critic_step = context.build_step(self.calc_critic_loss, self.critic, frozen=frozen, samples=["td_error"])
         learners = [learner for learner in self.learners.values() if learner is not self.critic]
         self.actor_step = context.build_step(self.calc_actor_alpha_loss, *learners, frozen=[self.critic], samples=[])
-        self.policy = family
+        self.policy = self.with_sde(family, self.net)
         self.explore = context.build_function(self._explore, self.net)
         # of the last update of the actor, which `policy_delay` makes rarer than those of the critics
         self.actor_report: Report = {}

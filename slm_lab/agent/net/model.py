@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.action.distribution import bound_log_std
 from slm_lab.agent.net.activation import build_activation
 from slm_lab.agent.net.build import build_body
 from slm_lab.agent.net.head import Head, ImplicitHead, calc_middles
@@ -15,6 +16,7 @@ from slm_lab.agent.net.recurrent import RecurrentBody
 from slm_lab.env.layout import ObsPart
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.net import ConvNetSpec, DuelingConvNetSpec, DuelingMLPNetSpec, MLPNetSpec, NetSpec
+from slm_lab.spec.sde import SDESpec
 
 Carry = Tensor | None
 # outputs (..., P) and observations (..., D) -> the outputs, where forbidden actions are out of reach
@@ -168,18 +170,32 @@ class OutputNet(nn.Module):
 
 
 class PolicyNet(OutputNet):
-    """Parameters of an action distribution; with `log_std_init` the log std does not depend on the observation."""
+    """Parameters of an action distribution; with `log_std_init` the log std does not depend on the observation.
+
+    With `sde` it depends on the features by a matrix of log stds, which does not train the features.
+    """
 
     def __init__(
-        self, spec: NetSpec, obs_shape: tuple[int, ...], param_size: int, is_gaussian: bool, parts: Parts = ()
+        self,
+        spec: NetSpec,
+        obs_shape: tuple[int, ...],
+        param_size: int,
+        is_gaussian: bool,
+        parts: Parts = (),
+        sde: SDESpec | None = None,
     ) -> None:
         if spec.log_std_init is not None and not is_gaussian:
             raise SpecError("agent.net.log_std_init: only a Normal or TanhNormal policy has a log std; remove it")
         start = spec.log_std_init
-        super().__init__(
-            for_acting(spec, parts), obs_shape, param_size if start is None else param_size // 2, parts=parts
-        )
+        if start is not None and sde is not None:
+            raise SpecError("agent.net.log_std_init: the stds of sde begin at its own log_std_init; remove it")
+        is_whole = start is None and sde is None
+        super().__init__(for_acting(spec, parts), obs_shape, param_size if is_whole else param_size // 2, parts=parts)
         self.log_std = None if start is None else nn.Parameter(torch.full((param_size // 2,), start))
+        self.feature_log_std = None
+        if sde is not None:
+            shape = (self.linear.in_features, param_size // 2)
+            self.feature_log_std = nn.Parameter(torch.full(shape, sde.log_std_init))
 
     def forward(self, obs: Tensor) -> Tensor:
         return self.from_features(self.body(obs), obs)
@@ -188,6 +204,9 @@ class PolicyNet(OutputNet):
         out = self.head(features)
         if self.log_std is not None:
             return torch.cat([out, self.log_std.expand_as(out)], -1)
+        if self.feature_log_std is not None:
+            scaled = features.detach().unsqueeze(-1) * bound_log_std(self.feature_log_std).exp()
+            return torch.cat([out, scaled.flatten(-2)], -1)
         return out if self.mask is None else self.mask(out, obs)
 
 
@@ -195,11 +214,17 @@ class ActorCriticNet(nn.Module):
     """Actor and critic, on bodies of their own or on one they share."""
 
     def __init__(
-        self, spec: NetSpec, obs_shape: tuple[int, ...], param_size: int, is_gaussian: bool, parts: Parts = ()
+        self,
+        spec: NetSpec,
+        obs_shape: tuple[int, ...],
+        param_size: int,
+        is_gaussian: bool,
+        parts: Parts = (),
+        sde: SDESpec | None = None,
     ) -> None:
         super().__init__()
         self.is_shared = spec.shared
-        self.actor = PolicyNet(spec.for_role("actor"), obs_shape, param_size, is_gaussian, parts)
+        self.actor = PolicyNet(spec.for_role("actor"), obs_shape, param_size, is_gaussian, parts, sde)
         body = self.actor.body if spec.shared else None
         self.critic = OutputNet(spec.for_role("critic"), obs_shape, 1, body, parts)
         # separate nets have a slice of the hidden state each, the actor's first

@@ -164,6 +164,20 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "SoftActorCritic", **START},
         "memory": {**REPLAY, "name": "HindsightReplay", "strategy": "final", "num_goal": 1},
     },
+    "ppo_sde": {
+        **PENDULUM,
+        "algorithm": {"name": "PPO", "time_horizon": 32, "minibatch_size": 64, "training_epoch": 2, "sde": {}},
+    },
+    "a2c_sde": {
+        **PENDULUM,
+        "algorithm": {"name": "ActorCritic", "num_step_returns": 8, "sde": {"sample_frequency": 3}},
+        "net": {"shared": True},
+    },
+    "sac_sde": {
+        **PENDULUM,
+        "algorithm": {"name": "SoftActorCritic", **START, "sde": {"log_std_init": -3.0}},
+        "memory": REPLAY,
+    },
     "pqn": {
         **CARTPOLE,
         "algorithm": {"name": "PQN", "time_horizon": 16, "minibatch_size": 24},

@@ -163,6 +163,10 @@ for name, goals in (("double_dqn", "BitFlip"), ("sac", "Reach"), ("td3", "Reach"
     algorithm, _, _ = VECTOR_CASES[name]
     memory = {**REPLAY, "name": "HindsightReplay"}
     CASES[f"{name}-goals-mlp"] = {"algorithm": algorithm, "memory": memory, "env": f"probe/{goals}-v0", "net": ADAM}
+for name in ("ppo", "sac"):
+    algorithm, memory, _ = VECTOR_CASES[name]
+    both = {"algorithm": {**algorithm, "sde": {}}, "memory": memory or "OnPolicyBatchReplay"}
+    CASES[f"{name}-sde-mlp"] = {**both, **PENDULUM, "net": ADAM}
 # the smallest graph stands for all of them; the others take a minute each where nothing is on disk yet
 QUICK = ("double_dqn-mlp",)
 
