@@ -13,11 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.action.distribution import Normal, SquashedNormal
+from slm_lab.agent.action.sde import use_state_noise
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.memory.batch import Batch
+from slm_lab.agent.net.model import PolicyNet
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
 from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.net import MLPNetSpec
+from slm_lab.spec.sde import SDESpec
 
 REASON = "needs the group peer: uv run --group peer pytest test/peer"
 sb3 = pytest.importorskip("stable_baselines3", reason=REASON)
@@ -321,3 +326,48 @@ def test_the_same_weights_are_needed() -> None:
     ).amax(-1)
     theirs = torch.nn.functional.smooth_l1_loss(q, ret)
     assert abs(loss.item() - theirs.item()) > TOLERANCE
+
+
+@pytest.mark.parametrize("is_squashed", [False, True], ids=["plain", "squashed"])
+def test_sde(record_property: Any, is_squashed: bool) -> None:
+    """Actions, log probabilities, entropies and gradients of a policy with noise that depends on the state."""
+    num, num_feature, size = 64, 16, 3
+    family: Any = use_state_noise((SquashedNormal if is_squashed else Normal)(size))
+    generator = torch.Generator().manual_seed(0)
+    net_spec = MLPNetSpec(hid_layers=[num_feature], hid_layers_activation="tanh")
+    net = PolicyNet(net_spec, (4,), 2 * size, is_gaussian=True, sde=SDESpec(log_std_init=-1.0))
+    assert net.feature_log_std is not None
+    with torch.no_grad():
+        net.feature_log_std.add_(0.3 * torch.randn(num_feature, size, generator=generator))
+    matrices = torch.randn(num, num_feature, size, generator=generator)
+    obs = torch.randn(num, 4, generator=generator)
+
+    theirs = sb3.common.distributions.StateDependentNoiseDistribution(size, squash_output=is_squashed)
+    theirs.latent_sde_dim = num_feature
+    if is_squashed:
+        # see above
+        theirs.bijector.epsilon = 0.0
+    features = net.body(obs)
+    theirs.proba_distribution(net.head(features), net.feature_log_std, features)
+    theirs.sample_weights(net.feature_log_std, num)
+    theirs.exploration_matrices = net.feature_log_std.exp() * matrices
+    wanted = theirs.sample()
+
+    param = net(obs)
+    action = family.to_env(family.choose(param, matrices)).detach()
+    what = "squashed" if is_squashed else "plain"
+    assert_same(f"gSDE {what} action", action, wanted.detach(), record_property)
+    log_prob = theirs.log_prob(action)
+    log_prob.sum().backward()
+    grads_ = [parameter.grad.clone() for parameter in net.parameters()]
+    for parameter in net.parameters():
+        parameter.grad = None
+    mine = family.log_prob(param, action)
+    mine.sum().backward()
+    assert_same(f"gSDE {what} log probability", mine.detach(), log_prob.detach(), record_property)
+    for parameter, other in zip(net.parameters(), grads_, strict=True):
+        assert parameter.grad is not None
+        assert float(other.abs().max()) > 1e-3
+        assert_same(f"gSDE {what} gradient", parameter.grad / num, other / num, record_property)
+    if not is_squashed:
+        assert_same("gSDE entropy", family.entropy(param).detach(), theirs.entropy().detach(), record_property)
