@@ -1,15 +1,21 @@
 """Exports an agent: as the lab's own portable file, as ONNX, or as a program of torch."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from slm_lab.deploy.agent_file import SUFFIX, read_agent, write_agent
 from slm_lab.deploy.contract import Origin, describe_agent
+from slm_lab.deploy.graph import Graph
 from slm_lab.deploy.loading import load_with_origin
+from slm_lab.deploy.onnx_file import encode_onnx, open_onnx
+from slm_lab.deploy.parity import check_parity
+from slm_lab.deploy.program_file import encode_program, open_program
 from slm_lab.deploy.trained import TrainedAgent
 from slm_lab.lib.data import Document
 from slm_lab.lib.errors import LabError
+from slm_lab.lib.io import write_bytes
 from slm_lab.results.folder import DATA_DIR
 
 Format = Literal["slm", "onnx", "torch"]
@@ -42,7 +48,16 @@ def export_agent(
     contract = trained.contract or describe_agent(trained, origin)
     if form == "slm":
         return Exported(path, write_agent(path, trained, contract), contract)
-    raise NotImplementedError
+    # a file that is read elsewhere is computed on the CPU here, and written only if it acts the same
+    graph = Graph(trained)
+    if form == "onnx":
+        data = encode_onnx(graph, contract)
+        line = check_parity(graph, open_onnx(data, graph.output_names), "onnxruntime")
+    else:
+        data = encode_program(graph, contract)
+        line = check_parity(graph, open_program(data), "torch.export")
+    write_bytes(path, data)
+    return Exported(path, hashlib.sha256(data).hexdigest(), contract, (line,))
 
 
 def open_agent(

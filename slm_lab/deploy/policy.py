@@ -58,7 +58,7 @@ def _encode(space: GymSpace, obs: Tree, dtype: torch.dtype) -> list[Tensor]:
         columns = obs.flatten(1).unbind(1)
         pairs = zip(space.start.flatten().tolist(), space.nvec.flatten().tolist(), strict=True)
         return [_one_hot(column, *pair, dtype) for column, pair in zip(columns, pairs, strict=True)]
-    return [obs.reshape(len(obs), -1).to(dtype)]
+    return [(obs.flatten(1) if obs.dim() > 1 else obs.unsqueeze(1)).to(dtype)]
 
 
 def _one_hot(choice: Tensor, start: int, num: int, dtype: torch.dtype) -> Tensor:
@@ -125,7 +125,7 @@ class EnvAction(nn.Module):
         if isinstance(space, HybridSpace):
             pairs = zip(self.parts, space.slices, strict=True)
             return _build(space.source, [part(action[:, place]) for part, place in pairs])
-        action = action.reshape(len(action), *self.shape)
+        action = action.reshape(action.shape[0], *self.shape)
         if isinstance(space, spaces.Box):
             scaled = action * self.scale + self.center
             if self.is_whole:

@@ -146,7 +146,7 @@ def make_agent(spec: Spec, facts: EnvFacts, seed: int = 0) -> TrainedAgent:
     with torch.no_grad():
         for tensor in agent.algorithm.net.state_dict().values():
             if tensor.is_floating_point():
-                tensor.add_(0.3 * torch.rand(tensor.shape, generator=generator))
+                tensor.add_(0.2 * torch.rand(tensor.shape, generator=generator) - 0.1)
     if (stats := agent.encode.stats) is not None:
         rng = np.random.default_rng(seed)
         for _ in range(3):

@@ -155,7 +155,7 @@ class OutputNet(nn.Module):
 
     def step_body(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
         """Features (B, F) and the hidden state to go on with."""
-        carry = self.init_carry(len(obs)) if carry is None else carry
+        carry = self.init_carry(obs.shape[0]) if carry is None else carry
         assert carry is not None
         return self._recurrent.step(obs, carry)
 
@@ -253,7 +253,7 @@ class ActorCriticNet(nn.Module):
         """Distribution parameters (B, P), values (B,) and the hidden state to go on with."""
         if not self.state_size:
             return *self(obs), carry
-        actor_carry, critic_carry = self._split(carry, len(obs))
+        actor_carry, critic_carry = self._split(carry, obs.shape[0])
         features, actor_carry = self.actor.step_body(obs, actor_carry)
         param = self.actor.from_features(features, obs)
         if self.is_shared:
@@ -266,7 +266,7 @@ class ActorCriticNet(nn.Module):
         """Distribution parameters (B, P) alone; the critic's part of the hidden state stays as it is."""
         if not self.state_size:
             return self.actor(obs), carry
-        actor_carry, critic_carry = self._split(carry, len(obs))
+        actor_carry, critic_carry = self._split(carry, obs.shape[0])
         features, actor_carry = self.actor.step_body(obs, actor_carry)
         param = self.actor.from_features(features, obs)
         return param, actor_carry if self.is_shared else torch.cat([actor_carry, critic_carry], -1)
@@ -284,7 +284,7 @@ class ActorCriticNet(nn.Module):
         """Values (B,), with a recurrent net of what is seen in a hidden state."""
         if not self.state_size:
             return self.critic(obs).squeeze(-1)
-        value, _ = self.critic.step(obs, self._split(carry, len(obs))[1])
+        value, _ = self.critic.step(obs, self._split(carry, obs.shape[0])[1])
         return value.squeeze(-1)
 
 
@@ -342,7 +342,7 @@ class ImplicitQNet(QNet):
         """Quantiles at these fractions (B, K), or at evenly spaced ones."""
         features = self.body(obs)
         if fraction is None:
-            fraction = calc_middles(self.num_middle, features.device).expand(len(features), -1)
+            fraction = calc_middles(self.num_middle, features.device).expand(features.shape[0], -1)
         wave = torch.pi * torch.arange(self.embedding.in_features, device=features.device)
         embedded = self.embedding((fraction.unsqueeze(-1) * wave).cos()).relu()
         return self.head(features.unsqueeze(-2) * embedded).transpose(-1, -2)
