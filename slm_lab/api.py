@@ -25,6 +25,7 @@ from slm_lab.lib.errors import LabError
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
 from slm_lab.results.folder import DATA_DIR, open_run_folder
+from slm_lab.share.settings import HUB_PREFIX
 from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 
@@ -169,11 +170,16 @@ def load_agent(
     at: int | None = None,
     device: str | None = None,
 ) -> TrainedAgent:
-    """A trained agent: of a run folder, of a model or checkpoint file in one, or of an exported `agent.slm`.
+    """A trained agent: of a run folder, a model or checkpoint file in one, an exported `agent.slm`, or the hub.
+
+    `hub:OWNER/NAME` is a model repo, whose agent is downloaded, verified and kept in the cache.
 
     Of a run it is that of the best session or the one given; `at` takes a kept checkpoint. The env is not needed,
     except for runs of older versions. It computes on `device`; by default an exported agent on the CPU, that of a run
     where its spec says.
     """
     import_modules(imports)
+    if str(source).startswith(HUB_PREFIX):
+        # loaded only here: the hub's client takes a second
+        source = import_module("slm_lab.share.model").fetch_agent(str(source))
     return load_trained_agent(source, Path(data_dir), session, at, device)

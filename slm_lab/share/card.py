@@ -22,25 +22,31 @@ def write_card(run: Run, summary: Summary, paths: Sequence[str]) -> str:
     folder = run.path.resolve().name
     parts = [
         _front_matter(run),
-        f"# {_plain(run.label)} on {_plain(run.env_name)}",
-        _score(run, summary),
+        f"# {to_plain(run.label)} on {to_plain(run.env_name)}",
+        describe_score(run, summary),
         _pictures(paths, run),
-        _sessions(run),
+        describe_sessions(run),
         _commands(run, folder, paths, summary),
-        _origin(run),
+        describe_origin(run),
         _files(paths),
     ]
     return redact("\n\n".join(part for part in parts if part) + "\n")
 
 
-def _front_matter(run: Run) -> str:
+def list_tags(run: Run) -> list[str]:
+    """Tags as the hub spells them."""
     words = ["reinforcement-learning", "deep-reinforcement-learning", "slm-lab", run.label, run.env_name]
     tags = [tag for word in words if (tag := re.sub(r"[^a-z0-9.+-]+", "-", word.lower()).strip("-"))]
-    data = {"pretty_name": f"{run.label} on {run.env_name}", "tags": list(dict.fromkeys(tags))}
+    return list(dict.fromkeys(tags))
+
+
+def _front_matter(run: Run) -> str:
+    data = {"pretty_name": f"{run.label} on {run.env_name}", "tags": list_tags(run)}
     return f"---\n{dump_yaml(data)}---"
 
 
-def _score(run: Run, summary: Summary) -> str:
+def describe_score(run: Run, summary: Summary) -> str:
+    """The score with its interval and what it means, as a paragraph."""
     spread = run.spread
     if spread is None:
         return "No score: no episode has ended."
@@ -61,20 +67,27 @@ def _score(run: Run, summary: Summary) -> str:
 
 def _pictures(paths: Sequence[str], run: Run) -> str:
     lines = []
-    for name in _CURVES:
-        curve = f"graph/{run.name}_t{run.trial}_{name}"
-        if curve in paths:
-            lines.append(f"![Learning curve: mean and spread of the sessions]({quote(curve)})")
-            break
-    videos = [path for path in paths if path.startswith("video/")]
-    if videos:
-        # of one session the latest is the longest trained
-        last = max(videos, key=lambda path: [int(number) for number in re.findall(r"\d+", path)])
-        lines.append(f"[Video of an episode]({quote(last)})")
+    if (curve := find_curve(run, paths)) is not None:
+        lines.append(f"![Learning curve: mean and spread of the sessions]({quote(curve)})")
+    if (video := find_video(paths)) is not None:
+        lines.append(f"[Video of an episode]({quote(video)})")
     return "\n\n".join(lines)
 
 
-def _sessions(run: Run) -> str:
+def find_curve(run: Run, paths: Sequence[str]) -> str | None:
+    """The learning curve of the trial."""
+    curves = (f"graph/{run.name}_t{run.trial}_{name}" for name in _CURVES)
+    return next((curve for curve in curves if curve in paths), None)
+
+
+def find_video(paths: Sequence[str], suffix: str = "") -> str | None:
+    """The latest video, which shows the longest trained agent."""
+    videos = [path for path in paths if path.startswith("video/") and path.endswith(suffix)]
+    return max(videos, key=lambda path: [int(number) for number in re.findall(r"\d+", path)], default=None)
+
+
+def describe_sessions(run: Run) -> str:
+    """The score of every session, as a table."""
     rows = ["| session | score | total_reward_ma (mean of the last 100 checkpoints) |", "|--:|--:|--:|"]
     averages = run.session_ma
     for session, score in run.session_scores.items():
@@ -99,7 +112,7 @@ def _commands(run: Run, folder: str, paths: Sequence[str], summary: Summary) -> 
         lines.append((shlex.join(["slm-lab", "run", f"{mode}@{place}", *extra]), "resume it"))
     lines.append((shlex.join(["slm-lab", "report", place]), "all curves and metrics as a page"))
     body = "\n".join(f"{command}   # {remark}" for command, remark in lines)
-    link = f"\n\nThe spec, with all its defaults: [{_plain(spec)}]({quote(spec)})." if spec is not None else ""
+    link = f"\n\nThe spec, with all its defaults: [{to_plain(spec)}]({quote(spec)})." if spec is not None else ""
     return f"## Have it again\n\n```bash\n{body}\n```{link}"
 
 
@@ -112,7 +125,8 @@ def find_spec(run: Run, paths: Sequence[str]) -> str | None:
     return None
 
 
-def _origin(run: Run) -> str:
+def describe_origin(run: Run) -> str:
+    """Seed, command, commit, versions and machine, as a table."""
     facts: Document = {"seed": look_up(run.spec, "meta", "seed")}
     if isinstance(command := run.provenance.get("command"), list):
         facts["command"] = shlex.join(["slm-lab", *map(str, command[1:])])
@@ -120,7 +134,7 @@ def _origin(run: Run) -> str:
     for name in ("versions", "machine"):
         if isinstance(given := run.provenance.get(name), Mapping):
             facts[name] = ", ".join(f"{key} {value}" for key, value in given.items())
-    rows = [f"| {name} | {_plain(value)} |" for name, value in facts.items() if value is not None]
+    rows = [f"| {name} | {to_plain(value)} |" for name, value in facts.items() if value is not None]
     return "\n".join(["## Where it comes from", "", "| | |", "|---|---|", *rows]) if rows else ""
 
 
@@ -133,6 +147,6 @@ def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2f}"
 
 
-def _plain(value: object) -> str:
+def to_plain(value: object) -> str:
     """Text with Markdown escaped: names come from specs of others."""
     return _MARKUP.sub(r"\\\1", " ".join(str(value).split()))

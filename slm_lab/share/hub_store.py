@@ -1,4 +1,4 @@
-"""A dataset repo on the Hugging Face hub, or on a server with its protocol."""
+"""A dataset or model repo on the Hugging Face hub, or on a server with its protocol."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 from huggingface_hub import (
@@ -37,11 +37,11 @@ from slm_lab.share.store import MAX_LISTED, MissingStoreError, StoredFile, TooLa
 T = TypeVar("T")
 HUB = "https://huggingface.co"
 TOKENS_PAGE = f"{HUB}/settings/tokens"
-_TYPE = "dataset"
+Kind = Literal["dataset", "model"]
 
 
 class HubStore:
-    """Files of a dataset repo."""
+    """Files of a repo."""
 
     def __init__(
         self,
@@ -51,8 +51,10 @@ class HubStore:
         is_private: bool = False,
         attempts: int = 5,
         timeout: float = 30.0,
+        kind: Kind = "dataset",
     ) -> None:
         self.name = repo
+        self.kind = kind
         self.endpoint = (endpoint or HUB).rstrip("/")
         # `hf auth login` leaves a token that is meant for the hub itself alone
         self.token = token or (get_token() if self.endpoint == HUB else None)
@@ -67,7 +69,7 @@ class HubStore:
     @property
     def root_url(self) -> str:
         """The repo's page."""
-        return f"{self.endpoint}/datasets/{self.name}"
+        return f"{self.endpoint}/{'datasets/' if self.kind == 'dataset' else ''}{self.name}"
 
     def url(self, folder: str) -> str:
         """The folder's page."""
@@ -81,18 +83,18 @@ class HubStore:
                 f"({TOKENS_PAGE}, with write access)"
             )
         try:
-            self._call("reach the repo", lambda: self.api.auth_check(self.name, repo_type=_TYPE, write=True))
+            self._call("reach the repo", lambda: self.api.auth_check(self.name, repo_type=self.kind, write=True))
         except MissingStoreError:
             self._call(
                 "make the repo",
-                lambda: self.api.create_repo(self.name, repo_type=_TYPE, private=self.is_private, exist_ok=True),
+                lambda: self.api.create_repo(self.name, repo_type=self.kind, private=self.is_private, exist_ok=True),
             )
-            logger.info(f"Created the {'private' if self.is_private else 'public'} dataset repo {self.name}")
+            logger.info(f"Created the {'private' if self.is_private else 'public'} {self.kind} repo {self.name}")
 
     def is_public(self) -> bool:
         """Whether the repo can be read without a token."""
         try:
-            self._call("look at the repo", lambda: self.api.repo_info(self.name, repo_type=_TYPE, token=False))
+            self._call("look at the repo", lambda: self.api.repo_info(self.name, repo_type=self.kind, token=False))
         except MissingStoreError:
             return False
         return True
@@ -114,7 +116,7 @@ class HubStore:
 
     def _list(self, folder: str, is_recursive: bool) -> list[RepoFile | RepoFolder]:
         def fetch() -> list[RepoFile | RepoFolder]:
-            tree = self.api.list_repo_tree(self.name, folder, recursive=is_recursive, repo_type=_TYPE)
+            tree = self.api.list_repo_tree(self.name, folder, recursive=is_recursive, repo_type=self.kind)
             return list(islice(tree, MAX_LISTED + 1))
 
         try:
@@ -130,10 +132,10 @@ class HubStore:
 
         def fetch() -> bytes:
             with tempfile.TemporaryDirectory() as made:
-                found = self.api.hf_hub_download(self.name, path, repo_type=_TYPE, local_dir=made, dry_run=True)
+                found = self.api.hf_hub_download(self.name, path, repo_type=self.kind, local_dir=made, dry_run=True)
                 if found.file_size is None or found.file_size > max_size:
                     raise TooLargeError(f"{self.name}: {path} is larger than {max_size:,} bytes")
-                return Path(self.api.hf_hub_download(self.name, path, repo_type=_TYPE, local_dir=made)).read_bytes()
+                return Path(self.api.hf_hub_download(self.name, path, repo_type=self.kind, local_dir=made)).read_bytes()
 
         try:
             return self._call("read", fetch)
@@ -145,7 +147,7 @@ class HubStore:
         try:
             self._call(
                 f"fetch {path.rpartition('/')[2]}",
-                lambda: self.api.hf_hub_download(self.name, path, repo_type=_TYPE, local_dir=folder),
+                lambda: self.api.hf_hub_download(self.name, path, repo_type=self.kind, local_dir=folder),
             )
         except FileNotFoundError:
             raise ShareError(f"{self.url(path)} is missing") from None
@@ -163,7 +165,7 @@ class HubStore:
                 ]
                 num_threads = 5 if self.endpoint == HUB else 1
                 self.api.create_commit(
-                    self.name, additions, commit_message=message, repo_type=_TYPE, num_threads=num_threads
+                    self.name, additions, commit_message=message, repo_type=self.kind, num_threads=num_threads
                 )
 
         self._call("send files", send)
@@ -192,7 +194,7 @@ class HubStore:
                 "set HF_REPO to one of yours"
             )
         if isinstance(error, RepositoryNotFoundError) or status == 404 or (status == 401 and not self.token):
-            hint = "; check HF_REPO (USER/NAME of a dataset repo)"
+            hint = f"; check HF_REPO (USER/NAME of a {self.kind} repo)"
             if not self.token:
                 hint = " or is private; check HF_REPO, or set HF_TOKEN"
             return MissingStoreError(f"{self.root_url} does not exist{hint}")

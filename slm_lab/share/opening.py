@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from slm_lab.share.folder_store import FolderStore
-from slm_lab.share.hub_store import HubStore
+from slm_lab.share.hub_store import HubStore, Kind
 from slm_lab.share.settings import ShareSettings
 
 
@@ -13,4 +13,5 @@ def open_store(
     """The store of the settings; attempts and time limit only apply to the hub."""
     if settings.is_folder:
         return FolderStore(Path(settings.repo))
-    return HubStore(settings.repo, settings.token, settings.endpoint, is_private, attempts, timeout)
+    kind: Kind = "model" if settings.is_model else "dataset"
+    return HubStore(settings.repo, settings.token, settings.endpoint, is_private, attempts, timeout, kind)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 WRITER = "hf_" + "writerWRITER" * 3
 READER = "hf_" + "readerREADER" * 3
 PAGE = 7
-LFS_SUFFIXES = (".pt", ".safetensors", ".png", ".mp4", ".js")
+LFS_SUFFIXES = (".slm", ".pt", ".safetensors", ".png", ".mp4", ".js")
 COMMIT = "1" * 40
 REPO_NOT_FOUND = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
 BAD_TOKEN = {"X-Error-Message": "Invalid credentials in Authorization header"}
@@ -201,10 +201,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(403 if self.token == READER else 401, {"error": "x"})
             return
         name = f"{body['organization']}/{body['name']}"
+        url = f"{self.hub.url}/datasets/{name}"
+        if body.get("type") != "dataset":
+            name, url = f"models/{name}", f"{self.hub.url}/{name}"
         self.hub.repo(name).mkdir(parents=True)
         if body.get("visibility") == "private":
             self.hub.private.add(name)
-        self._answer(200, {"url": f"{self.hub.url}/datasets/{name}"})
+        self._answer(200, {"url": url})
 
     def auth(self, repo: str, write: str | None, query: Any) -> None:
         if self._may(repo, write=bool(write)):
@@ -279,7 +282,8 @@ class _Handler(BaseHTTPRequestHandler):
             place = self.hub.repo(repo) / value["path"]
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(data)
-        self._answer(200, {"commitUrl": f"{self.hub.url}/datasets/{repo}/commit/{COMMIT}", "commitOid": COMMIT})
+        page = repo.removeprefix("models/") if repo.startswith("models/") else f"datasets/{repo}"
+        self._answer(200, {"commitUrl": f"{self.hub.url}/{page}/commit/{COMMIT}", "commitOid": COMMIT})
 
     def yaml(self, query: Any) -> None:
         self._read_body()
@@ -307,7 +311,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 _R = r"([^/]+/[^/]+)"
-ROUTES: list[tuple[str, tuple[str, ...], str, Callable[..., None]]] = [
+Route = tuple[str, tuple[str, ...], str, Callable[..., None]]
+ROUTES: list[Route] = [
     ("create", ("POST",), "/api/repos/create", _Handler.create),
     ("auth", ("GET",), f"/api/datasets/{_R}/auth-check(/write)?", _Handler.auth),
     ("list", ("GET",), f"/api/datasets/{_R}/tree/[^/]+(?:/(.*))?", _Handler.tree),
@@ -320,6 +325,18 @@ ROUTES: list[tuple[str, tuple[str, ...], str, Callable[..., None]]] = [
     ("resolve", ("GET", "HEAD"), f"/datasets/{_R}/resolve/[^/]+/(.*)", _Handler.resolve),
     ("get", ("GET",), "/cdn/(.*)", _Handler.cdn),
 ]
+
+
+def _of_models(step: str, methods: tuple[str, ...], pattern: str, handler: Callable[..., None]) -> Route:
+    """The same address for model repos, which are a folder of their own here."""
+
+    def serve(self: _Handler, repo: str, *rest: Any, query: Any) -> None:
+        handler(self, f"models/{repo}", *rest, query=query)
+
+    return step, methods, pattern.replace("/api/datasets/", "/api/models/").replace("/datasets/", "/"), serve
+
+
+ROUTES += [_of_models(*route) for route in ROUTES if "datasets" in route[2]]
 
 
 @contextmanager
