@@ -31,7 +31,7 @@ LOAD = """
 import gymnasium as gym
 import slm_lab
 
-agent = slm_lab.load_agent("latest")
+agent = slm_lab.load_agent("agent.slm")
 env = gym.make("CartPole-v1")
 obs, _ = env.reset(seed=0)
 for _ in range(5):
@@ -60,6 +60,7 @@ STEPS = (
     Step("report", ("list",)),
     Step("report", ("doctor", "latest")),
     Step("report", ("report", "latest")),
+    Step("export", ("export", "latest", "-o", "agent.slm")),
     Step("load_agent", program=LOAD),
 )
 FAILED_COMPILING = "Compiling failed"
@@ -134,10 +135,13 @@ def _runs(path: str, version: str) -> bool:
 
 
 @contextmanager
-def fresh_folder(base: Path | None) -> Iterator[Path]:
-    """A folder for an environment, which takes gigabytes, so it is deleted afterwards."""
+def fresh_folder(base: Path | None, is_kept: bool = False) -> Iterator[Path]:
+    """A folder for an environment, which takes gigabytes, so it is deleted afterwards unless it is to be kept."""
     if base is not None:
         base.mkdir(parents=True, exist_ok=True)
+    if is_kept:
+        yield Path(tempfile.mkdtemp(dir=base))
+        return
     with tempfile.TemporaryDirectory(dir=base, ignore_cleanup_errors=True) as made:
         yield Path(made)
 
@@ -212,6 +216,7 @@ def main() -> int:
     parser.add_argument("--torch", action="append", help="versions to try, e.g. 2.13; oldest and newest by default")
     parser.add_argument("--no-pip", action="store_true", help="leave out pip from the clone")
     parser.add_argument("--folder", type=Path, help="where to put the environments, which take up to 6 GB each")
+    parser.add_argument("--keep", action="store_true", help="keep the environments, whose deletion takes minutes")
     parser.add_argument("--page", action="store_true", help="write the results to docs/INSTALL.md")
     given = parser.parse_args()
     if shutil.which("uv") is None:
@@ -227,7 +232,7 @@ def main() -> int:
                 continue
             tries = [(wheel, torch) for torch in given.torch or read_torch_versions()]
             for one, torch in [*tries, *([] if given.no_pip else [(None, "")])]:
-                with fresh_folder(given.folder) as folder:
+                with fresh_folder(given.folder, given.keep) as folder:
                     rows.append(try_out(folder, python, one, torch))
                 sys.stdout.write(f"{' | '.join(rows[-1].cells())}\n")
                 sys.stdout.flush()
