@@ -1,6 +1,6 @@
 """The learning curves of runs for a page: fewer points with the same shape, as plain data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
@@ -37,8 +37,13 @@ def write_graph(runs: Sequence[Run], names: Sequence[str], title: str, path: Pat
     write_text(path, render_page(build_graph(runs, names, title) | {"is_graph": True, "has_legend": has_legend}))
 
 
-def build_graph(runs: Sequence[Run], names: Sequence[str], title: str) -> Document:
-    """The curves of runs, by env, and the look of each run."""
+def build_graph(
+    runs: Sequence[Run], names: Sequence[str], title: str, wanted: Collection[str] | None = None
+) -> Document:
+    """The curves of runs, by env, and the look of each run.
+
+    With `wanted`, small charts of other columns come without curves: averages and intervals are most of the cost.
+    """
     looks = find_looks([run.label for run in runs])
     return {
         "title": title,
@@ -49,11 +54,11 @@ def build_graph(runs: Sequence[Run], names: Sequence[str], title: str) -> Docume
             {"name": name, "env": run.env_name, "color": color_variable(look.name), "dash": look.dashes[1]}
             for run, name, look in zip(runs, names, looks, strict=True)
         ],
-        "envs": [_build_env(runs, env) for env in dict.fromkeys(run.env_name for run in runs)],
+        "envs": [_build_env(runs, env, wanted) for env in dict.fromkeys(run.env_name for run in runs)],
     }
 
 
-def _build_env(runs: Sequence[Run], env: str) -> Document:
+def _build_env(runs: Sequence[Run], env: str, wanted: Collection[str] | None) -> Document:
     """The curves of all runs in one env: returns first, then the columns of the algorithms that change."""
     here = {index: run for index, run in enumerate(runs) if run.env_name == env}
     charts = []
@@ -74,6 +79,9 @@ def _build_env(runs: Sequence[Run], env: str) -> Document:
         constant = find_constant(curves)
         if constant is not None:
             constants[column] = constant
+            continue
+        if wanted is not None and column not in wanted:
+            charts.append({"name": column, "title": column, "is_small": True, "raw": [], "is_left_out": True})
             continue
         limits = find_limits(curves)
         raw = build_curves(here, tables, column, NUM_POINT_SMALL)

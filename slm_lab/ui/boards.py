@@ -97,11 +97,11 @@ def _list_rungs(rows: Sequence[TrialRow]) -> Document | None:
     lines = []
     for frame in frames:
         reached = [row for row in rows if frame in row.rungs]
-        ended = [row for row in reached if row.state == "stopped" and max(row.rungs) == frame]
+        ended = [row for row in reached if row.state in ("stopped", "failed") and max(row.rungs) == frame]
         scores = [row.rungs[frame] for row in reached if math.isfinite(row.rungs[frame])]
         cells = [format_number(frame), str(len(reached)), str(len(ended)), str(len(reached) - len(ended))]
         lines.append([*cells, format_number(max(scores, default=math.nan))])
-    return {"head": ["frame", "reached", "stopped here", "went on", "best score"], "rows": lines}
+    return {"head": ["frame", "reached", "ended here", "went on", "best score"], "rows": lines}
 
 
 def _build_parallel(rows: Sequence[TrialRow], keys: Sequence[SearchedKey], best: TrialRow | None) -> Document | None:

@@ -21,6 +21,8 @@ from slm_lab.ui.summary import sketch, summarize
 MAX_FOLLOWED = 200
 # what was written to within so many seconds may still be training
 HOT_SECONDS = 120.0
+# a run that trains fast is read again after so many seconds at the earliest
+REST_SECONDS = 0.9
 
 
 class Tables:
@@ -54,6 +56,8 @@ class Library:
         self.places: dict[str, Place] = {}
         self._rows: dict[str, Document] = {}
         self._signatures: dict[str, tuple[int, ...]] = {}
+        # until when a run is not read again
+        self._rests: dict[str, float] = {}
         self._lock = threading.Lock()
 
     # --- places
@@ -125,6 +129,8 @@ class Library:
         return new if new != old else None
 
     def _refresh(self, place: Place) -> Document | None:
+        if time.monotonic() < self._rests.get(place.id, 0.0):
+            return None
         signature = sign(place)
         with self._lock:
             known, row = self._signatures.get(place.id), self._rows.get(place.id, {})
@@ -137,6 +143,7 @@ class Library:
         except (LabError, OSError) as error:
             new = sketch(place) | {"status": "unreadable", "problem": describe_failure(error)}
         new["status"] = self._find_status(place, new)
+        self._rests[place.id] = time.monotonic() + REST_SECONDS
         with self._lock:
             self._signatures[place.id], self._rows[place.id] = signature, new
         return new

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from urllib.parse import urlencode
 
@@ -46,9 +46,9 @@ def build_run_page(place: Place, run: Run, stride: int) -> Document:
     }
 
 
-def build_charts(runs: Sequence[Run]) -> Document:
-    """The curves of runs alone, for a page that is open."""
-    return build_graph(runs, name_runs(runs), "")
+def build_charts(runs: Sequence[Run], wanted: Collection[str] | None = None) -> Document:
+    """The curves of runs alone, for a page that is open; `wanted` are the columns in sight."""
+    return build_graph(runs, name_runs(runs), "", wanted)
 
 
 def build_column(run: Run, column: str) -> Document | None:

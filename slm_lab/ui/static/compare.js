@@ -14,7 +14,7 @@ export async function openCompare(ids) {
     charts.runs.forEach((run, index) => { run.name = ids[index]; });
     return charts;
   };
-  const curves = new Curves(named(data), { load: async () => named(await get("/api/charts", { run: ids })), hideSessions: true });
+  const curves = new Curves(named(data), { load: async (wanted) => named(await get("/api/charts", { run: ids, wanted })), hideSessions: true });
   const strips = data.envs.map((env) => strip(data.runs.filter((run) => run.env === env.name), false));
   const drawStrips = () => {
     strips.forEach((one) => one.measure());

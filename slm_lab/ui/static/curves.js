@@ -4,13 +4,13 @@ import { legend } from "./parts.js";
 
 // The curves of runs on a page that stays open: drawn where they are in sight, and again when rows are added.
 
-// a page is drawn again at most so often, and less often if that takes the server long
+// A page is drawn again at most once in a second, and less often if that takes more than a share of the server's time.
 const SHORTEST = 1000;
-const LONGEST = 10_000;
-const SHARE = 60;
+const LONGEST = 8000;
+const SHARE = 1 / 60;
 
 export class Curves {
-  // `load()` fetches the charts again, `below(name)` builds what stands under a chart
+  // `load(wanted)` fetches the charts again, with the curves of the named ones, `below(name)` builds what stands under a chart
   constructor(data, { load, onPick = null, below = () => null, hideSessions = false }) {
     this.load = load;
     this.onPick = onPick;
@@ -73,12 +73,13 @@ export class Curves {
   onSight(entries) {
     for (const { target, isIntersecting } of entries) {
       target.drawn.isInSight = isIntersecting;
-      if (isIntersecting && target.drawn.isOld !== false) this.draw([target.drawn]);
+      if (isIntersecting && target.drawn.chart.is_left_out) this.refresh();
+      else if (isIntersecting && target.drawn.isOld !== false) this.draw([target.drawn]);
     }
   }
 
   draw(charts) {
-    const todo = charts.filter((chart) => chart.isInSight);
+    const todo = charts.filter((chart) => chart.isInSight && !chart.chart.is_left_out);
     charts.forEach((chart) => { chart.isOld = !chart.isInSight; });
     // all widths first: reading one after drawing would lay out the page again for each
     todo.forEach((chart) => chart.measure());
@@ -102,21 +103,22 @@ export class Curves {
       document.addEventListener("visibilitychange", () => { this.timer = null; this.refresh(); }, { once: true });
       return;
     }
-    const started = Date.now();
+    let cost = 0;
     try {
-      const data = await this.load();
+      const inSight = this.charts.filter(([chart]) => chart.isInSight && chart.chart.is_small).map(([chart]) => chart.chart.name);
+      // an empty name, since an empty list would mean all
+      const data = await this.load([...inSight, ""]);
       if (this.isClosed) return;
+      cost = data.cost * 1000;
       if (this.sign(data) !== this.signature) this.build(data);
       else this.update(data);
     } finally {
-      const took = Date.now() - started;
-      this.next = started + Math.min(Math.max(took * SHARE, SHORTEST), LONGEST);
+      this.next = Date.now() + Math.min(Math.max(cost / SHARE, SHORTEST), LONGEST);
       this.timer = null;
     }
   }
 
   update(data) {
-    this.data = data;
     for (const [chart, name] of this.charts) {
       const env = data.envs.find((one) => one.name === name);
       chart.update(env.charts.find((one) => one.name === chart.chart.name));

@@ -31,8 +31,8 @@ export async function openRun([id], lab) {
 
   const player = new Player(id, data);
   const curves = new Curves(data, {
-    load: async () => {
-      const charts = await get("/api/charts", { run: id, column: extra.column || undefined });
+    load: async (wanted) => {
+      const charts = await get("/api/charts", { run: id, column: extra.column || undefined, wanted });
       showColumn(charts.column);
       return charts;
     },
@@ -47,7 +47,7 @@ export async function openRun([id], lab) {
     ...data.columns.map((name) => make("option", { value: name, text: name })));
   columns.addEventListener("change", async () => {
     extra.column = columns.value;
-    const charts = extra.column ? await get("/api/charts", { run: id, column: extra.column }) : { column: null };
+    const charts = extra.column ? await get("/api/charts", { run: id, column: extra.column, wanted: "" }) : { column: null };
     showColumn(charts.column);
   });
 
