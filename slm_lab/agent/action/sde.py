@@ -66,16 +66,19 @@ class StateNoise:
         self.family = family
         self.frequency = frequency
         self.generator = generator
-        self.shape = (num_envs, num_feature, *family.action_shape)
+        self.shape = (num_feature, *family.action_shape)
         self.num_step = 0
-        self.matrix = self._draw()
+        self.matrix = self._draw(num_envs)
 
-    def _draw(self) -> Tensor:
-        return torch.randn(self.shape, generator=self.generator, device=self.generator.device)
+    def _draw(self, num: int) -> Tensor:
+        return torch.randn((num, *self.shape), generator=self.generator, device=self.generator.device)
 
     def noise(self, num: int, generator: torch.Generator, frame: int) -> Tensor:
-        """The matrices of all envs; draws nothing, so that a step that fails leaves nothing behind."""
-        return self.matrix
+        """The matrices of all envs; draws nothing, so that a step that fails leaves nothing behind.
+
+        A trained agent that is given another number of observations has new matrices for them.
+        """
+        return self.matrix if num == len(self.matrix) else self._draw(num)
 
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
         """Actions of the matrices."""
@@ -85,7 +88,7 @@ class StateNoise:
         """Count a step of all envs; new matrices when they are due."""
         self.num_step += 1
         if self.num_step % self.frequency == 0:
-            self.matrix = self._draw()
+            self.matrix = self._draw(len(self.matrix))
 
     def state_dict(self) -> State:
         """The matrices, and how long they have been held."""

@@ -117,6 +117,8 @@ def test_held_noise_makes_smooth_actions(lab: Any) -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, agent.act(obs).action)
     assert not torch.equal(first, agent.act(obs + np.float32(0.1), explore=True).action)
+    # a trained agent may be asked for another number of actions
+    assert len(agent.act(np.repeat(obs, 3, 0), explore=True).action) == 3 * len(obs)
     env.close()
 
 
