@@ -30,6 +30,7 @@ from slm_lab.spec.schema import (
     WrapperSpec,
     build_spec_model,
 )
+from slm_lab.spec.sde import SDESpec
 from slm_lab.spec.search_space import SPACES
 from slm_lab.spec.types import ScheduleSpec
 
@@ -51,6 +52,7 @@ _WORDS: dict[Any, str] = {
     nets.LossSpec: "[mapping](#loss_spec)",
     EntropyAnneal: "[mapping](#agentalgorithmentropy_anneal)",
     RNDSpec: "[mapping](#agentalgorithmrnd)",
+    SDESpec: "[mapping](#agentalgorithmsde)",
     EnvSpec: "[mapping](#env)",
     WrapperSpec: "[wrappers](#envwrappers)",
     MetaSpec: "[mapping](#meta)",
@@ -91,6 +93,7 @@ def spec_reference() -> str:
         *_family("agent.algorithm", "name", AlgorithmSpec, ALGORITHM_SPECS.values()),
         _section("### agent.algorithm.entropy_anneal", EntropyAnneal),
         _section("### agent.algorithm.rnd", RNDSpec),
+        _section("### agent.algorithm.sde", SDESpec),
         "### agent.algorithm.critic\n\nWhat a critic predicts of the return, by `kind`. `num_drop` is for algorithms "
         "with several critics, `implicit` for those with one net.",
         *(f"#{_kind(model, 'kind')}" for model in _CRITICS if model is not QuantileCritic),

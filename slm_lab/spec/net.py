@@ -324,6 +324,15 @@ class MLPNetSpec(MLPBodySpec, NetSpec):
     """Fully connected layers."""
 
     noisy: Bool = Field(False, description="All layers have learned noise, to explore by; for DQN.")
+    weight_norm: Bool = Field(
+        False, description="Hidden layers learn direction and length of their weights apart; not together with noisy."
+    )
+
+    @model_validator(mode="after")
+    def _check_layers(self) -> Self:
+        if self.noisy and self.weight_norm:
+            raise ValueError("weight_norm is for layers without noise; remove it, or noisy")
+        return self
 
 
 class ConvNetSpec(ConvBodySpec, NetSpec):

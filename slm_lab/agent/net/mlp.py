@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.activation import build_activation
 from slm_lab.agent.net.noisy import NoisyLinear
+from slm_lab.agent.net.norm import WeightNormLinear
 from slm_lab.spec.net import MLPBodySpec, MLPNetSpec
 
 
@@ -22,7 +23,9 @@ class MLPNet(nn.Sequential):
 
     def __init__(self, spec: MLPBodySpec, obs_shape: tuple[int, ...]) -> None:
         size = math.prod(obs_shape)
-        linear = NoisyLinear if isinstance(spec, MLPNetSpec) and spec.noisy else nn.Linear
+        linear: type[nn.Linear] = nn.Linear
+        if isinstance(spec, MLPNetSpec) and (spec.noisy or spec.weight_norm):
+            linear = NoisyLinear if spec.noisy else WeightNormLinear
         layers: list[nn.Module] = [] if len(obs_shape) == 1 else [Flatten()]
         for width in spec.hid_layers:
             layers.append(linear(size, width))

@@ -178,6 +178,16 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "SoftActorCritic", **START, "sde": {"log_std_init": -3.0}},
         "memory": REPLAY,
     },
+    "xqc": {
+        **PENDULUM,
+        "algorithm": {
+            "name": "CrossQ",
+            **START,
+            "critic": {"kind": "categorical", "num_atom": 11, "v_min": -5.0, "v_max": 5.0},
+        },
+        "memory": REPLAY,
+        "net": {"critic_hid_layers": [32], "critic_batch_norm": True, "critic_weight_norm": True},
+    },
     "pqn": {
         **CARTPOLE,
         "algorithm": {"name": "PQN", "time_horizon": 16, "minibatch_size": 24},

@@ -167,6 +167,13 @@ for name in ("ppo", "sac"):
     algorithm, memory, _ = VECTOR_CASES[name]
     both = {"algorithm": {**algorithm, "sde": {}}, "memory": memory or "OnPolicyBatchReplay"}
     CASES[f"{name}-sde-mlp"] = {**both, **PENDULUM, "net": ADAM}
+algorithm, memory, rest = VECTOR_CASES["crossq"]
+CASES["xqc-mlp"] = {
+    "algorithm": {**algorithm, "critic": {"kind": "categorical", "num_atom": 11}},
+    "memory": memory,
+    **rest,
+    "net": {**rest["net"], "critic_weight_norm": True},
+}
 # the smallest graph stands for all of them; the others take a minute each where nothing is on disk yet
 QUICK = ("double_dqn-mlp",)
 

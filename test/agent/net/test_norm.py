@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from slm_lab.agent.learn.flat import FlatParams
 from slm_lab.agent.net.arc import build_arc
 from slm_lab.agent.net.init import KAIMING, PLAIN, WITH_GAIN, init_weights
+from slm_lab.agent.net.model import OutputNet
 from slm_lab.agent.net.norm import (
     BatchRenorm1d,
     LazyBatchRenorm1d,
     LazyWeightNormLinear,
     WeightNormLinear,
 )
+from slm_lab.spec.net import MLPNetSpec
 
 
 def assert_close(one: Tensor | None, two: Tensor | None, rtol: float = 1e-5, atol: float = 1e-5) -> None:
@@ -197,3 +199,16 @@ def test_flat_parameters_and_saved_states() -> None:
         x = torch.randn(6, 4)
         assert torch.equal(copy(x), flat(x))
     assert all(torch.equal(one, two) for one, two in zip(copy.buffers(), flat.buffers(), strict=True))
+
+
+def test_an_mlp_with_weight_norm_begins_as_the_plain_one() -> None:
+    plain, normed = MLPNetSpec(hid_layers=(8, 8)), MLPNetSpec(hid_layers=(8, 8), weight_norm=True)
+    outs = []
+    for spec in (plain, normed):
+        torch.manual_seed(0)
+        outs.append(OutputNet(spec, (3,), 2)(torch.ones(4, 3)))
+    assert_close(*outs)
+    layers = [type(layer) for layer in OutputNet(normed, (3,), 2).modules() if isinstance(layer, nn.Linear)]
+    assert layers == [WeightNormLinear, WeightNormLinear, nn.Linear]
+    with pytest.raises(ValueError, match="weight_norm is for layers without noise"):
+        MLPNetSpec(noisy=True, weight_norm=True)
