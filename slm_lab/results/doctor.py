@@ -1,13 +1,11 @@
 """What stands out in the tables of a run: rules with thresholds taken from good runs."""
 
 import math
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from slm_lab.results.doctor_parts import find_values_at_edge, find_vanished_bonus
 from slm_lab.results.evidence import (
     EMPTY,
     LOW,
@@ -23,6 +21,7 @@ from slm_lab.results.evidence import (
     pick_part,
 )
 from slm_lab.results.run import Run, look_up
+from slm_lab.results.symptom import Symptom
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.schema import ALGORITHM_SPECS
 
@@ -56,24 +55,6 @@ BOUND = 0.6
 MIN_SECONDS = 10.0
 # a score was lost again below this share of the best gain
 LOST = 0.6
-
-
-@dataclass(frozen=True)
-class Symptom:
-    """Something that stands out in a run."""
-
-    # warn: worth a change; info: good to know
-    level: Literal["warn", "info"]
-    # a few words, for the line at the end of a run
-    title: str
-    seen: str
-    meaning: str
-    advice: str
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The dotted keys of the spec that the advice names."""
-        return tuple(dict.fromkeys(re.findall(r"\b(?:agent|env|meta)\.[\w.]*\w", self.advice)))
 
 
 def find_symptoms(run: Run) -> list[Symptom]:
@@ -406,6 +387,8 @@ RULES: tuple[Callable[[Case], Symptom | None], ...] = (
     find_large_kl,
     find_norm_drift,
     find_overestimation,
+    find_values_at_edge,
+    find_vanished_bonus,
     find_disagreement,
     find_loss_of_score,
     find_rise,
