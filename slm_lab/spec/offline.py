@@ -54,7 +54,7 @@ class IQLSpec(OfflineSpec):
     takes_critic_net: ClassVar = True
     expectile: Fraction = Field(0.7, description="Expectile of Q that the value is; 0.5 is the mean, 1 the maximum.")
     beta: NonNegativeFloat = Field(
-        1.0, description="How much better actions weigh more; 0 clones all of them. 3 in the paper, without a unit."
+        0.3, description="How much better actions weigh more; 0 clones all of them. 3 in the paper, without a unit."
     )
     normalize_advantages: Literal["rms", "none"] = Field(
         "rms",

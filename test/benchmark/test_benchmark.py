@@ -98,7 +98,7 @@ def test_matrix_has_every_row_of_the_reference() -> None:
     assert sum(row.phase not in ("further", "short") for row in rows) == 292
     phases = {phase: sum(row.phase == phase for row in rows) for phase in {row.phase for row in rows}}
     assert phases == {
-        "classic": 18, "box2d": 10, "mujoco": 33, "atari": 177, "playground": 54, "further": 4, "short": 14
+        "classic": 18, "box2d": 10, "mujoco": 33, "atari": 177, "playground": 54, "further": 16, "short": 14
     }  # fmt: skip
 
 
@@ -513,7 +513,8 @@ def test_short_budgets_have_a_table_of_their_own(tmp_path) -> None:
 
 def test_summary_has_score_reference_and_verdict(tmp_path) -> None:
     page = build_page(tmp_path, load_matrix(), {PPO.key: make_result(499.8)}, [])
-    (line,) = [line for line in page.partition("## Summary")[2].splitlines() if line.startswith("| CartPole-v1 |")]
+    # the rows of the published lab, and those of our own
+    line, _ = [line for line in page.partition("## Summary")[2].splitlines() if line.startswith("| CartPole-v1 |")]
     assert "| 499.80 / 498.94 within |" in line
     assert "| - / 496.68 |" in line
 
