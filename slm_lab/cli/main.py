@@ -42,6 +42,7 @@ COMMANDS = {
     "doctor": Entry("slm_lab.cli.doctor", LOOK, "Report what stands out in a run, and which key to try."),
     "ui": Entry("slm_lab.cli.ui", LOOK, "Show the runs in the browser, live."),
     "export": Entry("slm_lab.cli.export", SHARE, "Write a trained agent as one file: agent.slm, ONNX or torch."),
+    "serve": Entry("slm_lab.cli.serve", SHARE, "Serve a trained agent over HTTP."),
     "push": Entry("slm_lab.cli.push", SHARE, "Upload a run to the Hugging Face hub or a shared folder."),
     "pull": Entry("slm_lab.cli.pull", SHARE, "Download runs from there, and verify them."),
     "graduate": Entry("slm_lab.cli.graduate", SHARE, "Copy finished runs and the docs to the public repo."),

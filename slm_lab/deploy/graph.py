@@ -1,5 +1,6 @@
 """A policy as a function of plain tensors, which is what other runtimes take: one input per part of an observation."""
 
+import copy
 import warnings
 
 import numpy as np
@@ -31,7 +32,8 @@ class Graph(nn.Module):
 
     def __init__(self, trained: TrainedAgent) -> None:
         super().__init__()
-        self.policy = trained.policy
+        # weights of its own: those of an agent that was built to train are views of one tensor
+        self.policy = copy.deepcopy(trained.policy)
         self.space = trained.observation_space
         self.num_leaf = len(layout.list_leaves(self.space))
         self.input_names = name_leaves(self.space, OBS)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Carry
@@ -77,24 +78,26 @@ class TrainedAgent:
         The agent keeps the hidden state of a recurrent net between calls, until `reset`. With `state` (N, S), from
         `init_state` at the start of an episode, it keeps nothing and returns the pair of actions and next state.
         """
-        rows, is_batch = self._read(obs, mask)
+        rows, is_batch = self.read(obs, mask)
         num = len(rows)
         if state is not None:
-            carry = self._read_state(state, num)
-        else:
-            carry = self.agent.init_carry(num) if self._carry is None else self._carry
-            if carry is not None and len(carry) != num:
-                raise LabError(
-                    f"the hidden state is that of {len(carry)} env(s), not of {num}; call reset() in between"
-                )
+            actions, next_state = self.act_rows(rows, state, deterministic)
+            return self.finish(actions, is_batch), next_state
+        carry = self._carry
+        if carry is None:
+            carry = self.agent.init_carry(num)
+        elif len(carry) != num:
+            raise LabError(f"the hidden state is that of {len(carry)} env(s), not of {num}; call reset() in between")
         act = self.agent.act(rows, carry, explore=not deterministic)
-        action = self._finish(self._action_map(act.action.numpy(force=True)), is_batch)
-        if state is None:
-            self._carry = act.carry
-            return action
-        return action, state if act.carry is None else act.carry.numpy(force=True)
+        self._carry = act.carry
+        return self.finish(self._to_env(act.action), is_batch)
 
-    def _read(self, obs: Any, mask: Any) -> tuple[Array, bool]:
+    def act_rows(self, rows: Array, state: Array, deterministic: bool = True) -> tuple[Any, Array]:
+        """Actions (N, ...) of the env for what `read` returned, and the next hidden state."""
+        act = self.agent.act(rows, self._read_state(state, len(rows)), explore=not deterministic)
+        return self._to_env(act.action), state if act.carry is None else act.carry.numpy(force=True)
+
+    def read(self, obs: Any, mask: Any) -> tuple[Array, bool]:
         """Observations as the agent was trained on them (N, ...), and whether they are a batch."""
         facts = self.agent.facts
         if self._is_plain and mask is None:
@@ -125,11 +128,21 @@ class TrainedAgent:
             return None
         return torch.tensor(array, device=self.agent.device)
 
-    def _finish(self, action: Array, is_batch: bool) -> Any:
-        """Actions as the env takes them."""
+    def _to_env(self, action: Tensor) -> Any:
+        """Actions of the policy as a batch of the env's."""
+        mapped = self._action_map(action.numpy(force=True))
         space = self.agent.facts.action_space
-        if isinstance(space, HybridSpace):
-            return space.unflatten(action if is_batch else action[0])
-        if is_batch:
-            return action
-        return action[0].item() if action[0].ndim == 0 else action[0]
+        return space.unflatten(mapped) if isinstance(space, HybridSpace) else mapped
+
+    def finish(self, actions: Any, is_batch: bool) -> Any:
+        """A batch of actions, or its only one as the env takes it."""
+        return actions if is_batch else _take_first(actions)
+
+
+def _take_first(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _take_first(part) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_take_first(part) for part in tree)
+    first = tree[0]
+    return first.item() if first.ndim == 0 else first

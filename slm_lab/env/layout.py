@@ -182,12 +182,29 @@ def flatten_obs(space: GymSpace, obs: object) -> tuple[Array, bool]:
         each = value if is_batch else [value]
         if isinstance(leaf, spaces.Box):
             rows[name] = np.asarray(each, leaf.dtype).reshape(len(each), -1)
+        elif isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
+            rows[name] = _one_hot(
+                leaf, np.asarray(each), f"part '{name}' of the observation" if path else "the observation"
+            )
         else:
             rows[name] = np.stack([np.asarray(spaces.flatten(leaf, one)) for one in each])
     if len({len(part) for part in rows.values()}) > 1:
         sizes = ", ".join(f"{name} {len(part)}" for name, part in rows.items())
         raise EnvError(f"the parts of the observation are batches of different size: {sizes}")
     return np.concatenate(list(rows.values()), 1), bool(is_batch)
+
+
+def _one_hot(space: spaces.Discrete | spaces.MultiDiscrete, values: Array, where: str) -> Array:
+    """Choices (N, ...) as gymnasium flattens them: a 1 for each, in a row."""
+    counts = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.flatten().tolist()
+    is_whole = values.dtype.kind in "iu" or bool((values == np.rint(values)).all())
+    index = (values.astype(np.int64) - space.start).reshape(len(values), -1)
+    if not is_whole or (index < 0).any() or (index >= counts).any():
+        raise EnvError(f"{where} has a choice that is none of {in_one_line(space)}")
+    columns = index + np.cumsum([0, *counts[:-1]])
+    row: Array = np.zeros((len(values), sum(counts)), space.dtype)
+    row[np.arange(len(values))[:, None], columns] = 1
+    return row
 
 
 def _take_parts(space: GymSpace, obs: object, where: str) -> list[Any]:

@@ -137,6 +137,7 @@ def test_ties_are_told_from_mistakes() -> None:
     with torch.no_grad():
         head.weight.zero_()
         head.bias.fill_(0.25)
+    graph = Graph(trained)
     tied = compare(graph, wrap(act, lambda outputs: [(outputs[0] + 1) % 5]))
     assert tied == Parity(1000, 0.0, 1000, 0)
     assert "1000 other choice(s) among equals" in check_parity(graph, wrap(act, lambda out: [(out[0] + 1) % 5]), "x")
