@@ -56,10 +56,8 @@ class Content(JSONResponse):
         return json.dumps(to_finite(content), allow_nan=False, separators=(",", ":")).encode()
 
 
-def build_app(data_dir: Path, access: Access) -> Guard:
-    """The server for a data folder, behind its guard."""
-    library = Library(data_dir)
-    watcher = Watcher(library)
+def build_app(library: Library, watcher: Watcher, access: Access) -> Guard:
+    """What the server answers, behind its guard."""
 
     @asynccontextmanager
     async def live(_: FastAPI) -> AsyncIterator[None]:

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from slm_lab.spec.reader import printable
 
 MAX_RUNNING = 8
 MAX_OUTPUT = 20_000
+# from SIGTERM to the end of a process
+ENDING_SECONDS = 30.0
 _FOLDER = re.compile(r"\| Run folder (.+)$", re.M)
 
 
@@ -79,9 +82,13 @@ class Jobs:
 
     def resume(self, path: Path, changes: Sequence[str]) -> Job:
         """Resume a run or a search, or make a run longer."""
-        for job in self.get_running():
-            if job.find_folder() is not None and job.find_folder() == path:
-                raise LabError(f"{path.name} is running already")
+        job = self.find_job(path)
+        if job is not None and job.is_stopped:
+            # it has saved, and still draws its graphs
+            with suppress(subprocess.TimeoutExpired):
+                job.process.wait(ENDING_SECONDS)
+        if job is not None and job.process.poll() is None:
+            raise LabError(f"{path.name} is running already")
         words = [word for change in changes for word in ("-s", change)]
         return self._start(f"resume {path.name}", ["resume", str(path), *words], path)
 

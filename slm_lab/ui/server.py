@@ -9,6 +9,8 @@ import uvicorn
 from slm_lab.lib.errors import LabError
 from slm_lab.ui.app import build_app
 from slm_lab.ui.guard import Access
+from slm_lab.ui.library import Library
+from slm_lab.ui.watcher import Watcher
 
 HOST = "127.0.0.1"
 
@@ -22,19 +24,34 @@ def open_socket(port: int) -> socket.socket:
         raise LabError(f"--port {port}: cannot listen there ({reason}); give another one") from None
 
 
-def build_server(data_dir: Path, has_control: bool) -> tuple[uvicorn.Server, Access]:
+class LabServer(uvicorn.Server):
+    """A server that ends the streams of events first: they would keep it waiting for ever."""
+
+    def __init__(self, config: uvicorn.Config, watcher: Watcher) -> None:
+        super().__init__(config)
+        self.watcher = watcher
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End all streams, then everything else."""
+        self.watcher.end_streams()
+        await super().shutdown(sockets)
+
+
+def build_server(data_dir: Path, has_control: bool) -> tuple[LabServer, Access]:
     """A server for a data folder, and the secrets of this start."""
     access = Access(secrets.token_urlsafe(32) if has_control else None)
+    library = Library(data_dir)
+    watcher = Watcher(library)
     config = uvicorn.Config(
-        build_app(data_dir, access),
+        build_app(library, watcher, access),
         log_level="warning",
         access_log=False,
         ws="none",
         server_header=False,
-        # streams of events never end by themselves
-        timeout_graceful_shutdown=1,
+        # a download may be under way
+        timeout_graceful_shutdown=3,
     )
-    return uvicorn.Server(config), access
+    return LabServer(config, watcher), access
 
 
 def write_address(opened: socket.socket, access: Access) -> str:

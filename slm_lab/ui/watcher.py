@@ -57,12 +57,16 @@ class Watcher:
         """Start the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread and all streams of events."""
+    def end_streams(self) -> None:
+        """End the thread and all streams of events, soon."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
         self.publish({"type": "end"})
+
+    def stop(self) -> None:
+        """End the thread and all streams of events, and wait for the thread."""
+        self.end_streams()
         self._thread.join(timeout=5)
 
     def publish(self, event: Document) -> None:

@@ -33,7 +33,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     tables = {session: make_table(60, seed=session) for session in range(4)}
     evals = {session: make_table(5, 6000, seed=session) for session in range(4)}
     write_run(data / "one", tables, evals, spec=make_shipped_spec())
-    write_run(data / "two", {s: make_table(60, seed=9 + s, level=90.0) for s in range(4)}, spec=make_shipped_spec("SARSA"))
+    write_run(
+        data / "two", {s: make_table(60, seed=9 + s, level=90.0) for s in range(4)}, spec=make_shipped_spec("SARSA")
+    )
     flat = {0: make_table(60, level=21.0, entropy=np.linspace(2e-3, 1e-3, 60))}
     write_run(data / "flat", flat, spec=make_shipped_spec())
     write_run(data / "live", {0: make_table(20), 1: make_table(20, seed=1)}, spec=make_shipped_spec(), has_end=False)
@@ -182,9 +184,10 @@ def test_tabs_show_log_spec_and_files(served: Served, look: Look) -> None:
     with page.expect_download() as download:
         page.get_by_role("link", name="info/demo_t0_s0_session_df_train.csv").click()
     assert download.value.suggested_filename == "demo_t0_s0_session_df_train.csv"
-    assert Path(download.value.path()).read_bytes() == (
-        served.data_dir / "one/info/demo_t0_s0_session_df_train.csv"
-    ).read_bytes()
+    assert (
+        Path(download.value.path()).read_bytes()
+        == (served.data_dir / "one/info/demo_t0_s0_session_df_train.csv").read_bytes()
+    )
 
 
 # --- several runs

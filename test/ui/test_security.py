@@ -245,7 +245,20 @@ def test_no_path_leads_out_of_a_run(served: Served, address: str, path: str) -> 
 
 @pytest.mark.parametrize(
     "run",
-    ["..", "../outside", "good/..", "good/../../outside", "/etc", "outside", "loose.csv", ".", "", "good/info", "bad\nname", "*"],
+    [
+        "..",
+        "../outside",
+        "good/..",
+        "good/../../outside",
+        "/etc",
+        "outside",
+        "loose.csv",
+        ".",
+        "",
+        "good/info",
+        "bad\nname",
+        "*",
+    ],
 )
 @pytest.mark.parametrize("address", ["/api/run?run={}", "/api/files?run={}", "/file?run={}&path=secret.csv"])
 def test_only_runs_of_the_data_folder_are_known(served: Served, address: str, run: str) -> None:

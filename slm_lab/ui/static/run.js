@@ -15,7 +15,26 @@ const TABS = ["Log", "Sessions", "Metrics", "Time", "Spec", "Files", "Machine"];
 // the numbers at the top and the doctor, which need the whole run
 const FACTS_MS = 8000;
 
+// a run that has begun, and has no row yet
+function openWaiting(id, row) {
+  const words = { running: "It trains; the first row is not written yet.", waiting: "It waits for its turn in the experiment." };
+  return {
+    element: make("div", { class: "page run-page" }, make("div", { class: "title" }, make("h1", { text: id }), pill(row.status)),
+      make("p", { class: "muted", text: row.problem || words[row.status] || "It has no rows." })),
+    title: id,
+    watched: [id],
+    onEvent: (event) => {
+      const now = event.type === "rows" && event.rows.find((one) => one.id === id);
+      // the address stays, the page is built again
+      if (now && (now.frame || now.status !== row.status)) window.dispatchEvent(new HashChangeEvent("hashchange"));
+    },
+    onKey: (event) => { if (event.key === "Escape") location.hash = "#/"; },
+  };
+}
+
 export async function openRun([id], lab) {
+  const known = (await get("/api/runs")).rows.find((row) => row.id === id);
+  if (known && !known.frame && known.status !== "loading") return openWaiting(id, known);
   let data = await get("/api/run", { run: id });
   const [run] = data.runs;
   const extra = { column: "", chart: null };
