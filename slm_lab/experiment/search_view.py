@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from slm_lab.experiment.progress import LiveView, format_score
-from slm_lab.experiment.study import TrialRow
 from slm_lab.lib.data import ReadOnlyDocument
 from slm_lab.lib.terminal import escape
 from slm_lab.lib.unit import format_seconds
+from slm_lab.results.search_trial import TrialRow
 
 LINE_SECONDS = 20.0
 

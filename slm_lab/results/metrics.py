@@ -6,6 +6,7 @@ s_i is the strength at checkpoint i: the return R_i minus that of a random polic
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -39,6 +40,8 @@ METRICS = (
 # fewer sessions say too little about their spread for an interval
 MIN_INTERVAL = 3
 NUM_RESAMPLE = 10_000
+# sessions up to which the draws are kept for the next interval
+MAX_KEPT_WEIGHTS = 16
 # of metrics, which take many times as much once they are read
 MAX_JSON_BYTES = 10_000_000
 
@@ -235,13 +238,22 @@ def calc_interval(values: Array, num_resample: int = NUM_RESAMPLE) -> tuple[Arra
     count = len(values)
     if count < MIN_INTERVAL:
         return None
-    drawn = np.random.default_rng(0).integers(count, size=(num_resample, count))
-    weights = (drawn[:, :, None] == np.arange(count)).mean(axis=1)
+    # many runs have few sessions; the weights of many sessions are too large to keep
+    draw = _draw_weights if count <= MAX_KEPT_WEIGHTS else _draw_weights.__wrapped__
+    weights = draw(count, num_resample)
     outside = 100 * float(ndtr(-math.sqrt(count / (count - 1)) * stdtrit(count - 1, 0.975)))
     low, high = np.percentile(weights @ values, (outside, 100 - outside), axis=0)
     # rounding may take a mean past the values it is of
     lowest, highest = values.min(axis=0), values.max(axis=0)
     return np.clip(low, lowest, highest), np.clip(high, lowest, highest)
+
+
+@lru_cache(maxsize=16)
+def _draw_weights(count: int, num_resample: int) -> Array:
+    """The share of each session in samples drawn with replacement."""
+    drawn = np.random.default_rng(0).integers(count, size=(num_resample, count))
+    weights: Array = (drawn[:, :, None] == np.arange(count)).mean(axis=1)
+    return weights
 
 
 def format_spread(spread: Spread) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -58,10 +59,11 @@ def _find_kind(path: Path) -> Kind | None:
     if not any(name.endswith((SPEC_SUFFIX, PUBLISHED_SUFFIX)) for name in names):
         return None
     info = path / "info"
-    if "info" in names and not info.is_symlink():
-        # as in results.folder.is_search
-        is_search = any(any(info.glob(f"*_{end}")) for end in ("study.log", "search.json"))
-        return "search" if is_search else "run"
+    if "info" not in names or info.is_symlink():
+        return "run"
+    # as in results.folder.is_search
+    with suppress(OSError), os.scandir(info) as items:
+        return "search" if any(item.name.endswith(("_study.log", "_search.json")) for item in items) else "run"
     return "run"
 
 
@@ -113,15 +115,10 @@ def sign(place: Place) -> tuple[int, ...]:
 def find_age(place: Place) -> float:
     """When a run was last written to, in seconds since 1970; 0 if that is unknown."""
     newest = 0.0
-    for folder in (place.path, place.path / "info"):
-        try:
-            with os.scandir(folder) as items:
-                times = [item.stat(follow_symlinks=False).st_mtime for item in items if _is_result(item.name)]
-        except OSError:
-            continue
-        newest = max([newest, *times])
+    with suppress(OSError), os.scandir(place.path / "info") as items:
+        names = [item.path for item in items if item.name.endswith("_session_df_train.csv")]
+        newest = max((os.lstat(name).st_mtime for name in names), default=0.0)
+    if not newest:
+        with suppress(OSError):
+            newest = place.path.lstat().st_mtime
     return newest
-
-
-def _is_result(name: str) -> bool:
-    return name.endswith((".csv", "_metrics.json", SPEC_SUFFIX, PUBLISHED_SUFFIX))

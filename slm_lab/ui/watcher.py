@@ -107,6 +107,8 @@ class Watcher:
         # of this thread alone: runs that the server starts are to have the usual priority
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        # the first page finds the names of all runs
+        self.library.scan()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._subscribers or self._is_over)

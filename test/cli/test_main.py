@@ -1,5 +1,6 @@
 """The command's front door: light help, routing, older forms without `run`, and typing mistakes."""
 
+import socket
 import subprocess
 import sys
 from importlib.metadata import version
@@ -142,3 +143,18 @@ def test_an_unknown_option_is_one_line(call: Call) -> None:
     code, _, err = call("run", "--foo")
     assert code == 2
     assert err.splitlines()[-1] == "Error: No such option: --foo"
+
+
+def test_ui_without_its_packages_says_how_to_get_them(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slm_lab.cli.ui.find_spec", lambda name: None)
+    message = "slm-lab ui needs fastapi and uvicorn: run `uv sync --group ui`, or `pip install slm-lab[ui]`"
+    assert call("ui") == (2, "", f"Error: {message}\n")
+
+
+def test_ui_refuses_a_folder_that_is_not_there_and_a_port_that_is_taken(call: Call, tmp_path: Path) -> None:
+    code, _, err = call("ui", "--data-dir", "nothing")
+    assert (code, "there is no such folder" in err) == (2, True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, _, err = call("ui", "--data-dir", str(tmp_path), "--port", port)
+    assert (code, f"--port {port}: cannot listen there" in err) == (2, True)

@@ -66,6 +66,7 @@ ROOMS = (
     "share",
     "remote",
     "benchmark",
+    "ui",
     "cli",
 )
 COMMAND: Any = typer.main.get_command(app)

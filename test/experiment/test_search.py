@@ -26,17 +26,17 @@ from slm_lab.experiment.executor import Event, Key, SessionTask
 from slm_lab.experiment.messages import Progress, SessionEnd, SessionResult
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
-from slm_lab.experiment.search_result import calc_importance, rank
 from slm_lab.experiment.search_run import Probe, advise, prove, start_search
 from slm_lab.experiment.search_view import show_values
-from slm_lab.experiment.study import Study, TrialRow
+from slm_lab.experiment.study import Study
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
 from slm_lab.lib.io import lock_file, write_text, write_yaml
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.run import read_run
+from slm_lab.results.search_trial import TrialRow, calc_importance, rank, read_journal
 from slm_lab.spec.loading import dump_spec, load_spec
 from slm_lab.spec.schema import SearchScheduler, Spec
-from slm_lab.spec.search_space import Dimension
+from slm_lab.spec.search_space import Dimension, read_dimensions
 from test.cli.command import call
 from test.tiny import make_tiny_spec
 
@@ -791,3 +791,23 @@ def test_what_a_probe_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         assert probe(monkeypatch, notes, Event((0, 0), end=end)) == (None, ["one"])
     with pytest.raises(LabError, match=r"^env.name: no such env$"):
         probe(monkeypatch, Event((0, 0), end=SessionEnd(0, error="env.name: no such env", reason="input")))
+
+
+def test_the_journal_is_read_without_optuna(tmp_path: Path) -> None:
+    """Trials of every state, as the study itself reads them."""
+    search = {"agent.net.optim_spec.lr__loguniform": [1e-5, 1e-2], "agent.algorithm.gamma__choice": [0.9, 0.99]}
+    dimensions = read_dimensions(make_tiny_spec(search=search))
+    study = Study(tmp_path / "study.log", "tiny", dimensions, 0, 6)
+    for number in range(6):
+        study.ask()
+        study.report(number, 200, float(number))
+    study.stop(0)
+    study.fail(1, "ValueError: lost")
+    for number in (2, 3):
+        study.report(number, 400, 10.0)
+        study.finish(number, 20.0 + number)
+    with (tmp_path / "study.log").open("a") as file:
+        file.write('{"op_code": 7, "trial_id": 99, "step": 1}\n[]\nnonsense\n{"op_code": 5')
+    rows = read_journal(tmp_path / "study.log", dimensions)
+    assert rows == study.read_rows()
+    assert [row.state for row in rows] == ["stopped", "failed", "done", "done", "running", "running"]

@@ -44,6 +44,10 @@ export async function openRuns() {
   for (const row of (await get("/api/runs")).rows) rows.set(row.id, row);
   let shown = [];
   let isWaiting = false;
+  // the rows in the page, by their run
+  let drawn = new Map();
+  // ages are written again now and then
+  const minute = () => Math.floor(Date.now() / 10_000);
 
   const filter = make("input", { type: "search", placeholder: "Filter: words, #tag, status  ( / )", "aria-label": "Filter runs", value: state.filter });
   const groups = make("select", { "aria-label": "Group by" }, ...Object.keys(GROUPS).map((name) => make("option", { value: name, text: name === "none" ? "no groups" : `by ${name}` })));
@@ -166,12 +170,27 @@ export async function openRuns() {
     body.style.height = `${shown.length * height}px`;
     if (!shown.length) {
       const text = rows.size ? "No run matches the filter." : "There is no run in the data folder yet. Start one with slm-lab run, and it appears here.";
+      drawn = new Map();
       body.replaceChildren(make("p", { class: "muted nothing", text }));
       return;
     }
+    if (!drawn.size) body.replaceChildren();
     const first = Math.max(Math.floor(scroller.scrollTop / height) - SPARE, 0);
     const last = Math.min(Math.ceil((scroller.scrollTop + (scroller.clientHeight || 900)) / height) + SPARE, shown.length);
-    body.replaceChildren(...shown.slice(first, last).map((row, i) => buildRow(row, first + i)));
+    const before = drawn;
+    drawn = new Map();
+    for (const [i, row] of shown.slice(first, last).entries()) {
+      const key = "group" in row ? `group ${row.group}` : row.id;
+      const look = `${first + i} ${height} ${state.at === row.id} ${state.chosen.has(row.id)}`;
+      const old = before.get(key);
+      // a row that stays as it was is not built again
+      const isSame = old && old.row === row && old.look === look && minute() === old.minute;
+      drawn.set(key, isSame ? old : { row, look, minute: minute(), element: buildRow(row, first + i) });
+    }
+    const elements = [...drawn.values()].map(({ element: one }) => one);
+    for (const { element: one } of before.values()) if (!elements.includes(one)) one.remove();
+    // rows are placed by their transform, so their order in the page is that of their building
+    body.append(...elements.filter((one) => !one.isConnected));
   }
 
   // many events, one drawing
