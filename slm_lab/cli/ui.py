@@ -34,10 +34,10 @@ def ui(
     with user_errors():
         missing = [name for name in PACKAGES if find_spec(name) is None]
         if missing:
-            raise LabError(
-                f"slm-lab ui needs {' and '.join(missing)}: `uv sync --group ui`, or `pip install slm-lab[ui]`"
-            )
-        if not data_dir.is_dir():
+            names = " and ".join(missing)
+            raise LabError(f"slm-lab ui needs {names}: run `uv sync --group ui`, or `pip install slm-lab[ui]`")
+        # with --control the page may start the first run
+        if not data_dir.is_dir() and not control:
             raise LabError(f"--data-dir {data_dir}: there is no such folder; `slm-lab run` makes one, or give another")
         # loaded only here: they are optional
         serving = import_module("slm_lab.ui.server")

@@ -65,7 +65,8 @@ def test_a_long_table_is_thinned_but_for_its_end(tmp_path: Path, monkeypatch: py
     assert grown.num_row == 12_300
     at_once = FollowedTable(path)
     at_once.read()
-    assert at_once.stride == grown.stride == 16
+    # guessed from its first row, which is shorter than most
+    assert (grown.stride, at_once.stride) == (16, 32)
 
 
 def test_a_damaged_table_is_an_error_each_time(tmp_path: Path) -> None:

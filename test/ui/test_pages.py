@@ -166,8 +166,9 @@ def test_a_new_row_is_shown_within_two_seconds(served: Served, look: Look) -> No
 def test_the_doctor_speaks_under_the_curve_it_means(served: Served, look: Look) -> None:
     page = look(served, "run/flat").page
     finding = page.locator('.small-chart:has([data-chart="entropy"]) .symptom')
-    expect(finding).to_contain_text("entropy collapsed early")
-    expect(page.locator(".findings")).to_contain_text("entropy collapsed early")
+    expect(finding).to_be_hidden()
+    page.locator(".findings").get_by_role("button", name="entropy collapsed early").click()
+    expect(finding).to_contain_text("raise agent.algorithm.entropy_coef_spec")
 
 
 def test_tabs_show_log_spec_and_files(served: Served, look: Look) -> None:

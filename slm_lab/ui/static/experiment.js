@@ -30,7 +30,7 @@ export async function openExperiment([id]) {
     const data = await get("/api/experiment", { run: id });
     charts = [];
     const cellOf = (label, env) => data.cells.find((cell) => cell.label === label && cell.env === env);
-    const matrix = make("div", { class: "matrix", style: { gridTemplateColumns: `minmax(70px, max-content) repeat(${data.envs.length}, minmax(220px, 1fr))` } },
+    const matrix = make("div", { class: "matrix", style: { gridTemplateColumns: `max-content repeat(${data.envs.length}, minmax(220px, 1fr))` } },
       make("span", {}), ...data.envs.map((env) => make("strong", { text: env })),
       ...data.labels.flatMap((label) => [make("strong", { class: "matrix-label", text: label }), ...data.envs.map((env) => {
         const cell = cellOf(label, env);

@@ -45,7 +45,11 @@ export async function openRun([id], lab) {
     const names = new Set(data.envs.flatMap((env) => env.charts.map((chart) => chart.name)));
     // what has no curve of its own stands under the score, but for the time split, which has a tab
     const found = data.runs[0].doctor.symptoms.filter(({ column, title }) => (title.endsWith("-bound") ? "" : names.has(column) ? column : "train") === name);
-    return found.length ? doctor({ symptoms: found, conclusion: "" }) : null;
+    if (!found.length) return null;
+    const whole = doctor({ symptoms: found, conclusion: "" });
+    if (name === "train") return whole;
+    // under a small chart a line, which opens
+    return make("details", { class: "finding" }, make("summary", { text: found.map(({ title }) => title).join(", ") }), whole);
   };
 
   const player = new Player(id, data);
@@ -114,6 +118,8 @@ export async function openRun([id], lab) {
   function jump(title, column) {
     if (title.endsWith("-bound")) return tabs.show("Time");
     const target = document.querySelector(`[data-symptom="${CSS.escape(title)}"]`) || document.querySelector(`[data-chart="${CSS.escape(column)}"]`);
+    const folded = target && target.closest("details");
+    if (folded) folded.open = true;
     return target && target.scrollIntoView({ behavior: "smooth", block: "center" });
   }
 
@@ -227,8 +233,6 @@ function buildLog(id) {
         const { logs } = await get("/api/files", { run: id });
         choice.replaceChildren(...logs.map((path) => make("option", { value: path, text: path.replace("log/", "") })));
         choice.hidden = logs.length < 2;
-        // sessions are more telling than their trial
-        if (logs.length) choice.value = logs.find((path) => path.endsWith("_s0.log")) || logs[0];
       }
       const isAtEnd = text.scrollTop + text.clientHeight >= text.scrollHeight - 40;
       text.textContent = choice.value ? (await get("/api/log", { run: id, path: choice.value })).text || "(empty)" : "There is no log.";
