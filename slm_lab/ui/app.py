@@ -140,7 +140,7 @@ def _add_reading(app: FastAPI, library: Library, watcher: Watcher, access: Acces
     def compare(run: Ids) -> Document:
         if len(run) < 2:
             raise LabError("choose at least two runs to compare")
-        return build_comparison(run, [library.load(id_) for id_ in run])
+        return build_comparison([library.find(id_) for id_ in run], [library.load(id_) for id_ in run])
 
     @app.get("/api/search")
     def search(run: str) -> Document:

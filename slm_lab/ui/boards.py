@@ -155,11 +155,11 @@ def build_experiment(place: Place, library: Library) -> Document:
     """The page of an experiment: a small chart for each algorithm and env, and the comparison of all runs."""
     if place.kind != "experiment":
         raise RunFolderError(f"{place.id} is no experiment")
-    runs: list[tuple[str, Run]] = []
+    runs: list[tuple[Place, Run]] = []
     problems, waiting = [], []
     for child in library.find_children(place.id):
         try:
-            runs.append((child.id, library.load(child.id)))
+            runs.append((child, library.load(child.id)))
         except NoResultsError:
             waiting.append(child.id)
         except (LabError, OSError) as error:
@@ -173,7 +173,7 @@ def build_experiment(place: Place, library: Library) -> Document:
         "waiting": waiting,
         "envs": list(dict.fromkeys(run.env_name for run in loaded)),
         "labels": list(dict.fromkeys(labels)),
-        "cells": [_build_cell(id_, run, label) for (id_, run), label in zip(runs, labels, strict=True)],
+        "cells": [_build_cell(child, run, label) for (child, run), label in zip(runs, labels, strict=True)],
         "comparison": compare_runs(loaded, labels) if len(loaded) > 1 else None,
     }
 
@@ -191,7 +191,7 @@ def _slug(text: str) -> str:
     return "".join(char if char.isalnum() else "_" for char in text.lower()).strip("_")
 
 
-def _build_cell(id_: str, run: Run, label: str) -> Document:
+def _build_cell(place: Place, run: Run, label: str) -> Document:
     graph = build_graph([run], name_runs([run]), "")
     charts = [chart for env in graph["envs"] for chart in env["charts"] if chart["name"] == "train"]
     spread = run.spread
@@ -200,5 +200,5 @@ def _build_cell(id_: str, run: Run, label: str) -> Document:
         if spread
         else {}
     )
-    known = {"id": id_, "label": label, "env": run.env_name, "status": find_status(run), "frame": run.frame}
+    known = {"id": place.id, "label": label, "env": run.env_name, "status": find_status(place, run), "frame": run.frame}
     return known | score | {"look": graph["runs"][0], "dashes": graph["dashes"], "chart": charts[0] if charts else None}

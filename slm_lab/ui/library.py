@@ -15,7 +15,7 @@ from slm_lab.results.run import NoResultsError, Run, read_run
 from slm_lab.results.table import read_session_table
 from slm_lab.spec.reader import printable
 from slm_lab.ui.places import Place, find_places, is_experiment_running, refuse_links, sign
-from slm_lab.ui.summary import sketch, summarize
+from slm_lab.ui.summary import is_next_awaited, sketch, summarize
 
 # tables that are followed at once: those of some runs that pages show
 MAX_FOLLOWED = 200
@@ -155,7 +155,8 @@ class Library:
             parent = self.places.get(place.parent)
             is_awaited = parent is not None and is_experiment_running(parent.path)
             idle = "empty" if row.get("frame") is None else "stopped"
-            return "running" if is_running(place.path) else "waiting" if is_awaited else idle
+            is_active = is_running(place.path) or is_next_awaited(row)
+            return "running" if is_active else "waiting" if is_awaited else idle
         return status
 
     def _read_once(self, path: Path) -> dict[str, Array]:

@@ -34,9 +34,13 @@ def build_run_page(place: Place, run: Run, stride: int) -> Document:
     for symptom in content["doctor"]["symptoms"]:
         symptom["column"] = find_column(symptom["seen"], columns)
     shipped = find_shipped(run)
+    status = find_status(place, run)
+    if status == "running":
+        # the others say that it has not ended
+        content["problems"] = list(run.problems)
     return data | {
         "id": place.id,
-        "status": find_status(run),
+        "status": status,
         "max_frame": find_max_frame(run),
         "trial": run.trial,
         "stride": stride,
@@ -57,14 +61,14 @@ def build_column(run: Run, column: str) -> Document | None:
     return {"name": f"column {column}", "title": column, "is_small": False, "raw": raw} if raw else None
 
 
-def build_comparison(ids: Sequence[str], runs: Sequence[Run]) -> Document:
+def build_comparison(places: Sequence[Place], runs: Sequence[Run]) -> Document:
     """The page of several runs side by side."""
     data = build_report(runs, runs[0].path, compare_runs(runs), symptoms=[() for _ in runs])
-    for content, id_, run in zip(data["runs"], ids, runs, strict=True):
-        content |= {"id": id_, "name": id_, "status": find_status(run)}
+    for content, place, run in zip(data["runs"], places, runs, strict=True):
+        content |= {"id": place.id, "name": place.id, "status": find_status(place, run)}
         for key in ("doctor", "commands", "videos", "machine", "metrics", "phases", "sessions"):
             content.pop(key, None)
-    data["spec_diff"] = build_spec_diff(runs, ids)
+    data["spec_diff"] = build_spec_diff(runs, [place.id for place in places])
     return data
 
 

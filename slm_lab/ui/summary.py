@@ -1,12 +1,12 @@
 """A run as one row of the table of runs."""
 
 import math
-from collections.abc import Callable
+import time
 from typing import Any
 
 import numpy as np
 
-from slm_lab.lib.data import Document
+from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.results.curve import average_curves, read_curves
 from slm_lab.results.folder import is_running
 from slm_lab.results.page import color_variable, to_number
@@ -17,6 +17,8 @@ from slm_lab.ui.places import Place, find_age, refuse_links
 
 # points of the small curve in a row
 NUM_POINT = 32
+# from the end of a session to the lock of the next one, which imports torch first
+NEXT_SECONDS = 60.0
 
 
 def sketch(place: Place) -> Document:
@@ -52,7 +54,8 @@ def summarize(place: Place, read: TableReader) -> Document:
         "progress": calc_progress(run),
         "left": calc_seconds_left(run),
         "fps": to_number(run.fps),
-        "status": find_status(run),
+        "status": find_status(place, run),
+        "is_between_sessions": is_between_sessions(run),
         "spark": draw_spark(run),
         "tags": notes.tags,
         "note": notes.note,
@@ -95,9 +98,23 @@ def calc_seconds_left(run: Run) -> float | None:
     return to_number(max(left, default=math.nan))
 
 
-def find_status(run: Run) -> str:
+def is_between_sessions(run: Run) -> bool:
+    """Whether all sessions that have begun are at their end, and some have not begun: no process holds a lock then."""
+    end, count = find_max_frame(run), _whole(look_up(run.spec, "meta", "max_session"))
+    if end is None or count is None or run.metrics is not None:
+        return False
+    return len(run.tables) < count and all(table["frame"][-1] >= end for table in run.tables.values())
+
+
+def is_next_awaited(row: ReadOnlyDocument) -> bool:
+    """Whether the next session of a run is about to begin, by its row in the table."""
+    return bool(row.get("is_between_sessions")) and time.time() - float(row["age"]) < NEXT_SECONDS
+
+
+def find_status(place: Place, run: Run) -> str:
     """Whether a run trains, is done, has failed sessions, or was stopped."""
-    if is_running(run.path):
+    row = {"is_between_sessions": is_between_sessions(run), "age": find_age(place)}
+    if is_running(run.path) or is_next_awaited(row):
         return "running"
     if run.failed:
         return "failed"
@@ -116,6 +133,3 @@ def draw_spark(run: Run) -> list[float | None]:
     values = np.interp(np.linspace(x[0], x[-1], min(NUM_POINT, x.size)), x, y)
     low, high = float(values.min()), float(values.max())
     return [round((float(value) - low) / (high - low), 3) if high > low else 0.5 for value in values]
-
-
-Summarize = Callable[[Place, TableReader], Document]

@@ -1,6 +1,8 @@
 """The pages of `slm-lab ui` in a real browser."""
 
+import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -14,6 +16,8 @@ from slm_lab.lib.io import write_text, write_yaml
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.search_space import read_dimensions
+from slm_lab.ui.places import Place
+from slm_lab.ui.summary import find_status
 from test.results.sample import make_spec, make_table, write_run, write_table
 from test.tiny import make_tiny_spec
 from test.ui.conftest import Look, Served, serve
@@ -249,3 +253,16 @@ def test_a_run_that_appears_and_goes_is_followed(served: Served, look: Look) -> 
     expect(page.locator("[data-run]")).to_have_count(10)
     write_run(served.data_dir / "newcomer", {0: make_table()}, spec=make_shipped_spec())
     expect(page.locator('[data-run="newcomer"] .pill')).to_have_text("done")
+
+
+def test_a_run_between_two_sessions_is_running(tmp_path: Path) -> None:
+    """No process holds a lock while the next session imports torch."""
+    spec = make_shipped_spec(max_frame=20_000)
+    run = write_run(tmp_path / "run", {0: make_table(40)}, spec=spec, has_end=False)
+    place = Place("run", run.path, "run")
+    assert find_status(place, run) == "running"
+    table = run.path / "info" / "demo_t0_s0_session_df_train.csv"
+    os.utime(table, (0, time.time() - 600))
+    assert find_status(place, run) == "stopped"
+    half = write_run(tmp_path / "half", {0: make_table(20)}, spec=spec, has_end=False)
+    assert find_status(Place("half", half.path, "run"), half) == "stopped"

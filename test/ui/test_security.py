@@ -44,7 +44,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # markup in every text
     spec = {"agent": {"name": HTML, "algorithm": {"name": HTML}}, "env": {"name": HTML, HTML: HTML}}
     hostile = data / HOSTILE_NAME
-    write_run(hostile, {0: make_table(**{HTML: make_table()["loss"]})}, spec=spec, provenance={"command": [HTML]})
+    write_run(hostile, {0: make_table() | {HTML: make_table()["loss"]}}, spec=spec, provenance={"command": [HTML]})
     (hostile / "log").mkdir()
     (hostile / "log" / "demo.log").write_text(f"{HTML}\n{HOSTILE}\n")
     write_json(hostile / "notes.json", {"tags": [HTML[:40]], "note": HTML})

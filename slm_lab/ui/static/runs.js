@@ -189,8 +189,12 @@ export async function openRuns() {
     }
     const elements = [...drawn.values()].map(({ element: one }) => one);
     for (const { element: one } of before.values()) if (!elements.includes(one)) one.remove();
-    // rows are placed by their transform, so their order in the page is that of their building
-    body.append(...elements.filter((one) => !one.isConnected));
+    // in the order in which they are read, each moved only if it has to be
+    let next = body.firstChild;
+    for (const one of elements) {
+      if (one === next) next = next.nextSibling;
+      else body.insertBefore(one, next);
+    }
   }
 
   // many events, one drawing
