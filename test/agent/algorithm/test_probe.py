@@ -97,6 +97,12 @@ CONTINUOUS_ONLY: dict[str, tuple[Keys, Memory, Keys]] = {
     "TD3": (TD3, REPLAY, FOLLOW),
     "DDPG": ({**TD3, "name": "DDPG"}, PER, FOLLOW),
     "TQC": (TQC, REPLAY, FOLLOW),
+    "XQC": (
+        {**CROSSQ, "critic": {"kind": "categorical", "v_min": -5.0, "v_max": 14.0}},
+        REPLAY,
+        {"critic_batch_norm": True, "critic_weight_norm": True},
+    ),
+    "SAC-sde": ({**SAC, "sde": {}}, REPLAY, FOLLOW),
 }
 SOFT: dict[str, tuple[Keys, Memory, Keys]] = {
     "SAC": (SAC, REPLAY, FOLLOW),
@@ -109,7 +115,7 @@ ALL: dict[str, tuple[Keys, Memory, Keys]] = {
     "Reinforce-episodes": ({**REINFORCE, "training_frequency": 32}, "OnPolicyReplay", {}),
     **SOFT,
 }
-TABLE = {**ALL, **VALUING, **CONTINUOUS_ONLY}
+TABLE = {**ALL, **VALUING, **CONTINUOUS_ONLY, "PPO-sde": ({**PPO, "sde": {}}, "OnPolicyBatchReplay", {})}
 
 
 def make_continuous(kind: type[ProbeEnv]) -> ProbeEnv:
@@ -306,7 +312,7 @@ def test_image_probe_of_values(lab, which: str) -> None:
 CONTINUOUS = [
     *((which, "Normal") for which in ("PPO", "A2C-full-episodes", "PPOSIL")),
     *((which, "TanhNormal") for which in ("PPO-shared", "A2C-gae", "Reinforce")),
-    *((which, "default") for which in ("SAC", "CrossQ", *CONTINUOUS_ONLY)),
+    *((which, "default") for which in ("SAC", "CrossQ", *CONTINUOUS_ONLY, "PPO-sde")),
 ]
 
 
@@ -317,7 +323,7 @@ def test_continuous_target(lab, which: str, pdtype: str) -> None:
     # the rate of the other probes is too high for a shared net with a density
     slower = {"optim_spec": {"name": "Adam", "lr": 0.01}}
     # a soft actor-critic learns its alpha here, which starts at 1 and must fall for the target to be hit
-    learned = {"fixed_alpha": None} if which in (*SOFT, "TQC") else {}
+    learned = {"fixed_alpha": None} if which in (*SOFT, "TQC", "XQC", "SAC-sde") else {}
     spec = build_spec(lab, which, "ContinuousTarget", algorithm={"action_pdtype": pdtype, **learned}, net=slower)
 
     def error(agent: Agent) -> float:
