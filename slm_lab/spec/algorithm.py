@@ -332,7 +332,7 @@ class SoftActorCriticSpec(StateNoise, OffPolicySpec):
     """Soft actor-critic, for continuous and for discrete actions."""
 
     name: Literal["SoftActorCritic"] = "SoftActorCritic"
-    actions: ClassVar = "squashed"
+    actions: ClassVar[Actions] = "squashed"
     has_target: ClassVar = True
     starts_random: ClassVar = True
     trains_every_frame: ClassVar = True
