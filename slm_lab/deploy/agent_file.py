@@ -40,8 +40,11 @@ def write_agent(path: Path, trained: TrainedAgent, contract: Document) -> str:
     }
     try:
         data = encode_state(state)
-    except TypeError as error:
-        raise LabError(f"{path}: this agent cannot be exported: {error}") from None
+        # a net that was changed after it was built, say, cannot be built again from its spec
+        _build(check_contract(contract, path), read_facts(contract), state, torch.device("cpu"), path)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise LabError(f"this agent cannot be exported as {SUFFIX} ({reason}); ONNX may work") from None
     write_bytes(path, data)
     return hashlib.sha256(data).hexdigest()
 
