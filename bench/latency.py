@@ -101,7 +101,7 @@ def build_lab(row: Row) -> TrainedAgent:
         "env": {"name": "none", "max_frame": 1_000_000},
         "meta": {"device": "cpu", "compile": False},
     }
-    facts = {"observation": dump_space(row.observation), "action": dump_space(row.action)}
+    facts: dict[str, Any] = {"observation": dump_space(row.observation), "action": dump_space(row.action)}
     facts |= {"dtype": str(row.observation.dtype), "frame_stack": 1, "action_mask": None}
     spec = parse_spec(raw)[0]
     return TrainedAgent(Agent(spec, read_facts(facts), 1, (0, 0), torch.device("cpu"), only_acts=True), spec)

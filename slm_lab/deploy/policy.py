@@ -84,7 +84,7 @@ class Normalize(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Observations as the net sees them."""
-        if self.mean is not None:
+        if self.mean is not None and self.std is not None:
             obs = (obs - self.mean) / self.std
         if self.clip is not None:
             obs = obs.clamp(-self.clip, self.clip)

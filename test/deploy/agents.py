@@ -100,7 +100,7 @@ COMBINATIONS = [
 ]
 # other actions, of an algorithm that takes them all
 ACTIONS: dict[str, Any] = {
-    "MultiDiscrete": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[0, 1], [0, 5]]),
+    "MultiDiscrete": spaces.MultiDiscrete(np.array([[2, 3], [4, 2]]), start=np.array([[0, 1], [0, 5]])),
     "MultiBinary": spaces.MultiBinary([2, 2]),
     "whole Box": spaces.Box(np.array([0, -3]), np.array([9, 4]), dtype=np.int64),
     "float64 Box": spaces.Box(-1, 3, (2, 2), np.float64),
