@@ -64,6 +64,7 @@ STEPS = (
     Step("load_agent", program=LOAD),
 )
 FAILED_COMPILING = "Compiling failed"
+NOT_TRIED = "not tried"
 
 
 @dataclass
@@ -163,7 +164,7 @@ def install(folder: Path, python: str, wheel: Path | None, torch: str) -> list[l
     return [["uv", "venv", "--quiet", "--no-project", "--python", python, str(folder / "env")], uv]
 
 
-def try_out(folder: Path, python: str, wheel: Path | None, torch: str) -> Row:
+def try_out(folder: Path, python: str, wheel: Path | None, torch: str, skipped: Sequence[str] = ()) -> Row:
     """Install into a fresh environment and go through the steps."""
     work = folder / "work"
     work.mkdir()
@@ -176,8 +177,10 @@ def try_out(folder: Path, python: str, wheel: Path | None, torch: str) -> Row:
             return Row(_version(python), torch, how, dict.fromkeys(names, f"not installed: {reason}"))
     inside = folder / "env" / "bin"
     ran = run_words([str(inside / "python"), "-c", "import torch; print(torch.__version__)"], work)
-    row = Row(_version(python), ran.stdout.strip(), how, {})
+    row = Row(_version(python), ran.stdout.strip(), how, dict.fromkeys(skipped, NOT_TRIED))
     for step in STEPS:
+        if step.name in skipped:
+            continue
         words = [str(inside / "slm-lab"), *step.words] if step.words else [str(inside / "python"), "-c", step.program]
         ran = run_words(words, work)
         if ran.returncode or FAILED_COMPILING in ran.stderr + ran.stdout:
@@ -214,6 +217,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", action="append", help="versions to try, e.g. 3.12; all by default")
     parser.add_argument("--torch", action="append", help="versions to try, e.g. 2.13; oldest and newest by default")
+    parser.add_argument("--skip", action="append", default=[], help="columns to leave out, e.g. compile")
     parser.add_argument("--no-pip", action="store_true", help="leave out pip from the clone")
     parser.add_argument("--folder", type=Path, help="where to put the environments, which take up to 6 GB each")
     parser.add_argument("--keep", action="store_true", help="keep the environments, whose deletion takes minutes")
@@ -233,13 +237,13 @@ def main() -> int:
             tries = [(wheel, torch) for torch in given.torch or read_torch_versions()]
             for one, torch in [*tries, *([] if given.no_pip else [(None, "")])]:
                 with fresh_folder(given.folder, given.keep) as folder:
-                    rows.append(try_out(folder, python, one, torch))
+                    rows.append(try_out(folder, python, one, torch, given.skip))
                 sys.stdout.write(f"{' | '.join(rows[-1].cells())}\n")
                 sys.stdout.flush()
     if given.page:
         table = format_table(rows)
         PAGE.write_text(BLOCK.sub(lambda _: table, PAGE.read_text()))
-    return int(not rows or any(row.failures for row in rows))
+    return int(not rows or any(cell != NOT_TRIED for row in rows for cell in row.failures.values()))
 
 
 if __name__ == "__main__":
