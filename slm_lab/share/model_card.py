@@ -105,7 +105,7 @@ def _usage(run: Run, repo: str, sha256: str, contract: Document) -> str:
         setup, body = setup[1:], [f'agent = slm_lab.load_agent("{source}")', f"action = agent.act(obs{mask})"]
     code = "\n".join([*setup, *body])
     return (
-        f'## Use it\n\n```bash\npip install "slm-lab[ml]"\n```\n\n```python\n{code}\n```\n\n'
+        f"## Use it\n\nWith SLM-Lab and its extra `ml` installed:\n\n```python\n{code}\n```\n\n"
         f"`load_agent` downloads `{AGENT}`, compares it with its SHA-256 and runs none of it. The digits after `@` pin "
         "this agent: another one in its place is refused."
     )
