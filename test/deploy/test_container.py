@@ -11,7 +11,7 @@ import tomllib
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import typer
@@ -95,9 +95,10 @@ def test_it_runs_the_lab_without_rights_and_listens_where_it_says() -> None:
         index for index, one in enumerate(INSTRUCTIONS) if one.name in ("RUN", "COPY")
     )
     (entry,), (command,) = find("ENTRYPOINT"), find("CMD")
-    program, *words = [*json.loads(entry), *json.loads(command)]
-    assert program == "slm-lab"
-    _, parser, rest = typer.main.get_command(app).resolve_command(None, words)  # type: ignore[attr-defined]
+    words: list[str] = json.loads(entry) + json.loads(command)
+    assert words[0] == "slm-lab"
+    lab: Any = typer.main.get_command(app)
+    _, parser, rest = lab.resolve_command(None, words[1:])
     given = parser.make_context("slm-lab", rest).params
     assert (given["host"], given["port"], given["where"]) == ("0.0.0.0", 8000, "/agent/agent.slm")
     assert find("EXPOSE") == [str(given["port"])]

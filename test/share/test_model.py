@@ -104,11 +104,11 @@ def test_a_push_again_sends_nothing(model, models, trained, lab) -> None:
 def test_the_card_has_the_hubs_results_and_lines_that_work(model, trained, lab) -> None:
     front = read_front(model)
     assert front["library_name"] == "slm-lab"
-    (index,) = front["model-index"]  # type: ignore[misc, attr-defined]
-    (result,) = index["results"]
+    results: Any = front["model-index"]
+    (result,) = results[0]["results"]
     assert result["task"]["type"] == "reinforcement-learning"
     assert result["dataset"] == {"name": "CartPole-v1", "type": "CartPole-v1"}
-    score = read_agent(model / AGENT).contract["score"]  # type: ignore[index]
+    score = read_agent(model / AGENT).contract["score"]
     assert [metric["value"] for metric in result["metrics"]] == [round(score["session"], 2), round(score["mean"], 2)]
 
     card = (model / "README.md").read_text()
@@ -183,7 +183,7 @@ def _edit(**changes: object) -> object:
     return edit
 
 
-HOSTILE = {
+HOSTILE: dict[str, tuple[Any, str]] = {
     "swapped": (_swap, "is not what model.json says"),
     "grown": (_grow, "is not what model.json says"),
     "gone": (lambda model: (model / AGENT).unlink(), "is not what model.json says"),
@@ -203,7 +203,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_not_as_it_says_is_refused_and_not_kept(name, model, tmp_path) -> None:
     change, reason = HOSTILE[name]
-    change(model)  # type: ignore[operator]
+    change(model)
     with pytest.raises(ShareError, match=reason):
         slm_lab.load_agent(f"hub:{REPO}")
     assert not list((tmp_path / "cache").rglob("*.slm"))
