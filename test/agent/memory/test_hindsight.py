@@ -19,7 +19,7 @@ from slm_lab.env.probe import BitFlip, Reach
 from slm_lab.experiment.control import Session
 from slm_lab.lib.errors import EnvError, SpecError
 from slm_lab.results.folder import RunFolder
-from slm_lab.spec.loading import parse_spec
+from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.memory import HindsightReplaySpec
 from slm_lab.spec.schema import EnvSpec, Spec
 from test.agent.conftest import build_step, through_file
@@ -220,3 +220,18 @@ def test_a_stopped_run_ends_like_a_whole_one(name: str, env: str, tmp_path: Path
         session.should_stop = lambda session=session, frame=frame: session.frame >= frame  # type: ignore[misc]
         session.run()
     assert find_difference(whole.path, stopped.path, "tiny") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "solved", "missed"), [("her_dqn_bitflip", -6.0, -9.0), ("her_sac_reach", -8.0, -18.0)]
+)
+def test_what_plain_replays_miss_is_found_in_hindsight(name: str, solved: float, missed: float, tmp_path: Path) -> None:
+    scores = []
+    for num_goal in (4, 0):
+        changes = {"agent.memory.num_goal": num_goal, "env.max_frame": 10_000, "meta.compile": False}
+        spec = load_spec(name, overrides=changes).spec
+        result = Session(spec, RunFolder(tmp_path / str(num_goal), spec.name)).run()
+        scores.append(float(np.mean(result.final_eval)))
+    assert scores[0] > solved
+    assert scores[1] < missed
