@@ -16,7 +16,6 @@ TICK_SECONDS = 0.5
 SWEEP_SECONDS = 3.0
 SWEEP_SHARE = 0.03
 HEARTBEAT_SECONDS = 15.0
-NICENESS = 10
 # rows are sent together, so that a page is drawn once for many
 BATCH_SECONDS = 0.3
 # events that a page has not taken; it starts from scratch when it is back
@@ -104,9 +103,6 @@ class Watcher:
                 yield event
 
     def _run(self) -> None:
-        # of this thread alone: runs that the server starts are to have the usual priority
-        with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         # the first page finds the names of all runs
         self.library.scan()
         while True:

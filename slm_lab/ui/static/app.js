@@ -53,11 +53,14 @@ function buildBar({ version, may_act: mayAct, has_control: hasControl }) {
 // --- pages
 
 const events = new Events(
-  (event) => page && page.onEvent && page.onEvent(event),
+  (event) => {
+    // from here on nothing is missed; what came before is asked for
+    if (event.type === "hello" && page && page.onConnect) page.onConnect();
+    else if (page && page.onEvent) page.onEvent(event);
+  },
   (isOpen) => {
     liveDot.classList.toggle("on", isOpen);
     liveDot.title = isOpen ? "live" : "not connected";
-    if (isOpen && page && page.onReconnect) page.onReconnect();
   },
 );
 

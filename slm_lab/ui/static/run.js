@@ -182,6 +182,7 @@ export async function openRun([id], lab) {
     },
     onResize: (isWider) => isWider && curves.redraw(),
     close: () => curves.close(),
+    onConnect: () => curves.refresh(),
     onEvent: (event) => {
       if (event.type === "rows") {
         const row = event.rows.find((one) => one.id === id);

@@ -226,7 +226,7 @@ export async function openRuns() {
     onShow: arrange,
     onResize: render,
     close: () => clearInterval(clock),
-    onReconnect: async () => {
+    onConnect: async () => {
       for (const row of (await get("/api/runs")).rows) rows.set(row.id, row);
       schedule();
     },
