@@ -118,7 +118,7 @@ metas = optional(
     seed=st.integers(0, 2**63 - 1),
     max_session=counts,
     max_trial=st.none() | counts,
-    device=st.sampled_from(["auto", "cpu", "cuda", "cuda:1"]),
+    device=st.sampled_from(["auto", "cpu", "mps", "cuda", "cuda:1"]),
     search_resources=optional(cpu=positive, gpu=shares),
     search_scheduler=st.none() | st.fixed_dictionaries({"grace_period": counts}),
 )
