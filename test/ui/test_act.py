@@ -32,7 +32,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def click_curve(page: Page, session: int, share: float) -> None:
     """Click at a share of the width of the large chart, at the height of a session's curve."""
-    chart = page.locator('[data-chart="train"] > svg')
+    # the figure stays, its picture is replaced by new rows
+    chart = page.locator('[data-chart="train"]')
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
     assert box is not None

@@ -54,10 +54,13 @@ export class Chart {
     this.state = state;
     this.looks = looks;
     this.onPick = onPick;
+    this.pickAt = null;
     state.charts.push(this);
     this.tip = make("div", { class: "tip", hidden: "" });
     this.figure = make("figure", { class: "chart", "data-chart": chart.name },
       make("figcaption", { text: chart.title }), this.tip);
+    // on the figure, which stays when a new row replaces the picture between press and release
+    if (onPick) this.figure.addEventListener("click", (event) => this.pickAt && event.target.tagName !== "FIGCAPTION" && this.pickAt(event));
     this.update(chart);
   }
 
@@ -218,7 +221,7 @@ export class Chart {
     };
     if (this.onPick) {
       svg.classList.add("pickable");
-      svg.addEventListener("click", (event) => pick(locate(event)[1]));
+      this.pickAt = (event) => { onPointer(event); pick(locate(event)[1]); };
     }
     svg.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && this.onPick) pick(view.base);
