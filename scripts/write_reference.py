@@ -226,7 +226,7 @@ def results_table() -> str:
     results = load_results(ROOT / "docs")
     cells: dict[str, dict[str, str]] = defaultdict(dict)
     for row in load_matrix():
-        if row.phase in ("classic", "box2d") and row.key in results:
+        if row.phase in ("classic", "box2d", "mujoco") and row.key in results:
             score = results[row.key].score
             cells[row.env][row.algorithm] = f"{score:.1f}" + (f" ({row.reference:.1f})" if row.reference else "")
     rows = [(env, *(found.get(name, "") for name in ALGORITHMS)) for env, found in cells.items()]

@@ -253,7 +253,7 @@ def _waiting(rows: Sequence[Row], has_others: bool) -> str:
 
 
 def _linked(row: Row) -> str:
-    return f"[{_reference(row)}](../{row.spec_file} '{row.spec_name}')"
+    return f"[{_reference(row) or 'none'}](../{row.spec_file} '{row.spec_name}')"
 
 
 def _reference(row: Row) -> str:
