@@ -222,7 +222,7 @@ slm-lab run ppo_atari train -s env=ALE/Pong-v5
 
 
 def results_table() -> str:
-    """Scores of classic control and Box2D beside the published ones."""
+    """Scores of classic control, Box2D and MuJoCo beside the published ones."""
     results = load_results(ROOT / "docs")
     cells: dict[str, dict[str, str]] = defaultdict(dict)
     for row in load_matrix():
