@@ -14,10 +14,10 @@ import typer
 
 import slm_lab
 from slm_lab import plugin
-from slm_lab.api import TrainedAgent
 from slm_lab.benchmark.matrix import load_matrix
 from slm_lab.benchmark.result import load_results
 from slm_lab.cli.main import COMMANDS
+from slm_lab.deploy.trained import TrainedAgent
 from slm_lab.experiment.trial import TrialResult
 from slm_lab.results.reading import RunData
 from slm_lab.spec.document import spec_reference

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from slm_lab.agent.agent import Agent
-from slm_lab.deploy.loading import load as load_trained_agent
-from slm_lab.deploy.trained import TrainedAgent
 from slm_lab.env.vec_env import VecEnv
 from slm_lab.experiment.build import TRAIN_ENV, build_env, build_session_agent
 from slm_lab.experiment.callback import Callback
@@ -30,6 +28,7 @@ from slm_lab.spec.loading import load_spec, parse_spec
 from slm_lab.spec.schema import Spec
 
 if TYPE_CHECKING:
+    from slm_lab.deploy.trained import TrainedAgent
     from slm_lab.experiment.grid_run import GridResult
     from slm_lab.experiment.search_result import SearchResult
 
@@ -169,7 +168,7 @@ def load_agent(
     imports: Sequence[str] = (),
     at: int | None = None,
     device: str | None = None,
-) -> TrainedAgent:
+) -> "TrainedAgent":
     """A trained agent: of a run folder, a model or checkpoint file in one, an exported `agent.slm`, or the hub.
 
     `hub:OWNER/NAME` is a model repo, whose agent is downloaded, verified and kept in the cache.
@@ -182,4 +181,6 @@ def load_agent(
     if str(source).startswith(HUB_PREFIX):
         # loaded only here: the hub's client takes a second
         source = import_module("slm_lab.share.model").fetch_agent(str(source))
-    return load_trained_agent(source, Path(data_dir), session, at, device)
+    # loaded only here: remote runs do without it, and it is not sent there
+    trained: TrainedAgent = import_module("slm_lab.deploy.loading").load(source, Path(data_dir), session, at, device)
+    return trained

@@ -19,7 +19,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 import slm_lab
 from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.registry import register_algorithm
-from slm_lab.api import TrainedAgent
+from slm_lab.deploy.trained import TrainedAgent
 from slm_lab.env.layout import flatten_obs
 from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.results.folder import find_run_path

@@ -12,7 +12,7 @@ from slm_lab.lib.io import write_json
 from slm_lab.remote.task import TaskRequest, make_run_name
 from test.benchmark.test_benchmark import make_run
 
-ROWS = select_rows(["cartpole-v1"])
+ROWS = select_rows(["classic cartpole-v1"])
 PONG = select_rows(["pong ppo"])
 
 

@@ -172,7 +172,7 @@ def test_a_run_of_an_older_version_needs_its_env(run: Path, tmp_path: Path) -> N
     ("output", "options", "message"),
     [
         ("agent.zip", {}, "its ending is none of .slm, .onnx, .pt2"),
-        ("agent.slm", {"session": 7}, "model"),
+        ("agent.slm", {"session": 7}, "has no session 7"),
     ],
 )
 def test_a_mistake_writes_nothing(

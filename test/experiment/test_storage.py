@@ -139,7 +139,10 @@ RAW_WRITES = {
     # parts of downloads, moved into place when whole and verified; what is made to be sent, in temporary folders
     "slm_lab/share/folder_store.py",
     "slm_lab/share/push.py",
+    "slm_lab/share/model_push.py",
     "slm_lab/audit/chaos.py",  # output of its own processes, outside of any run
+    "slm_lab/ui/jobs.py",  # the same
+    "slm_lab/ui/drafts.py",  # a text to check, in a temporary folder
 }
 
 

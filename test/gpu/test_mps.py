@@ -15,7 +15,7 @@ from test.gpu.pretend import MPS, pretend_mps
 # priorities are drawn in single precision, so other transitions come
 PRIORITIZED = ("double_dqn_dueling_per", "rainbow", "sac_discrete", "ddpg", "sil", "ppo_sil")
 # observations from the replay are normalised in single precision
-NORMALISED = ("sac", "crossq", "td3", "tqc")
+NORMALISED = ("sac", "crossq", "td3", "tqc", "xqc")
 NUM_UPDATE = 2
 
 

@@ -65,7 +65,7 @@ class HindsightReplay(Replay):
         if not num:
             return batch
         generator = self.generator
-        draw = torch.rand(num, dtype=torch.float64, generator=generator, device=generator.device).cpu().numpy()
+        draw = torch.rand(num, generator=generator, device=generator.device).cpu().numpy().astype(np.float64)
         goal = self._take_goals(batch.slot[:num], draw)
         achieved, desired = self.goal.achieved, self.goal.desired
         obs, next_obs, reward = batch.obs.clone(), batch.next_obs.clone(), batch.reward.clone()

@@ -106,7 +106,12 @@ def test_only_exploring_is_random(lab, name: str) -> None:
     greedy = [agent.act(obs).action for _ in range(5)]
     assert all(torch.equal(action, greedy[0]) for action in greedy)
     assert torch.equal(generator.get_state(), state)
-    explored = [agent.act(obs, explore=True).action for _ in range(20)]
+    explored = []
+    for _ in range(20):
+        explored.append(agent.act(obs, explore=True).action)
+        if agent.algorithm.sde is not None:
+            # its noise is held while an env is not stepped
+            agent.algorithm.sde.advance()
     assert any(not torch.equal(action, explored[0]) for action in explored)
 
 
