@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import math
 import os
 import platform
 import shutil
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from slm_lab.agent.agent import Agent, reset_rows
 from slm_lab.agent.algorithm.base import Metrics
+from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.learn.gradient import GradientStep, Loss
 from slm_lab.experiment.build import TRAIN_ENV, build_env, build_session_agent
 from slm_lab.experiment.compilation import resolve_compile
@@ -26,6 +28,8 @@ from slm_lab.spec.schema import Spec
 CPU = torch.device("cpu")
 # relative differences of losses, and of what a step adds to the weights, to those of the CPU
 MAX_LOSS_ERROR, MAX_STEP_ERROR = 1e-3, 1e-2
+# metrics smaller than this are compared by their difference alone
+MIN_METRIC = 0.1
 # waits of the host for the GPU, of one env step and of one compiled update
 MAX_STEP_WAIT, MAX_UPDATE_WAIT = 2, 4
 # updates before anything is measured: the first ones compile and capture
@@ -41,14 +45,14 @@ MLP: Raw = {"type": "MLPNet", "hid_layers": [64, 64], "hid_layers_activation": "
 WIDE: Raw = {**MLP, "hid_layers": [256, 256], "hid_layers_activation": "relu"}
 CONV: Raw = {"type": "ConvNet", "conv_hid_layers": [[16, 3, 2]], "fc_hid_layers": [64], "normalize": True, **OPTIM}
 GRU: Raw = {"type": "RecurrentNet", "fc_hid_layers": [32], "rnn_hidden_size": 32, "seq_len": 8, **OPTIM}
-PPO: Raw = {"name": "PPO", "time_horizon": 32, "minibatch_size": 64, "training_epoch": 4}
+HORIZON: Raw = {"name": "PPO", "time_horizon": 32, "minibatch_size": 64, "training_epoch": 4}
 REPLAY: Raw = {"name": "Replay", "batch_size": 128, "max_size": 10_000}
 PRIORITIZED: Raw = {**REPLAY, "name": "PrioritizedReplay", "num_step_returns": 3}
 CARTPOLE: Raw = {"name": "CartPole-v1"}
 PENDULUM: Raw = {"name": "Pendulum-v1", "normalize_obs": True, "normalize_reward": True}
 CASES: dict[str, Case] = {
-    "PPO": (PPO, {"name": "OnPolicyBatchReplay"}, MLP, CARTPOLE),
-    "PPO, convolutions": (PPO, {"name": "OnPolicyBatchReplay"}, CONV, {"name": "probe/Image-v0"}),
+    "PPO": (HORIZON, {"name": "OnPolicyBatchReplay"}, MLP, CARTPOLE),
+    "PPO, convolutions": (HORIZON, {"name": "OnPolicyBatchReplay"}, CONV, {"name": "probe/Image-v0"}),
     "A2C, recurrent": (
         {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16},
         {"name": "OnPolicyBatchReplay"},
@@ -65,8 +69,10 @@ CASES: dict[str, Case] = {
     ),
 }
 COMPILED = ("PPO", "SAC", "CrossQ")
+# whose gradient steps of an update are one launch
+SWEPT = ("PPO",)
 PLAYGROUND: Case = (
-    {**PPO, "time_horizon": 16, "minibatch_size": 2048},
+    {**HORIZON, "time_horizon": 16, "minibatch_size": 2048},
     {"name": "OnPolicyBatchReplay"},
     MLP,
     {"name": "playground/CartpoleBalance", "num_envs": 1024, "normalize_obs": True},
@@ -104,6 +110,8 @@ def check_gpu(device: torch.device) -> Iterator[Finding]:
         yield _check(f"{name}: repeat, compiled", repeat, device, case)
         yield _check(f"{name}: waits, compiled", count_waits, device, case)
         yield _check(f"{name}: speed", measure_speed, device, case)
+    for name in SWEPT:
+        yield _check(f"{name}: updates as one launch", compare_updates, device, CASES[name])
     if importlib.util.find_spec("mujoco_playground") is None:
         yield Finding(None, "Playground", "not installed: uv sync --group playground --group playground-gpu")
     else:
@@ -118,7 +126,7 @@ def _check(name: str, check: Callable[..., str], *args: Any) -> Finding:
     except CheckFailedError as error:
         return Finding(False, name, str(error))
     except Exception as error:
-        # whatever a driver or a compiler may raise: the other checks still tell something
+        # whatever a driver or a compiler may raise: the other checks are still worth having
         first = str(error).strip().partition("\n")[0]
         return Finding(False, name, f"{type(error).__name__}: {first}"[:300])
 
@@ -262,6 +270,27 @@ def _move(value: Any, device: torch.device) -> Any:
         parts = [_move(part, device) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value
+
+
+def compare_updates(device: torch.device, case: Case) -> str:
+    """The first updates with all their gradient steps as one launch, beside plain calls from the same seed."""
+    plain, compiled = Loop(case, device, False), Loop(case, device, True)
+    with _full_precision():
+        pairs = list(zip(plain.train(2), compiled.train(2), strict=True))
+    algorithm = compiled.agent.algorithm
+    if not (isinstance(algorithm, PPO) and algorithm.sweep.function is not None):
+        raise CheckFailedError("the steps were launched one by one")
+    errors = [
+        (abs(row[name] - value) / (abs(value) + MIN_METRIC), name)
+        for known, row in pairs
+        for name, value in known.items()
+    ]
+    # NaN counts as the worst
+    error, name = max(errors, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])
+    text = f"metrics within {error:.1e} of plain calls"
+    if not error <= MAX_STEP_ERROR:
+        raise CheckFailedError(f"{text} ({name}); at most {MAX_STEP_ERROR:g} is rounding")
+    return text
 
 
 def repeat(device: torch.device, case: Case) -> str:

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from slm_lab.spec.algorithm import OnPolicySpec, ValuePolicy
+from slm_lab.spec.algorithm import OnPolicySpec, ValuePolicy, find_minibatch_remarks
 from slm_lab.spec.types import Fraction, PositiveInt, Schedule, ScheduleSpec
 
 
@@ -33,3 +33,6 @@ class PQNSpec(OnPolicySpec):
     def calc_utd(self, num_envs: int) -> float:
         batch = self.time_horizon * num_envs
         return self.training_epoch * -(-batch // self.minibatch_size) / batch
+
+    def find_remarks(self, num_envs: int) -> list[str]:
+        return find_minibatch_remarks(self.time_horizon, num_envs, self.minibatch_size)

@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
+from slm_lab.agent.compile import capture
 from test.gpu.ledger import LEDGER, DeviceError
 from test.gpu.pretend import CUDA, PretendTensor
 
@@ -23,7 +24,7 @@ from test.gpu.pretend import CUDA, PretendTensor
 class PretendGraph:
     """A traced graph that is launched as a whole."""
 
-    def __init__(self, graph: GraphModule, num_state: int, others: list["PretendGraph"]) -> None:
+    def __init__(self, graph: GraphModule, num_state: int, others: list["PretendGraph | PretendCapture"]) -> None:
         for node in graph.graph.nodes:
             if "device" in node.kwargs:
                 node.kwargs = {**node.kwargs, "device": CUDA}
@@ -50,7 +51,7 @@ class PretendGraph:
         LEDGER.launch("copy of a graph's inputs")
         with torch.inference_mode():
             # a new step begins: what graphs gave before is gone
-            for out in (out for other in self.others for out in other.outs):
+            for out in (out for other in self.others if isinstance(other, PretendGraph) for out in other.outs):
                 _poison(out.held)
             for own, one in zip(self.inputs, inputs, strict=True):
                 own.held.copy_(one.held)
@@ -64,6 +65,33 @@ class PretendGraph:
             for own, one in zip(self.outs, made, strict=True):
                 own.held.copy_(one.held)
         return list(self.outs)
+
+
+class PretendCapture:
+    """What was captured runs again, on what its inputs and its state hold by then; its results stay where they are."""
+
+    def __init__(self, function: Callable[[], list[Tensor]]) -> None:
+        self.function = function
+        self.outs = [PretendTensor(result.held.clone()) for result in self._run()]
+
+    def launch(self) -> None:
+        """`CUDAGraph.replay`."""
+        LEDGER.launch("graph")
+        LEDGER.is_paused = True
+        try:
+            made = self._run()
+        finally:
+            LEDGER.is_paused = False
+        with torch.inference_mode():
+            for own, one in zip(self.outs, made, strict=True):
+                own.held.copy_(one.held)
+
+    def _run(self) -> list[PretendTensor]:
+        results = self.function()
+        held = [result for result in results if isinstance(result, PretendTensor)]
+        if len(held) < len(results):
+            raise DeviceError("a graph with results on the host is not captured")
+        return held
 
 
 def _poison(tensor: Tensor) -> None:
@@ -84,10 +112,10 @@ class HostMode(FakeTensorMode):
 
 
 @contextmanager
-def pretend_graphs() -> Iterator[list[PretendGraph]]:
+def pretend_graphs() -> Iterator[list["PretendGraph | PretendCapture"]]:
     """Within `pretend_gpu`: compiled functions are pretend graphs; yields those there are."""
     compiler = importlib.import_module("slm_lab.agent.compile.graph")
-    graphs: list[PretendGraph] = []
+    graphs: list[PretendGraph | PretendCapture] = []
 
     def make_fx(*args: Any, **kwargs: Any) -> Callable[..., Any]:
         trace = real_make_fx(*args, **kwargs)
@@ -98,11 +126,21 @@ def pretend_graphs() -> Iterator[list[PretendGraph]]:
 
         return call
 
-    def assemble(graph: GraphModule, fakes: list[Any], num_state: int, is_cuda: bool) -> PretendGraph:
+    def assemble(
+        graph: GraphModule, fakes: list[Any], num_state: int, is_cuda: bool, is_captured: bool
+    ) -> Callable[[Sequence[Tensor]], Any]:
         assert is_cuda
-        return PretendGraph(graph, num_state, graphs)
+        made = PretendGraph(graph, num_state, graphs if is_captured else [])
+        # as part of a larger graph it is plain code
+        return made if is_captured else lambda tensors: made.graph(*tensors)
 
     real_make_fx = compiler.make_fx
     patches: Any = {"FakeTensorMode": HostMode, "make_fx": make_fx, "assemble": assemble}
-    with mock.patch.multiple(compiler, **patches):
+
+    def record(function: Callable[[], list[Tensor]], device: torch.device) -> tuple[Callable[[], None], list[Tensor]]:
+        made = PretendCapture(function)
+        graphs.append(made)
+        return made.launch, list(made.outs)
+
+    with mock.patch.multiple(compiler, **patches), mock.patch.object(capture, "record", record):
         yield graphs

@@ -8,6 +8,7 @@ import pytest
 
 from slm_lab.agent.algorithm.base import Metrics
 from slm_lab.agent.algorithm.sac import SoftActorCritic
+from slm_lab.agent.compile.capture import CapturedFunction
 from slm_lab.agent.learn.gradient import Loss
 from slm_lab.audit import gpu
 from test.cli.command import call
@@ -28,6 +29,7 @@ def small_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A pretend GPU, and short checks of a small SAC alone."""
     monkeypatch.setattr(gpu, "CASES", {"SAC": SMALL})
     monkeypatch.setattr(gpu, "COMPILED", ("SAC",))
+    monkeypatch.setattr(gpu, "SWEPT", ())
     monkeypatch.setattr(gpu, "NUM_WARM", 1)
     monkeypatch.setattr(gpu, "NUM_UPDATE", 1)
     monkeypatch.setattr(gpu, "SPEED_SECONDS", 0.01)
@@ -47,6 +49,15 @@ def run_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 def test_every_case_has_the_numbers_of_the_cpu(name: str) -> None:
     with pretend_gpu():
         assert gpu.compare(CUDA, gpu.CASES[name], False).endswith("of the CPU's")
+
+
+@pytest.mark.usefixtures("small_checks")
+def test_updates_as_one_launch_are_those_of_plain_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = ({**gpu.HORIZON, "training_epoch": 2}, {"name": "OnPolicyBatchReplay"}, SMALL[2], gpu.CARTPOLE)
+    assert gpu.compare_updates(CUDA, case).endswith("of plain calls")
+    monkeypatch.setattr(CapturedFunction, "__call__", lambda self, inputs: [self.launch(), *self.results][1:])
+    with pytest.raises(gpu.CheckFailedError, match="is rounding"):
+        gpu.compare_updates(CUDA, case)
 
 
 @pytest.mark.usefixtures("small_checks")

@@ -1,6 +1,6 @@
 """Mistakes that no CPU shows, planted one at a time: the tests of every algorithm find each of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +9,9 @@ from torch import Tensor
 
 from slm_lab.agent.action.distribution import Categorical
 from slm_lab.agent.algorithm.dqn import DQN
+from slm_lab.agent.compile.capture import CapturedFunction
 from slm_lab.agent.learn.optim import FlatOptimizer
+from slm_lab.agent.learn.sweep import Sweep
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.agent.memory.replay import Replay
 from slm_lab.agent.memory.ring import Ring
@@ -115,6 +117,18 @@ def keep_graph_output(patch: Patch) -> None:
     patch.setattr("slm_lab.agent.compile.graph._copy_results", lambda compiled: compiled)
 
 
+def forget_inputs_of_sweep(patch: Patch) -> None:
+    def call(self: CapturedFunction, inputs: Sequence[Tensor]) -> list[Tensor]:
+        self.launch()
+        return [result.clone() for result in self.results]
+
+    patch.setattr(CapturedFunction, "__call__", call)
+
+
+def read_number_in_sweep(patch: Patch) -> None:
+    before(patch, Sweep, "_split", lambda self, orders: orders.sum().item())
+
+
 MISTAKES: list[tuple[Callable[[Patch], None], Callable[[str], None], str, str]] = [
     (take_by_host_index, check_plain, "dqn", "same device"),
     (draw_noise_on_host, check_plain, "ppo", "same device"),
@@ -130,6 +144,8 @@ MISTAKES: list[tuple[Callable[[Patch], None], Callable[[str], None], str, str]] 
     (give_graph_host_tensor, check_compiled, "dqn", "same device"),
     (move_state, check_compiled, "dqn", "state of a graph has moved"),
     (keep_graph_output, check_compiled, "ppo", "comparison failed"),
+    (forget_inputs_of_sweep, check_compiled, "ppo", "comparison failed"),
+    (read_number_in_sweep, check_compiled, "ppo", "within a graph"),
 ]
 
 

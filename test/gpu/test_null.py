@@ -73,5 +73,5 @@ def test_the_doctor_runs_through(environment: dict[str, str]) -> None:
     assert done.returncode == 1, done.stderr[-3000:]
     assert lines[0].startswith("ok      device                      Null GPU, sm_80")
     assert {line[:7].strip() for line in lines[1:7]} == {"FAILED"}
-    assert len(lines) == 21
+    assert len(lines) == 22
     assert lines[-1].endswith("check(s) failed")

@@ -1,6 +1,6 @@
 """Proximal policy optimisation (Schulman et al. 2017): several epochs on each batch, within a clipped ratio."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, standardize, symlog
 from slm_lab.agent.algorithm.returns import calc_explained_var, calc_gae
 from slm_lab.agent.algorithm.sequence import calc_reset, rows_of_sequences
 from slm_lab.agent.learn.gradient import Loss, Report
+from slm_lab.agent.learn.sweep import Sweep
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.norm import differs_in_training
 from slm_lab.lib.data import State
@@ -32,7 +33,7 @@ PERCENTILE_DECAY = 0.99
 class Minibatch(NamedTuple):
     """Samples of one gradient step, tensors (B, ...).
 
-    Those of recurrent nets are the rows of sequences, the first rows of all sequences first.
+    Recurrent nets learn from sequences: their rows are in order of time, the first rows of all sequences first.
     """
 
     obs: Tensor
@@ -102,6 +103,7 @@ class PPO(OnPolicy[PPOSpec]):
         self.modules = {"net": self.net}
         self.value_loss = ELEMENT_LOSSES[spec.critic.loss_spec.name]
         self.step = context.build_step(self.calc_loss, *self.learners.values(), samples=["log_ratio"])
+        self.sweep = Sweep(self.step, self.config.minibatch_size)
         self.policy = self.with_sde(build_policy(context.family, self.config), self.net.actor)
         self.explore = context.build_function(self._explore, self.net)
         self.target_scale = TargetScale(self.config.normalize_v_targets)
@@ -111,7 +113,7 @@ class PPO(OnPolicy[PPOSpec]):
     def _explore(self, obs: Tensor, carry: Carry, noise: Any) -> tuple[Tensor, Carry, Report]:
         param, value, next_carry = self.net.step_both(obs, carry)
         action = self.policy.choose(param, noise)
-        # pi_old is this very policy: stored now, never recomputed
+        # pi_old is the policy as it acts: its log probability is stored here and never recomputed
         return action, next_carry, {"value": value, "log_prob": self.context.family.log_prob(param, action)}
 
     def train(self, rollout: Rollout) -> Metrics:
@@ -138,15 +140,18 @@ class PPO(OnPolicy[PPOSpec]):
 
         self.net.train()
         reports: list[Report] = []
-        for _ in range(config.training_epoch):
-            for minibatch in self._split(batch):
-                reports.append(self.step(minibatch, clip_eps, entropy_coef, ret_scale))
+        # where the kl may end the training, it is looked at after each epoch
+        num_epoch = config.training_epoch if config.target_kl is None else 1
+        for _ in range(config.training_epoch // num_epoch):
+            orders = torch.stack([self._draw_order(len(batch.adv)) for _ in range(num_epoch)])
+            for report in self.sweep(batch, orders, clip_eps, entropy_coef, ret_scale):
+                reports.append(report)
                 self.opt_step += 1
             if config.target_kl is not None and float(calc_kl(reports[-1]["log_ratio"])) > config.target_kl:
                 break
         self.net.eval()
 
-        # over all samples of all epochs, computed once
+        # over all samples of all epochs
         log_ratio = torch.cat([report["log_ratio"] for report in reports])
         return {
             **self.gather(reports, kl=calc_kl(log_ratio), clip_frac=calc_clip_frac(log_ratio, clip_eps)),
@@ -164,16 +169,13 @@ class PPO(OnPolicy[PPOSpec]):
         self.percentile = [decay * old + (1 - decay) * new for old, new in zip(self.percentile, now, strict=True)]
         return adv / max(1.0, self.percentile[1] - self.percentile[0])
 
-    def _split(self, batch: Minibatch) -> Iterator[Minibatch]:
-        """The batch in minibatches, in a new order: row by row, or as whole sequences with a recurrent net."""
-        num_sample, seq_len, generator = len(batch.adv), self.net.seq_len, self.context.train_generator
+    def _draw_order(self, num_sample: int) -> Tensor:
+        """A new order of the samples: of single rows or, with a recurrent net, of whole sequences."""
+        seq_len, generator = self.net.seq_len, self.context.train_generator
         order = torch.randperm(num_sample // (seq_len or 1), generator=generator, device=generator.device)
         if seq_len:
             order = rows_of_sequences(order, self.context.num_envs, seq_len, self.config.minibatch_size)
-        # one gather per field and epoch; minibatches are views of it
-        given = [field for field in batch if field is not None]
-        fields = [field.index_select(0, order).split(self.config.minibatch_size) for field in given]
-        return (Minibatch(*parts) for parts in zip(*fields, strict=True))
+        return order
 
     def calc_loss(
         self, batch: Minibatch, clip_eps: float | Tensor, entropy_coef: float | Tensor, ret_scale: float | Tensor

@@ -3,7 +3,7 @@
 Layer normalisation in the net (`layer_norm`) is what keeps it stable.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from slm_lab.agent.algorithm.dqn import pick_value, require_choices
 from slm_lab.agent.algorithm.loss import MEAN_LOSSES
 from slm_lab.agent.algorithm.returns import calc_explained_var, calc_gae
 from slm_lab.agent.learn.gradient import Loss, Report
+from slm_lab.agent.learn.sweep import Sweep
 from slm_lab.agent.memory.batch import Rollout
 from slm_lab.agent.net.model import QNet
 from slm_lab.agent.net.parts import for_acting
@@ -22,6 +23,14 @@ from slm_lab.lib.device import download, upload
 from slm_lab.spec.pqn import PQNSpec
 from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import AgentSpec
+
+
+class Minibatch(NamedTuple):
+    """Samples of one gradient step, tensors (B, ...)."""
+
+    obs: Tensor
+    action: Tensor
+    ret: Tensor
 
 
 class PQN(OnPolicy[PQNSpec]):
@@ -37,6 +46,7 @@ class PQN(OnPolicy[PQNSpec]):
         learner = self.add_learner("net", self.net, spec.net)
         self.loss = MEAN_LOSSES[spec.net.loss_spec.name]
         self.step = context.build_step(self.calc_loss, learner, samples=[])
+        self.sweep = Sweep(self.step, self.config.minibatch_size)
         self.policy = build_policy(self.family, self.config)
         self.explore = context.build_function(self._explore, self.net)
 
@@ -45,25 +55,25 @@ class PQN(OnPolicy[PQNSpec]):
         return self.policy.choose(q, noise), next_carry, {"value": q.amax(-1)}
 
     def _value(self, obs: Tensor, carry: Carry) -> Tensor:
-        """max_a Q(s, a), which the net as it acts gives (B,)."""
+        """max_a Q(s, a) (B,), in evaluation mode as while acting."""
         return self.net(obs).amax(-1)
 
     def train(self, rollout: Rollout) -> Metrics:
         config, generator = self.config, self.context.train_generator
         value, next_value = download(rollout.extra["value"], calc_next_value(rollout, self._value))
-        # R_t = r_t + gamma ((1 - lam) max_a Q(s_t+1, a) + lam R_t+1), as an advantage over max_a Q(s_t, a)
+        # R_t = r_t + gamma ((1 - lam) V(s_t+1) + lam R_t+1) with V = max_a Q: V plus the GAE of V
         ends = (rollout.terminated, rollout.done)
         ret = value + calc_gae(rollout.reward, value, next_value, *ends, config.gamma, config.lam)
-        batch = rollout.obs.flatten(0, 1), rollout.action.flatten(0, 1), upload(ret.flatten(), self.context.device)
+        ret_there = upload(ret.flatten(), self.context.device)
+        batch = Minibatch(rollout.obs.flatten(0, 1), rollout.action.flatten(0, 1), ret_there)
 
         self.net.train()
         reports: list[Report] = []
-        for _ in range(config.training_epoch):
-            order = torch.randperm(len(batch[0]), generator=generator, device=generator.device)
-            parts = [field.index_select(0, order).split(config.minibatch_size) for field in batch]
-            for minibatch in zip(*parts, strict=True):
-                reports.append(self.step(*minibatch))
-                self.opt_step += 1
+        draws = range(config.training_epoch)
+        orders = torch.stack([torch.randperm(ret.numel(), generator=generator, device=generator.device) for _ in draws])
+        for report in self.sweep(batch, orders):
+            reports.append(report)
+            self.opt_step += 1
         self.net.eval()
         return {
             **self.gather(reports),
@@ -71,7 +81,7 @@ class PQN(OnPolicy[PQNSpec]):
             "explained_var": calc_explained_var(value, ret),
         }
 
-    def calc_loss(self, obs: Tensor, action: Tensor, ret: Tensor) -> Loss:
+    def calc_loss(self, batch: Minibatch) -> Loss:
         """Loss of one minibatch."""
-        q = pick_value(self.net(obs), self.family.to_index(action))
-        return Loss(self.loss(q, ret), {"q": q, "td_error": (q - ret).abs()})
+        q = pick_value(self.net(batch.obs), self.family.to_index(batch.action))
+        return Loss(self.loss(q, batch.ret), {"q": q, "td_error": (q - batch.ret).abs()})

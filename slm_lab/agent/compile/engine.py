@@ -73,8 +73,11 @@ class CompiledFunction:
         state: Any,
         writes: bool = True,
         plain: Callable[..., Any] | None = None,
+        is_captured: bool = True,
     ) -> None:
         self.function = function
+        # on a GPU: whether each call is one launch, or a part of what is launched as a whole
+        self.is_captured = is_captured
         # called with the arguments from then on if compiling fails
         self.plain = plain
         self.is_broken = False
@@ -138,7 +141,7 @@ class CompiledFunction:
             # Sessions that start together compile one after the other; all but the first find the result on disk. The
             # system frees the lock when the process ends, however it ends.
             wait_for_lock(lock)
-            compiled = compiler.compile_graph(flat_function, self.tensors, inputs)
+            compiled = compiler.compile_graph(flat_function, self.tensors, inputs, self.is_captured)
         (build,), state = form, self.tensors
         return lambda inputs: build(iter(compiled([*state, *inputs])))
 

@@ -26,16 +26,20 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 Call = Callable[[list[Tensor]], Sequence[Any]]
 
 
-def compile_graph(function: Callable[..., list[Any]], state: Sequence[Tensor], inputs: Sequence[Tensor]) -> Call:
+def compile_graph(
+    function: Callable[..., list[Any]], state: Sequence[Tensor], inputs: Sequence[Tensor], is_captured: bool
+) -> Call:
     """`function(*state, *inputs)` for inputs of these shapes, as machine code that is called with all of them.
 
-    The function is run once, on tensors that have shapes but no values. The state is written to in place.
+    The function is run once, on tensors that have shapes but no values. The state is written to in place. On a GPU it
+    is a CUDA graph, unless it is to be part of a larger one.
     """
     is_cuda = inputs[0].device.type == "cuda"
+    is_captured = is_captured and is_cuda
     options = {
         # dropout draws the numbers that plain calls would draw
         "fallback_random": True,
-        "triton.cudagraphs": is_cuda,
+        "triton.cudagraphs": is_captured,
         # calls of kernels from C++ rather than Python: a third less time for small nets
         "cpp_wrapper": not is_cuda,
         # by way of exp, within 1.8e-7 of the truth: a quarter less time for the small nets that have it
@@ -50,18 +54,18 @@ def compile_graph(function: Callable[..., list[Any]], state: Sequence[Tensor], i
         with mode:
             graph = make_fx(functionalize(function, remove="mutations"), select_decomp_table())(*fakes)
         with V.set_fake_mode(mode), tracing(TracingContext(mode)):
-            compiled = assemble(graph, fakes, len(state), is_cuda)
-    return _copy_results(compiled) if is_cuda else compiled
+            compiled = assemble(graph, fakes, len(state), is_cuda, is_captured)
+    return _copy_results(compiled) if is_captured else compiled
 
 
-def assemble(graph: GraphModule, fakes: list[Any], num_state: int, is_cuda: bool) -> Call:
+def assemble(graph: GraphModule, fakes: list[Any], num_state: int, is_cuda: bool, is_captured: bool) -> Call:
     """Machine code of a graph without gradients; found on disk where it was made before."""
     code = compile_fx_inner(
         graph,
         fakes,
         # these stay where they are in memory, which a CUDA graph can count on
         static_input_idxs=range(num_state),
-        cudagraphs=BoxedBool(is_cuda),
+        cudagraphs=BoxedBool(is_captured),
         cpp_wrapper=not is_cuda,
         is_inference=True,
     )

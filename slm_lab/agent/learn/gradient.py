@@ -61,7 +61,7 @@ class Call(NamedTuple):
     """A step whose numbers have not been looked at yet."""
 
     step: "GradientStep"
-    args: tuple[Any, ...]
+    get_args: Callable[[], tuple[Any, ...]]
     loss: Tensor
     # the sum of the loss and of all norms: one number tells whether all are finite
     total: Tensor
@@ -89,7 +89,7 @@ class Guard:
 
     def make_room(self) -> None:
         """Look at the numbers of the steps so far if many are waiting: their minibatches fill the memory."""
-        if len(self.calls) == MAX_CALLS:
+        if len(self.calls) >= MAX_CALLS:
             self.check()
 
     def check(self) -> None:
@@ -102,7 +102,7 @@ class Guard:
                 self.is_ok.fill_(True)
                 call.step.set_random_state(call.random_state)
                 loss = float(call.loss)
-                fault = GradientFaultError(call.step, call.args, loss, total - loss)
+                fault = GradientFaultError(call.step, call.get_args(), loss, total - loss)
                 fault.opt_step = call.opt_step
                 raise fault
 
@@ -132,14 +132,14 @@ class GradientStep:
         self.samples = samples
         self.optimizers = [learner.optimizer for learner in learners]
         self.parameters = [parameter for optimizer in self.optimizers for parameter in optimizer.flat.parameters]
-        self._device = self.parameters[0].device
-        self.guard = guard or Guard(self._device)
+        self.device = self.parameters[0].device
+        self.guard = guard or Guard(self.device)
         self.guard.steps.append(self)
         nets = nn.ModuleList([weights.net for weights in (*learners, *frozen)])
         # what a pass in training mode changes beside the weights: statistics of norm layers, and torch's generator
         self._buffers = _by_dtype(buffer.view(-1) for buffer in nets.buffers())
         self._kept = [torch.cat(group) for group in self._buffers]
-        self._has_dropout = any(isinstance(layer, _DropoutNd) for layer in nets.modules())
+        self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in nets.modules())
         self.graph: CompiledFunction | None = None
         # of the single numbers that the graph gives, in order; known once it is traced
         self._names: tuple[str, ...] = ()
@@ -152,7 +152,7 @@ class GradientStep:
                 "buffers": self._root.own_buffers(),
                 "is_ok": self.guard.is_ok,
             }
-            self.graph = CompiledFunction(self._step, state)
+            self.graph = CompiledFunction(self.compute, state)
 
     def __call__(self, *args: Any) -> Report:
         if self.guard.on_step is not None:
@@ -163,7 +163,7 @@ class GradientStep:
             except CompileError as error:
                 warn_once(str(error))
                 self.graph = None
-        random_state = self.random_state() if self._has_dropout else []
+        random_state = self.random_state() if self.has_dropout else []
         for group, kept in zip(self._buffers, self._kept, strict=True):
             # one operation for all of them
             torch.cat(group, out=kept)
@@ -184,31 +184,41 @@ class GradientStep:
         return {"loss": loss.detach(), **{name: part.detach() for name, part in report.items()}, "grad_norm": norms[0]}
 
     def _call_graph(self, graph: CompiledFunction, args: tuple[Any, ...]) -> Report:
-        guard = self.guard
-        guard.make_room()
-        random_state = self.random_state() if self._has_dropout else []
+        self.guard.make_room()
+        random_state = self.random_state() if self.has_dropout else []
         # the graph takes its gradient within; autograd need not follow what goes in and out
         with torch.no_grad():
-            samples, row = graph(*numbers_to_tensors(args, self._device))
+            samples, row = graph(*numbers_to_tensors(args, self.device))
+        return self.read(samples, row, lambda: args, random_state)
+
+    def read(
+        self,
+        samples: dict[str, Tensor],
+        row: Tensor,
+        get_args: Callable[[], tuple[Any, ...]],
+        random_state: list[Tensor],
+    ) -> Report:
+        """The report of a compiled step from what it computed, which is looked at now or, on a GPU, later."""
+        guard = self.guard
         report: Report = {**samples, **dict(zip(self._names, row.unbind(), strict=True))}
         loss, total = report["loss"], report.pop(TOTAL)
         if guard.is_deferred:
-            guard.calls.append(Call(self, args, loss, total, guard.count(), random_state))
+            guard.calls.append(Call(self, get_args, loss, total, guard.count(), random_state))
         elif not math.isfinite(number := float(total)):
             guard.is_ok.fill_(True)
             self.set_random_state(random_state)
-            raise GradientFaultError(self, args, float(loss), number - float(loss))
+            raise GradientFaultError(self, get_args(), float(loss), number - float(loss))
         return report
 
     def random_state(self) -> list[Tensor]:
         """Where torch's generators stand, host first: dropout draws from them."""
-        is_cuda = self._device.type == "cuda"
-        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(self._device)] if is_cuda else [])]
+        is_cuda = self.device.type == "cuda"
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(self.device)] if is_cuda else [])]
 
     def set_random_state(self, state: list[Tensor]) -> None:
         """Take torch's generators back to where they stood."""
         for index, part in enumerate(state):
-            torch.cuda.set_rng_state(part, self._device) if index else torch.set_rng_state(part)
+            torch.cuda.set_rng_state(part, self.device) if index else torch.set_rng_state(part)
 
     def _undo(self) -> None:
         """Forget a plain pass; the weights have not been touched yet."""
@@ -218,8 +228,8 @@ class GradientStep:
             for buffer, old in zip(group, kept.split([buffer.numel() for buffer in group]), strict=True):
                 buffer.copy_(old)
 
-    def _step(self, state: State, args: Any) -> tuple[Report, Tensor]:
-        """The same as a function of all it reads: what is one per sample, and all single numbers."""
+    def compute(self, state: State, args: Any) -> tuple[Report, Tensor]:
+        """The step as a function of all it reads: what is one per sample, and all single numbers."""
 
         def calc(data: list[Tensor], buffers: dict[str, Tensor], args: Any) -> Loss:
             flats = [optimizer.flat for optimizer in self.optimizers] + self._frozen

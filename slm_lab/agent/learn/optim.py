@@ -51,7 +51,7 @@ class FlatOptimizer:
         self.lr_tensor = torch.tensor(self.lr, dtype=torch.float32, device=device)
         self.count = torch.zeros((), dtype=torch.float32, device=device)
         self.moments: dict[str, Tensor] = {name: torch.zeros_like(flat.data) for name in _moments(self.spec)}
-        # 1 for each weight that decays: not biases, gains of norm layers or a log std, which are one-dimensional
+        # 1 for each weight that decays: one-dimensional ones, such as biases, gains of norm layers and log stds, do not
         self.decay: Tensor | None = None
         if self.spec.weight_decay:
             is_weight = [float(len(shape) > 1) for shape in flat.shapes]

@@ -227,7 +227,7 @@ def test_traced_losses_equal_plain_ones(lab, name: str, monkeypatch: pytest.Monk
 def trace_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph as it is compiled, run without machine code."""
     compiler = importlib.import_module("slm_lab.agent.compile.graph")
-    monkeypatch.setattr(compiler, "assemble", lambda graph, fakes, num_state, is_cuda: lambda tensors: graph(*tensors))
+    monkeypatch.setattr(compiler, "assemble", lambda graph, *_: lambda tensors: graph(*tensors))
 
 
 def compare(lab, name: str, num_update: int) -> None:
@@ -317,7 +317,7 @@ def test_state_is_written_and_arguments_keep_their_form(monkeypatch: pytest.Monk
     assert len(function.graphs) == 4
 
 
-def fail_midway(graph: Any, fakes: list[Tensor], num_state: int, is_cuda: bool) -> Callable[[list[Tensor]], None]:
+def fail_midway(graph: Any, fakes: list[Tensor], num_state: int, *_: bool) -> Callable[[list[Tensor]], None]:
     """Machine code that writes to all its state, if to any of it, then fails."""
     writes = any(node.target is torch.ops.aten.copy_.default for node in graph.graph.nodes)
 

@@ -259,6 +259,7 @@ def plain_val_loss(value: Tensor, old: Tensor, ret: Tensor, config: dict[str, An
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "percentile": {"normalize_advantages": "percentile"},
+    "none": {"normalize_advantages": "none"},
     "normalize_v_targets": {"normalize_v_targets": True},
     "clip_vloss": {"clip_vloss": True},
     "symlog": {"symlog": True},

@@ -23,7 +23,7 @@ def test_returns_are_those_of_the_recursion(lab, monkeypatch: pytest.MonkeyPatch
         taken.append(args)
         return step(*args)
 
-    monkeypatch.setattr(algorithm, "step", spy)
+    monkeypatch.setattr(algorithm.sweep, "step", spy)
     net = algorithm.net
     obs, values, rows, frame = env.reset(), [], [], 0
     while not taken:
@@ -47,4 +47,4 @@ def test_returns_are_those_of_the_recursion(lab, monkeypatch: pytest.MonkeyPatch
         expected.append(following)
     wanted = torch.stack(expected[::-1]).flatten().float()
     # one minibatch, shuffled
-    torch.testing.assert_close(taken[0][2].sort().values, wanted.sort().values, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(taken[0][0].ret.sort().values, wanted.sort().values, rtol=1e-5, atol=1e-5)

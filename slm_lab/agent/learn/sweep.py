@@ -1,0 +1,95 @@
+"""Gradient steps over all minibatches of a batch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.compile.capture import CapturedFunction
+from slm_lab.agent.compile.engine import CompiledFunction, CompileError, warn_once
+from slm_lab.agent.learn.gradient import GradientStep, Report, numbers_to_tensors
+
+
+class Sweep:
+    """One gradient step for each minibatch of `size` rows; compiled on a GPU, all of them are one launch.
+
+    One by one, each step of a small net would take the host longer than the GPU: besides a launch, it copies every
+    input and result.
+    """
+
+    def __init__(self, step: GradientStep, size: int) -> None:
+        self.step = step
+        self.size = size
+        self.function: CompiledFunction | None = None
+        # dropout would draw the same numbers at every launch
+        if step.graph is not None and step.device.type == "cuda" and not step.has_dropout:
+            self.function = CompiledFunction(step.compute, step.graph.state, is_captured=False)
+        self.graphs: dict[tuple[Any, ...], CapturedFunction] = {}
+        # what a step gives sample by sample; known once it is traced
+        self.names: tuple[str, ...] = ()
+
+    def __call__(self, batch: Any, orders: Tensor, *args: Any) -> Iterator[Report]:
+        """The report of each step, `step(minibatch, *args)`.
+
+        The batch is a NamedTuple of tensors (N, ...), the missing ones last; `orders` (E, N) is the order of its rows
+        in each epoch.
+        """
+        if self.function is not None:
+            try:
+                rows, *samples = self._launch(self.function, batch, orders, args)
+            except CompileError as error:
+                warn_once(str(error))
+                self.function = None
+            else:
+                yield from self._read(rows, samples, batch, orders, args)
+                return
+        for order in orders:
+            # one gather per field and epoch; minibatches are views of it
+            parts = [field.index_select(0, order).split(self.size) for field in _given(batch)]
+            for minibatch in zip(*parts, strict=True):
+                yield self.step(type(batch)(*minibatch), *args)
+
+    def _launch(self, function: CompiledFunction, batch: Any, orders: Tensor, args: tuple[Any, ...]) -> list[Tensor]:
+        """The numbers of each step (S, ...), then what each gives sample by sample, of all steps together."""
+        guard = self.step.guard
+        if guard.on_step is not None:
+            guard.on_step()
+        guard.make_room()
+        inputs = [orders, *numbers_to_tensors(args, self.step.device), *_given(batch)]
+
+        def take_steps(inputs: Sequence[Tensor]) -> list[Tensor]:
+            numbers, fields = inputs[1 : 1 + len(args)], inputs[1 + len(args) :]
+            made = [
+                function(type(batch)(*[field.index_select(0, index) for field in fields]), *numbers)
+                for index in self._split(inputs[0])
+            ]
+            samples, rows = zip(*made, strict=True)
+            self.names = tuple(samples[0])
+            return [torch.stack(rows), *[torch.cat([part[name] for part in samples]) for name in self.names]]
+
+        key = tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs])
+        with torch.no_grad():
+            if key not in self.graphs:
+                self.graphs[key] = CapturedFunction(take_steps, inputs, function.tensors)
+            return self.graphs[key](inputs)
+
+    def _read(
+        self, rows: Tensor, samples: list[Tensor], batch: Any, orders: Tensor, args: tuple[Any, ...]
+    ) -> Iterator[Report]:
+        def build_get_args(index: Tensor) -> Callable[[], tuple[Any, ...]]:
+            return lambda: (type(batch)(*[field.index_select(0, index) for field in _given(batch)]), *args)
+
+        indices = self._split(orders)
+        parts = [part.split([len(index) for index in indices]) for part in samples]
+        for number, (index, row) in enumerate(zip(indices, rows.unbind(), strict=True)):
+            own = dict(zip(self.names, [part[number] for part in parts], strict=True))
+            yield self.step.read(own, row, build_get_args(index), [])
+
+    def _split(self, orders: Tensor) -> list[Tensor]:
+        """The rows of each minibatch."""
+        return [index for order in orders.unbind() for index in order.split(self.size)]
+
+
+def _given(batch: Any) -> list[Tensor]:
+    return [field for field in batch if field is not None]
