@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from slm_lab.env.gym_types import GymEnv
 from slm_lab.env.layout import ObsPart, show_parts
 from slm_lab.env.make import EnvFacts, build_settings, make_env
 from slm_lab.lib.array import Array
@@ -14,6 +15,8 @@ from slm_lab.lib.errors import EnvError
 from slm_lab.spec.schema import EnvSpec
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+# random steps in which wrappers must give the env's own rewards
+NUM_TRIED = 20
 # achieved goals (B, G), desired goals (B, G) -> numbers (B,)
 Judge = Callable[[Array, Array], Array]
 
@@ -44,11 +47,14 @@ def build_goal(spec: EnvSpec, facts: EnvFacts) -> Goal:
     if spec.normalize_reward:
         raise EnvError("env.normalize_reward: rewards of other goals have another scale; set it to false")
     # one of its own: those that are stepped may be in other processes
-    env: Any = make_env(build_settings(spec, (0,), 1)).unwrapped
+    wrapped = make_env(build_settings(spec, (0,), 1))
+    env: Any = wrapped.unwrapped
     if not hasattr(env, "compute_reward"):
         raise EnvError(f"env.name: '{spec.name}' has no compute_reward, which HindsightReplay needs; use Replay")
     bounds = (-spec.clip_reward, spec.clip_reward) if isinstance(spec.clip_reward, (int, float)) else spec.clip_reward
     judge = _vectorise(env.compute_reward, desired.shape, spec.name)
+    if spec.wrappers:
+        _check_wrappers(wrapped, spec, achieved, desired, judge)
 
     def reward(reached: Array, wanted: Array) -> Array:
         value = judge(reached, wanted) * spec.reward_scale
@@ -58,6 +64,24 @@ def build_goal(spec: EnvSpec, facts: EnvFacts) -> Goal:
     if hasattr(env, "compute_terminated"):
         terminated = _vectorise(env.compute_terminated, desired.shape, spec.name)
     return Goal(achieved, desired, reward, terminated)
+
+
+def _check_wrappers(env: GymEnv, spec: EnvSpec, achieved: ObsPart, desired: ObsPart, judge: Judge) -> None:
+    """Refuse wrappers that change rewards or goals: `compute_reward` is the env's own, and knows nothing of them."""
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    for _ in range(NUM_TRIED):
+        obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        reached, wanted = (np.asarray(obs)[None, part.start : part.stop] for part in (achieved, desired))
+        expected = float(judge(reached, wanted)[0])
+        if not np.isclose(float(reward), expected):
+            names = ", ".join(wrapper.name for wrapper in spec.wrappers)
+            raise EnvError(
+                f"env.wrappers: {names} makes the reward {float(reward):g} where compute_reward gives {expected:g}, "
+                "so rewards of other goals would not fit; remove it, or use Replay"
+            )
+        if terminated or truncated:
+            env.reset()
 
 
 def _is_box(facts: EnvFacts) -> bool:

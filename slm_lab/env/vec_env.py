@@ -91,9 +91,12 @@ class ActionMap:
             raise EnvError(f"env.name: actions of {space} have no number to choose")
         if isinstance(space, spaces.Box):
             self.is_whole = np.issubdtype(space.dtype, np.integer)
-            low, high = _calc_range(space, self.is_whole)
+            has_low, has_high = _find_bounds(space, self.is_whole)
+            low, high = _calc_range(space, self.is_whole, has_low, has_high)
             self.scale = (high - low) / 2
             self.center = (high + low) / 2
+            # the policy's actions that the env's bounds stand for, in one row
+            self.low, self.high = np.where(has_low, -1, -np.inf).ravel(), np.where(has_high, 1, np.inf).ravel()
         elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             self.start = space.start if np.any(space.start) else None
         elif isinstance(space, HybridSpace):
@@ -116,25 +119,39 @@ class ActionMap:
             return mapped
         return mapped if self.start is None else mapped + self.start
 
+    def limit(self, action: Array) -> Array:
+        """Actions (N, ...) of the policy as far as the env follows them: beyond its bounds it takes the bound."""
+        if isinstance(self.space, spaces.Box):
+            return np.clip(action, self.low, self.high).astype(action.dtype)
+        if isinstance(self.space, HybridSpace):
+            parts = [part.limit(action[:, place]) for place, part in self.parts]
+            return np.concatenate(parts, 1)
+        return action
+
     def undo(self, action: Array) -> Array:
-        """Actions (N, ...) of the env as a policy gives them, rows of numbers; of those beyond [-1, 1], the bound."""
+        """Actions (N, ...) of the env as a policy gives them, in rows of numbers."""
         if isinstance(self.space, spaces.Box):
             scaled = ((action - self.center) / self.scale).reshape(len(action), -1)
-            return np.clip(scaled, -1, 1).astype(np.float32)
+            return self.limit(scaled).astype(np.float32)
         if isinstance(self.space, HybridSpace):
             raise EnvError(f"env.name: actions of {type(self.space).__name__} cannot be undone")
         return (action if self.start is None else action - self.start).astype(np.int64)
 
 
-def _calc_range(space: spaces.Box, is_whole: bool) -> tuple[Array, Array]:
+def _find_bounds(space: spaces.Box, is_whole: bool) -> tuple[Array, Array]:
+    """Which numbers of an action have a lower and an upper bound."""
+    no_bound = _NO_WHOLE_BOUND if is_whole else _NO_BOUND
+    low, high = (np.abs(bound.astype(np.float64)) < no_bound for bound in (space.low, space.high))
+    return low, high
+
+
+def _calc_range(space: spaces.Box, is_whole: bool, has_low: Array, has_high: Array) -> tuple[Array, Array]:
     """The values of the policy's -1 and 1: the bounds, or the policy's own scale if one is missing.
 
     With one bound that scale begins there. Around 0 it could lie beyond the bound, and every action would be the bound.
     """
-    no_bound = _NO_WHOLE_BOUND if is_whole else _NO_BOUND
     dtype = np.float64 if is_whole else space.dtype
     low, high = space.low.astype(dtype), space.high.astype(dtype)
-    has_low, has_high = np.abs(low) < no_bound, np.abs(high) < no_bound
     start = np.where(has_low, low, np.where(has_high, high - 2.0, -1.0))
     return start, np.where(has_high, high, np.where(has_low, low + 2.0, 1.0))
 

@@ -32,10 +32,10 @@ class Moment:
 
 
 class Callback:
-    """Override what you need; return True to end the session here.
+    """Override the methods you need; return True to end the session.
 
-    It is called between two steps. What it keeps in attributes and needs after a stop, `state_dict` gives to the
-    checkpoint and `load_state_dict` takes back; each session begins with what it had at first.
+    Its methods are called between two steps. `state_dict` returns the attributes that a checkpoint must keep, and
+    `load_state_dict` restores them; each session starts with the callback as you passed it.
     """
 
     # whether it may change weights, optimisers or random numbers; a run with such a callback does not repeat without it

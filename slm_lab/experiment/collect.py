@@ -57,8 +57,7 @@ def collect(
             act = agent.act(obs, carry, explore=not deterministic)
             action = act.action.numpy(force=True)
             step = env.step(action)
-            # beyond its bounds the env took the bound
-            taken = np.clip(action, -1, 1) if np.issubdtype(action.dtype, np.floating) else action
+            taken = env.action_map.limit(action)
             values = (to_host(obs), taken, step.reward, step.terminated, step.truncated, to_host(step.next_obs))
             for name, value in zip(FIELDS, values, strict=True):
                 rows[name].append(np.array(value))

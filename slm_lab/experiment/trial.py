@@ -47,7 +47,7 @@ class Here:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial came to."""
+    """The result of a trial."""
 
     folder: Path
     trial: int

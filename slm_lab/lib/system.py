@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import IO, Any
 
 from slm_lab.lib.errors import LabError
@@ -60,6 +61,13 @@ def is_alive(process: int) -> bool:
     except PermissionError:
         pass  # it is somebody else's
     return True
+
+
+def lower_priority(process: int, niceness: int) -> None:
+    """Let a process wait for others; on Windows it does not."""
+    if hasattr(os, "setpriority"):
+        with suppress(OSError):  # it has ended already
+            os.setpriority(os.PRIO_PROCESS, process, niceness)
 
 
 def lock_shared(descriptor: int) -> bool | None:

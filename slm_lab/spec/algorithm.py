@@ -99,7 +99,7 @@ class RNDSpec(Model):
     """Random network distillation: a bonus for observations unlike those seen before."""
 
     coef: PositiveFloat = Field(0.5, description="Weight of the bonus, which is in units of its running return.")
-    gamma: Fraction = Field(0.99, description="Discount of the return that the bonus is scaled by.")
+    gamma: Fraction = Field(0.99, description="Discount of the sum of errors whose std scales the bonus.")
     feature_size: PositiveInt = Field(64, description="Outputs of the random net that are predicted.")
     batch_size: PositiveInt = Field(256, description="Observations per gradient step of the prediction.")
 
@@ -203,9 +203,9 @@ class PPOSpec(StateNoise, OnPolicySpec):
         64, description="Samples per gradient step; the last minibatch of an epoch has the rest."
     )
     training_epoch: PositiveInt = Field(10, description="Passes over each batch.")
-    normalize_advantages: Literal["standardize", "percentile"] = Field(
+    normalize_advantages: Literal["standardize", "percentile", "none"] = Field(
         "standardize",
-        description="standardize each minibatch, or divide by the running 5-95 percentile range (at least 1).",
+        description="standardize each minibatch, divide by the running 5-95 percentile range (at least 1), or none.",
     )
     normalize_v_targets: Bool = Field(
         False, description="Divide value predictions and targets by the running std of the targets in the loss."
@@ -228,21 +228,26 @@ class PPOSpec(StateNoise, OnPolicySpec):
         return {}
 
     def find_remarks(self, num_envs: int) -> list[str]:
-        batch = self.time_horizon * num_envs
-        rest = batch % self.minibatch_size
-        if not rest:
-            return []
-        top = min(batch, self.minibatch_size)
-        # a bounded look: a hostile number must not turn the hint into hours
-        near = next((size for size in range(top, max(0, top - 10_000), -1) if batch % size == 0), 1)
-        return [
-            f"agent.algorithm.minibatch_size {self.minibatch_size} does not divide time_horizon*num_envs = "
-            f"{self.time_horizon}*{num_envs} = {batch}: the last minibatch of each epoch has {rest} samples; {near} "
-            "would divide it"
-        ]
+        return find_minibatch_remarks(self.time_horizon, num_envs, self.minibatch_size)
 
     def sequence_keys(self, memory: str) -> tuple[str, ...]:
         return ("time_horizon", "minibatch_size")
+
+
+def find_minibatch_remarks(time_horizon: int, num_envs: int, minibatch_size: int) -> list[str]:
+    """A note on minibatches that do not divide their batch, with the next smaller size that does."""
+    batch = time_horizon * num_envs
+    rest = batch % minibatch_size
+    if not rest:
+        return []
+    top = min(batch, minibatch_size)
+    # a bounded look: a hostile number must not turn the hint into hours
+    near = next((size for size in range(top, max(0, top - 10_000), -1) if batch % size == 0), 1)
+    return [
+        f"agent.algorithm.minibatch_size {minibatch_size} does not divide time_horizon*num_envs = "
+        f"{time_horizon}*{num_envs} = {batch}: the last minibatch of each epoch has {rest} samples; {near} "
+        "would divide it"
+    ]
 
 
 class SarsaSpec(EveryBatchSpec):
@@ -289,7 +294,9 @@ class QLearningSpec(OffPolicySpec):
         description="Epsilon of epsilon_greedy or temperature of boltzmann, over frames.",
     )
     training_batch_iter: PositiveInt = Field(1, description="Gradient steps on each batch.")
-    critic: DiscreteCritic = Field(ValueCritic(), description="What the net predicts of the return of each action.")
+    critic: DiscreteCritic = Field(
+        ValueCritic(), description="What the net predicts for each action: the mean return, or more."
+    )
 
     @property
     def num_grad_step(self) -> int:
@@ -353,11 +360,13 @@ class SoftActorCriticSpec(StateNoise, OffPolicySpec):
     alpha_lr: PositiveFloat | None = Field(None, description="Learning rate of alpha; null: the actor's.")
     log_alpha_min: Float = Field(-5.0, description="Lower bound of log alpha.")
     log_alpha_max: Float = Field(2.0, description="Upper bound of log alpha.")
-    num_critic: PositiveInt = Field(2, description="Critics with weights of their own.")
+    num_critic: PositiveInt = Field(2, description="Number of critics.")
     q_reduction: QReduction = Field(
         "min", description="How to combine the critics: the smallest value, or their mean, which explores more."
     )
-    critic: EnsembleCritic = Field(ValueCritic(), description="What a critic predicts of the return.")
+    critic: EnsembleCritic = Field(
+        ValueCritic(), description="What a critic predicts: the mean return, or its distribution."
+    )
     symlog: Bool = Field(False, description="Compare symlog of values and targets in the critic loss.")
 
     @model_validator(mode="after")

@@ -43,7 +43,7 @@ def check_combination(spec: Spec) -> list[str]:
         problems.append(f"env.num_workers: {env.backend} steps {NO_WORKERS[env.backend]}; use null or 0")
     problems += _backend_problems(spec)
     problems += [f"agent.algorithm.{key}: {text}" for key, text in algorithm.find_conflicts(memory.name).items()]
-    problems += _memory_problems(spec)
+    problems += _data_problems(spec) if algorithm.learns_from == "data" else _memory_problems(spec)
     problems += _net_problems(spec)
     problems += _recurrent_problems(spec)
     problems += search_problems(spec).values()
@@ -110,6 +110,24 @@ def _sequence_problems(memory: ReplaySpec, net: RecurrentNetSpec, num_envs: int)
             f"{num_envs} envs; use at least {length * num_envs}"
         )
     return problems
+
+
+def _data_problems(spec: Spec) -> list[str]:
+    """Keys that change nothing where recorded steps are learned from: they are drawn uniformly, one by one."""
+    name, env, memory = spec.agent.algorithm.name, spec.env, spec.agent.memory
+    if type(memory) is not ReplaySpec:
+        return [f"agent.memory.name: {name} draws recorded steps uniformly, got {memory.name}; use Replay"]
+    single, recorded = "learns from single recorded steps", "takes rewards as they were recorded"
+    # Atari games and normalize_reward have a clip by default
+    has_clip = env.clip_reward is not None and not env.normalize_reward and "ALE/" not in env.name
+    unused = {
+        "agent.memory.num_step_returns": (memory.num_step_returns > 1, single),
+        "agent.memory.use_cer": (memory.use_cer, single),
+        "env.reward_scale": (env.reward_scale != 1, recorded),
+        "env.normalize_reward": (env.normalize_reward, recorded),
+        "env.clip_reward": (has_clip, recorded),
+    }
+    return [f"{key}: {name} {reason}; remove it" for key, (is_given, reason) in unused.items() if is_given]
 
 
 def _memory_problems(spec: Spec) -> list[str]:

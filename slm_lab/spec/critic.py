@@ -57,7 +57,7 @@ class ImplicitCritic(Model):
     kind: Literal["implicit"] = "implicit"
     num_quantile: PositiveInt = Field(64, description="Fractions sampled per gradient step, for values and targets.")
     num_act_quantile: PositiveInt = Field(32, description="Evenly spaced fractions whose mean the policy acts by.")
-    num_cosine: PositiveInt = Field(64, description="Cosines that a fraction is given to the net as.")
+    num_cosine: PositiveInt = Field(64, description="Cosines that encode a fraction as input of the net.")
 
 
 CriticSpec = ValueCritic | QuantileCritic | CategoricalCritic | ImplicitCritic

@@ -73,12 +73,13 @@ def spec_reference() -> str:
     assert isinstance(agent, type)
     parts = [
         "# Spec reference",
-        "Generated from the schema by `slm-lab spec reference`; a test fails when it drifts.",
-        "A file holds specs by name: up to 128 letters, digits, `_`, `.` or `-`, a letter or digit first. "
-        "Names beginning with `_` are not specs and may hold YAML anchors. "
-        "`1e6` may stand wherever a whole number is due.",
-        "`${key}` is filled by `-s key=value`; `-s agent.algorithm.gamma=0.98` sets any key by its dotted path.",
-        "Specs of the published SLM-Lab are read too: [how](PUBLISHED_SPECS.md).",
+        "Every key of a spec with its type, default and meaning; [Write specs](WRITING_SPECS.md) explains an example.",
+        "A file holds specs by name. A name has up to 128 letters, digits, `_`, `.` or `-`, and starts with a letter "
+        "or digit; names that start with `_` are not specs and may hold YAML anchors. Whole numbers may be written as "
+        "`1e6`.",
+        "`-s key=value` fills `${key}`; `-s agent.algorithm.gamma=0.98` sets any key by its dotted path.",
+        "The lab also reads specs of the [published SLM-Lab](PUBLISHED_SPECS.md).",
+        "Generated from the schema by `slm-lab spec reference`; a test fails when it is out of date.",
         _section("## A spec", spec, skip=("name",)),
         _section("## env", EnvSpec),
         _section("### env.wrappers", WrapperSpec),
@@ -94,18 +95,18 @@ def spec_reference() -> str:
         _section("### agent.algorithm.entropy_anneal", EntropyAnneal),
         _section("### agent.algorithm.rnd", RNDSpec),
         _section("### agent.algorithm.sde", SDESpec),
-        "### agent.algorithm.critic\n\nWhat a critic predicts of the return, by `kind`. `num_drop` is for algorithms "
-        "with several critics, `implicit` for those with one net.",
+        "### agent.algorithm.critic\n\nWhat a critic predicts: the mean return, or its distribution, by `kind`. "
+        "`num_drop` is for algorithms with several critics, `implicit` for those with one net.",
         *(f"#{_kind(model, 'kind')}" for model in _CRITICS if model is not QuantileCritic),
         *_family("agent.memory", "name", MemorySpec, MEMORY_SPECS.values()),
         *_family("agent.net", "type", nets.NetSpec, NET_SPECS.values()),
         _section("## loss_spec", nets.LossSpec),
-        "## optim_spec\n\nThe options mean what they mean in `torch.optim`. `weight_decay` is for weights alone: "
+        "## optim_spec\n\nThe options are those of `torch.optim`. `weight_decay` applies to weights only: "
         "biases, gains of norm layers and a policy's log std do not decay.",
         *(_kind(model, "name") for model in _OPTIMIZERS),
         "## lr_scheduler_spec\n\nSchedules named as in `torch.optim.lr_scheduler` take the same options.",
         *(_kind(model, "name") for model in _SCHEDULERS),
-        _section("## schedule", ScheduleSpec) + "\n\nWherever a schedule is taken, a plain number is too.",
+        _section("## schedule", ScheduleSpec) + "\n\nA key that takes a schedule also takes a plain number.",
         _search_section(),
     ]
     return "\n\n".join(parts) + "\n"

@@ -55,10 +55,10 @@ class HindsightReplaySpec(ReplaySpec):
 
     name: Literal["HindsightReplay"] = "HindsightReplay"  # type: ignore[assignment]
     num_goal: NonNegativeInt = Field(
-        4, description="Transitions with another goal for each one with its own: 4 makes them 80 % of a batch."
+        4, description="Transitions with another goal for each one with its own goal: 4 makes them 80 % of a batch."
     )
     strategy: Literal["future", "final"] = Field(
-        "future", description="The other goal: what a later step of the same episode reached, or its last one."
+        "future", description="The other goal: one that a later step of the same episode reached, or its last step."
     )
 
     @model_validator(mode="after")

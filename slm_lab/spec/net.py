@@ -323,9 +323,9 @@ EncoderSpec = Annotated[MLPBodySpec | ConvBodySpec | TorchArcBodySpec, Field(dis
 class MLPNetSpec(MLPBodySpec, NetSpec):
     """Fully connected layers."""
 
-    noisy: Bool = Field(False, description="All layers have learned noise, to explore by; for DQN.")
+    noisy: Bool = Field(False, description="All layers have learned noise, which explores; for the DQN family.")
     weight_norm: Bool = Field(
-        False, description="Hidden layers learn direction and length of their weights apart; not together with noisy."
+        False, description="Hidden layers learn direction and length of weights separately; not together with noisy."
     )
 
     @model_validator(mode="after")
@@ -338,7 +338,7 @@ class MLPNetSpec(MLPBodySpec, NetSpec):
 class ConvNetSpec(ConvBodySpec, NetSpec):
     """Convolutions, then fully connected layers."""
 
-    noisy: Bool = Field(False, description="Fully connected and output layers have learned noise, to explore by.")
+    noisy: Bool = Field(False, description="Fully connected and output layers have learned noise, which explores.")
 
 
 class DuelingMLPNetSpec(MLPNetSpec):

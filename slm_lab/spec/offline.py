@@ -1,6 +1,6 @@
 """Keys of `agent.algorithm` of those that learn from a file instead of an env."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,8 +15,8 @@ class OfflineSpec(OffPolicySpec):
     learns_from: ClassVar = "data"  # type: ignore[assignment]
     data: Str = Field(
         min_length=1,
-        description="File of recorded steps, as `slm-lab collect` writes it, or a dataset of Minari: `minari:ID` or "
-        "its folder.",
+        description="File of recorded steps, as `slm-lab collect` writes it, or a Minari dataset: `minari:ID` or its "
+        "folder.",
     )
     action_policy: Literal["default"] = Field("default", description="Actions are sampled from the policy itself.")
     training_frequency: Literal[1] = Field(1, description="Always 1.")
@@ -28,22 +28,22 @@ class OfflineSpec(OffPolicySpec):
 
 
 class BCSpec(OfflineSpec):
-    """Behaviour cloning: the likelihood of the recorded actions."""
+    """Behaviour cloning: maximises the likelihood of the recorded actions."""
 
     name: Literal["BC"] = "BC"
     has_critic: ClassVar = False
     action_pdtype: ActionPdtype = Field(
-        "default", description="Distribution of actions; that of the algorithm that starts from the weights, if any."
+        "default", description="Distribution of actions; to start another algorithm from the weights, choose its own."
     )
 
 
 class TD3BCSpec(OfflineSpec, TD3Spec):
-    """TD3 on recorded steps, near the recorded actions."""
+    """TD3 on recorded steps, with a policy that stays near the recorded actions."""
 
     name: Literal["TD3BC"] = "TD3BC"  # type: ignore[assignment]
     starts_random: ClassVar = False
     trains_every_frame: ClassVar = False
-    alpha: PositiveFloat = Field(2.5, description="Weight of the values, in units of their size; 0 would clone.")
+    alpha: PositiveFloat = Field(2.5, description="Weight of the values, in units of their size; near 0 it clones.")
 
 
 class IQLSpec(OfflineSpec):
@@ -52,19 +52,15 @@ class IQLSpec(OfflineSpec):
     name: Literal["IQL"] = "IQL"
     has_target: ClassVar = True
     takes_critic_net: ClassVar = True
-    expectile: Fraction = Field(0.7, description="Expectile of Q that the value is; 0.5 is the mean, 1 the maximum.")
+    expectile: Fraction = Field(
+        0.7, description="Which expectile of Q the value learns; 0.5 is the mean, 1 the maximum."
+    )
     beta: NonNegativeFloat = Field(
-        0.3, description="How much better actions weigh more; 0 clones all of them. 3 in the paper, without a unit."
+        0.3, description="How strongly better actions are preferred; 0 clones all. 3 in the paper, with unit none."
     )
     normalize_advantages: Literal["rms", "none"] = Field(
         "rms",
-        description="Unit of the advantages that beta weighs: rms, their root mean square in the batch, so that beta "
-        "means the same for rewards of any size; none, that of the rewards, as in the paper.",
+        description="Unit of the advantages: rms, their root mean square in the batch, so that beta means the same for "
+        "rewards of any size; or none, as in the paper.",
     )
     max_weight: PositiveFloat = Field(100.0, description="Largest weight of an action.")
-
-    def find_conflicts(self, memory: str) -> dict[str, str]:
-        conflicts: dict[str, Any] = {}
-        if memory != "Replay":
-            conflicts["data"] = "recorded steps are drawn uniformly; use the memory Replay"
-        return conflicts

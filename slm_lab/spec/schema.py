@@ -64,11 +64,11 @@ class EnvSpec(Model):
         "auto",
         description="What steps the envs: ale is the C++ env of Atari games; auto uses it for ALE/ names. array steps "
         "all CartPoles at once; auto uses it if measured faster. envpool is faster for some MuJoCo "
-        "and classic envs, but a stopped run does not continue exactly.",
+        "and classic envs, but a stopped run does not resume exactly.",
     )
     num_workers: NonNegativeInt | None = Field(
         None,
-        description="Processes that step the envs; 0 steps them in the session; null: the faster one, measured at the "
+        description="Processes that step the envs; 0 steps them in the session; null: the faster way, measured at the "
         "start.",
     )
     max_t: PositiveInt | None = Field(None, description="Time limit of an episode; null: the env's own.")
@@ -146,12 +146,12 @@ class SearchScheduler(Model):
 
     grace_period: PositiveInt = Field(description="Frames before a trial may be stopped.")
     reduction_factor: Annotated[PositiveInt, Field(ge=2)] = Field(
-        3, description="One trial in this many continues at each rung; rungs are at grace_period times its powers."
+        3, description="One trial in N continues at each rung; rungs are at grace_period times powers of N."
     )
     sessions: tuple[PositiveInt, ...] = Field(
         (1,),
         min_length=1,
-        description="Sessions of a trial up to the first rung, the second, ...; the last number holds from then on.",
+        description="Sessions of a trial up to the first rung, the second, ...; then as many as the last number says.",
     )
 
     @model_validator(mode="after")
@@ -253,7 +253,7 @@ class MetaSpec(Model):
         description="bf16 computes the layers of nets, but not their output layers, in bfloat16: faster for wide "
         "layers and convolutions on GPUs and on CPUs with AVX512-BF16 or AMX. All else stays float32.",
     )
-    num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one rarely pays.")
+    num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one is rarely faster.")
     episode_table: Bool = Field(
         False, description="Also write a table of the training episodes, one line each, into info/."
     )
@@ -262,7 +262,7 @@ class MetaSpec(Model):
         False, description="Also log rows to Weights & Biases; needs `uv sync --group wandb`; offline with WANDB_MODE."
     )
     mlflow: Bool = Field(
-        False, description="Also log rows to MLflow; needs `uv sync --group mlflow`; where: MLFLOW_TRACKING_URI."
+        False, description="Also log rows to MLflow; needs `uv sync --group mlflow`; MLFLOW_TRACKING_URI says where."
     )
     trackio: Bool = Field(False, description="Also log rows to trackio; needs `uv sync --group trackio`.")
     search_resources: SearchResources = Field(SearchResources(), description="Cores and GPUs per session of a search.")
@@ -279,7 +279,7 @@ class InitSpec(Model):
 
     path: Str = Field(
         min_length=1,
-        description="Run folder, `DIR@FRAME` for a kept checkpoint, or a model file of one.",
+        description="Run folder, `DIR@FRAME` for a kept checkpoint, or a model file in a run folder.",
     )
     session: NonNegativeInt | None = Field(None, description="Session of the run; null: the best.")
     parts: Literal["all", "actor"] = Field(
@@ -344,8 +344,8 @@ class Spec(Model):
 
     name: Str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}$", description="Name of the run's files.")
     agent: AgentSpec
-    env: EnvSpec
-    meta: MetaSpec = MetaSpec()
+    env: EnvSpec = Field(description="The env, and how long to train in it.")
+    meta: MetaSpec = Field(MetaSpec(), description="Seeds, sessions, evaluation, logging and resources.")
     search: Document = Field({}, description="Search space: `path__space: arguments`.")
 
     @model_validator(mode="before")

@@ -11,7 +11,7 @@ from slm_lab.spec.types import Float, Model, PositiveInt
 class SDESpec(Model):
     """Generalised state-dependent exploration: noise that is a function of the policy's features."""
 
-    sample_frequency: PositiveInt = Field(4, description="Vector steps that a function of noise is held for.")
+    sample_frequency: PositiveInt = Field(4, description="Vector steps between new functions of noise.")
     log_std_init: Annotated[Float, Field(ge=LOG_STD_MIN, le=LOG_STD_MAX)] = Field(
         -2.0, description="Initial log std of the weights of that function, one per feature and action."
     )

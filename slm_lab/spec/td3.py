@@ -28,9 +28,11 @@ class TD3Spec(OffPolicySpec):
     target_noise: NonNegativeFloat = Field(0.2, description="Std of the noise on the next actions of targets.")
     target_noise_clip: PositiveFloat = Field(0.5, description="Largest noise on the next actions of targets.")
     policy_delay: PositiveInt = Field(2, description="Critic steps per step of the actor and the target nets.")
-    num_critic: PositiveInt = Field(2, description="Critics with weights of their own; the actor follows the first.")
+    num_critic: PositiveInt = Field(2, description="Number of critics; the actor follows the first.")
     q_reduction: QReduction = Field("min", description="How targets combine the critics: the smallest, or their mean.")
-    critic: EnsembleCritic = Field(ValueCritic(), description="What a critic predicts of the return.")
+    critic: EnsembleCritic = Field(
+        ValueCritic(), description="What a critic predicts: the mean return, or its distribution."
+    )
 
     @model_validator(mode="after")
     def _check_noise(self) -> Self:
@@ -48,4 +50,4 @@ class DDPGSpec(TD3Spec):
     name: Literal["DDPG"] = "DDPG"  # type: ignore[assignment]
     target_noise: NonNegativeFloat = Field(0.0, description="Std of the noise on the next actions of targets.")
     policy_delay: PositiveInt = Field(1, description="Critic steps per step of the actor and the target nets.")
-    num_critic: PositiveInt = Field(1, description="Critics with weights of their own; the actor follows the first.")
+    num_critic: PositiveInt = Field(1, description="Number of critics; the actor follows the first.")

@@ -47,6 +47,32 @@ def test_unbounded_sides(low: float, high: float, action: float, expected: float
     assert ActionMap(space)(np.array([[action]], np.float32)).tolist() == [[expected]]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "limited"),
+    [
+        (-2.0, 2.0, [-1.0, 0.5, 1.0]),
+        (-np.inf, np.inf, [-3.0, 0.5, 3.0]),
+        (0.0, np.inf, [-1.0, 0.5, 3.0]),
+        (-np.inf, 0.5, [-3.0, 0.5, 1.0]),
+    ],
+)
+def test_actions_are_limited_where_the_env_limits_them(low: float, high: float, limited: list[float]) -> None:
+    """What is recorded of an action is what the env took, no more and no less."""
+    mapping = ActionMap(spaces.Box(low, high, (1, 1), np.float32))
+    action = np.array([[-3.0], [0.5], [3.0]], np.float32)
+    taken = mapping.limit(action)
+    assert taken.dtype == np.float32
+    assert taken.tolist() == [[one] for one in limited]
+    # the env does the same with both, and the way back leads to it
+    assert mapping(taken).tolist() == mapping(action).tolist()
+    np.testing.assert_allclose(mapping.undo(mapping(action)), taken)
+
+
+def test_choices_are_not_limited() -> None:
+    action = np.array([0, 3, 2])
+    assert ActionMap(spaces.Discrete(4)).limit(action).tolist() == [0, 3, 2]
+
+
 def test_whole_numbers_without_bounds() -> None:
     """The largest whole numbers are no bounds: scaled to them, an action would overflow."""
     space = spaces.Box(-np.inf, np.inf, (1,), np.int64)

@@ -220,10 +220,10 @@ class Plant:
 
 
 def plant_target(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    q_target, calc_return, scale = sarsa.calc_q_target, reinforce.calc_return, critic.TargetScale.update
+    next_value, calc_return, scale = sarsa.SARSA._calc_next_value, reinforce.calc_return, critic.TargetScale.update
     # discrete SAC sums over actions itself
     backup, td_loss = ValueHead.backup, sac.SoftBase.calc_td_loss
-    monkeypatch.setattr(sarsa, "calc_q_target", lambda *args: plant.spoil(q_target(*args)))
+    monkeypatch.setattr(sarsa.SARSA, "_calc_next_value", lambda *args: plant.spoil(next_value(*args)))
     monkeypatch.setattr(ValueHead, "backup", lambda *args, **rest: plant.spoil(backup(*args, **rest)))
     monkeypatch.setattr(
         sac.SoftBase, "calc_td_loss", lambda self, q, ret, *rest: td_loss(self, q, plant.spoil(ret), *rest)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -388,6 +389,8 @@ def test_a_trial_earns_no_sessions_while_the_search_stops(tmp_path: Path, capsys
     assert result.stop_code == 130
     search_command._show(result)
     assert f"Resume with:\n  slm-lab run search@{tmp_path}\n" in capsys.readouterr().out
+    search_command._show(replace(result, folder=Path("my runs")), ["my_env"])
+    assert "Resume with:\n  slm-lab run 'search@my runs' --import my_env\n" in capsys.readouterr().out
     assert executor.started == [(0, 0), (1, 0)]
     assert result.count("running") == 2
     assert executor.num_poll < 15

@@ -22,7 +22,7 @@ ATTRIBUTES = {
         *("sched_getaffinity", "sched_setaffinity", "nice", "uname", "statvfs", "getloadavg", "mkfifo", "mknod"),
         *("pread", "pwrite", "posix_fallocate", "posix_fadvise", "register_at_fork", "wait3", "wait4", "sync"),
         *("chown", "lchown", "fchown", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_DIRECTORY", "O_CLOEXEC", "O_SYNC"),
-        *("WNOHANG", "WIFSIGNALED", "WTERMSIG", "set_blocking", "sysconf"),
+        *("WNOHANG", "WIFSIGNALED", "WTERMSIG", "set_blocking", "sysconf", "setpriority", "PRIO_PROCESS"),
     ),
     "signal": (
         *("SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGCHLD", "SIGCONT", "SIGSTOP"),
@@ -34,7 +34,7 @@ ATTRIBUTES = {
 LIBRARIES = (
     *("torch", "gymnasium", "huggingface_hub", "filelock", "typer.rich_utils", "matplotlib.pyplot", "scipy.stats"),
     *("pydantic", "loguru", "yaml", "safetensors.torch", "psutil", "tenacity", "dotenv", "multiprocessing.connection"),
-    *("asyncio", "subprocess", "tempfile", "shutil", "imageio_ffmpeg", "rich.live", "rich.table"),
+    *("uvicorn", "fastapi", "asyncio", "subprocess", "tempfile", "shutil", "imageio_ffmpeg", "rich.live", "rich.table"),
 )
 BLOCK = f"""
 import importlib, os, signal, sys
@@ -86,6 +86,19 @@ import slm_lab
 agent = slm_lab.load_agent("latest")
 action = agent.act(agent.observation_space.sample())
 assert agent.action_space.contains(action), action
+
+from pathlib import Path
+from slm_lab.ui.files import list_files, open_run_file
+from slm_lab.ui.library import Library
+from slm_lab.ui.server import build_server
+
+build_server(Path("data"), False)
+library = Library(Path("data"))
+library.scan()
+(row,) = library.refresh()
+assert row["status"] == "done", row
+place = library.find(row["id"])
+open_run_file(place, list_files(place)[0]["path"], library.data_dir)[0].close()
 """
 REFUSED = """
 from slm_lab.cli.main import main

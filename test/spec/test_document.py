@@ -58,7 +58,7 @@ def test_the_reference_names_every_key(reference: str) -> None:
         "| `gamma` | number from 0 to 1 | `0.99` |",
         "| `clip_eps_spec` | number or [schedule](#schedule) | `0.2` |",
         "| `target_kl` | number > 0 or null | `null` |",
-        '| `normalize_advantages` | `standardize`, `percentile` | `"standardize"` |',
+        '| `normalize_advantages` | `standardize`, `percentile`, `none` | `"standardize"` |',
         "| `hid_layers` | list of whole numbers > 0 | `[64, 64]` |",
         "| `conv_hid_layers` | list of lists of whole numbers >= 0 | `[[32, 8, 4, 0, 1], ",
         '| `optim_spec` | [mapping](#optim_spec) | `{"name": "Adam", "lr": 0.001}` |',

@@ -54,7 +54,8 @@ BORDER: list[tuple[str, Changes]] = [
         for name in ("VanillaDQN", "DQN", "DoubleDQN", "SARSA")
         for kind in ("MLPNet", "ConvNet")
     ),
-    *((name, {}) for name in ALGORITHM_SPECS),
+    # PQN learns from parallel envs: those of one are fewer than a minibatch
+    *((name, {"env.num_envs": 4} if name == "PQN" else {}) for name in ALGORITHM_SPECS),
 ]
 
 
@@ -151,6 +152,7 @@ def test_a_net_of_ones_own_has_keys_for_one_role(
 )
 def test_a_minibatch_that_does_not_divide_the_batch_gets_a_note(make: Make, changes: Changes, remark: str) -> None:
     assert parse_spec(make("PPO", changes))[1] == (remark,)
+    assert parse_spec(make("PQN", {**changes, "agent.algorithm.minibatch_size": 64}))[1] == (remark,)
 
 
 def test_actor_critic_trains_each_num_step_returns_unless_told_otherwise(make: Make) -> None:

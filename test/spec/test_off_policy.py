@@ -120,3 +120,33 @@ def test_update_frequency_alone_means_whole_copies(parse: Parse) -> None:
     assert parse("DQN", {"agent.net.update_frequency": 100})[0].agent.net.update_type == "replace"
     both = {"agent.net.update_frequency": 100, "agent.net.update_type": "polyak"}
     assert parse("DQN", both)[0].agent.net.update_type == "polyak"
+
+
+# --- recorded steps
+
+
+@pytest.mark.parametrize("name", ["BC", "IQL", "TD3BC"])
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"agent.memory.name": "PrioritizedReplay"},
+            "agent.memory.name: {} draws recorded steps uniformly, got PrioritizedReplay; use Replay",
+        ),
+        (
+            {"agent.memory.num_step_returns": 3},
+            "agent.memory.num_step_returns: {} learns from single recorded steps; remove it",
+        ),
+        ({"env.reward_scale": 0.1}, "env.reward_scale: {} takes rewards as they were recorded; remove it"),
+        ({"env.normalize_reward": True}, "env.normalize_reward: {} takes rewards as they were recorded; remove it"),
+        ({"env.clip_reward": 1.0}, "env.clip_reward: {} takes rewards as they were recorded; remove it"),
+    ],
+)
+def test_keys_that_recorded_steps_do_not_use(
+    problems: Callable[..., list[str]], name: str, changes: Changes, expected: str
+) -> None:
+    assert problems(name, changes) == [expected.format(name)]
+
+
+def test_the_default_clip_of_atari_games_is_no_mistake(parse: Parse) -> None:
+    assert parse("BC", {"env.name": "ALE/Pong-v5"})[0].env.clip_reward == 1.0

@@ -1,7 +1,7 @@
-"""Action distributions, and the ways to draw from them while training.
+"""Action distributions.
 
-A family is bound to an action space and works on the net's output `param` (B, P); argument checks are left out
-because this runs at every step.
+A family belongs to an action space and works on the net's output `param` (B, P). Arguments are not checked, because
+this runs at every step.
 """
 
 import math
@@ -17,6 +17,8 @@ from slm_lab.spec.net import LOG_STD_MAX, LOG_STD_MIN
 # it, since compiled code may round it.
 FORBIDDEN = -1e30
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+# recorded actions at the bounds themselves would be infinite before tanh
+_MAX_TANH = 1 - 1e-6
 # Points of an expectation over a standard normal, equally far apart: the error of log(1 - tanh^2) is about
 # exp(-pi^2 / (std * distance)), 1e-7 at the largest std, where 64 Gauss-Hermite points are off by 2e-2.
 _NUM_POINT, _END = 169, 7.0
@@ -27,9 +29,9 @@ class ActionFamily(ABC):
 
     # whether it has a temperature, as boltzmann exploration needs
     is_discrete = True
-    # whether what nets say of actions comes limited to allowed ones, by `restrict`
+    # whether the nets' outputs are limited to allowed actions, by `restrict`
     is_masked = False
-    # numbers of a mask of its actions
+    # numbers of an action mask
     mask_size = 0
     name: str
     param_size: int
@@ -38,11 +40,11 @@ class ActionFamily(ABC):
 
     @abstractmethod
     def noise(self, num: int, generator: torch.Generator, frame: int = 0) -> Tensor:
-        """Random numbers for `num` actions, the same kind at every frame."""
+        """Random numbers for `num` actions; the frame makes no difference here."""
 
     @abstractmethod
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
-        """The action that random numbers make of each row."""
+        """The action of each row, given its noise."""
 
     def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
         """Draw an action for each row."""
@@ -65,7 +67,7 @@ class ActionFamily(ABC):
         """Entropy of each row."""
 
     def log_prob_entropy(self, param: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Both at once, where they share work."""
+        """Both at once, which may share work."""
         return self.log_prob(param, action), self.entropy(param)
 
     def with_temperature(self, param: Tensor, tau: Tensor) -> Tensor:
@@ -73,21 +75,25 @@ class ActionFamily(ABC):
         raise NotImplementedError(f"{self.name} has no temperature")
 
     def restrict(self, param: Tensor, allowed: Tensor) -> Tensor:
-        """The parameters (..., P) with no probability for what a mask (..., M) forbids, one number for each choice."""
+        """The parameters (..., P) with no probability for choices that a mask (..., M) forbids."""
         raise NotImplementedError(f"{self.name} has no choices to forbid")
 
     def to_env(self, action: Tensor) -> Tensor:
         """Actions as the env takes them."""
         return action
 
+    def from_env(self, action: Tensor) -> Tensor:
+        """Actions that an env took, as the policy would have sampled them."""
+        return action
+
 
 def level(param: Tensor) -> Tensor:
-    """Restricted parameters (..., P) under which all that is allowed is equally likely."""
+    """Restricted parameters (..., P) with all allowed choices equally likely."""
     return param.masked_fill(param.abs() < -FORBIDDEN / 2, 0.0)
 
 
 def count_allowed(param: Tensor) -> Tensor:
-    """How many of the choices (..., A) of restricted parameters, or log probabilities, are allowed (...)."""
+    """The number of allowed choices (...) of restricted parameters or log probabilities (..., A)."""
     return (param > FORBIDDEN / 2).sum(-1)
 
 
@@ -322,7 +328,7 @@ class Normal(ActionFamily):
 
 
 class TanhNormal(Normal):
-    """Gaussians that tanh squashes into [-1, 1]; an action is kept as it was before tanh, which cannot be undone."""
+    """Gaussians squashed into [-1, 1]; samples are kept as they were before tanh, which float32 cannot invert."""
 
     name = "TanhNormal"
 
@@ -332,6 +338,9 @@ class TanhNormal(Normal):
 
     def to_env(self, action: Tensor) -> Tensor:
         return action.tanh()
+
+    def from_env(self, action: Tensor) -> Tensor:
+        return action.clamp(-_MAX_TANH, _MAX_TANH).atanh()
 
     def log_prob(self, param: Tensor, action: Tensor) -> Tensor:
         return super().log_prob(param, action) - log_det_tanh(action).sum(-1)
@@ -346,7 +355,7 @@ class TanhNormal(Normal):
 
 
 class SquashedNormal(TanhNormal):
-    """The same policy where values of actions are learned: an action is kept as the env took it."""
+    """The same policy for algorithms with action values: samples are kept as the env took them."""
 
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
         return super().choose(param, noise).tanh()
@@ -358,6 +367,9 @@ class SquashedNormal(TanhNormal):
         return super(TanhNormal, self).random(num, generator)
 
     def to_env(self, action: Tensor) -> Tensor:
+        return action
+
+    def from_env(self, action: Tensor) -> Tensor:
         return action
 
     def log_prob(self, param: Tensor, action: Tensor) -> Tensor:
@@ -375,7 +387,7 @@ class SquashedNormal(TanhNormal):
 
 
 def bound_log_std(log_std: Tensor) -> Tensor:
-    """A clamp whose gradient passes beyond a bound too where it leads back; otherwise nothing would ever lead back."""
+    """A clamp that passes gradients towards its bounds, so that a log std outside them does not get stuck."""
     bounded = log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
     if not log_std.requires_grad or not torch.is_grad_enabled():
         return bounded

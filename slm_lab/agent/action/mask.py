@@ -1,4 +1,4 @@
-"""Action masks on the side of the agent: what a net says of actions, limited to those that are allowed."""
+"""Action masks of agents: outputs of nets, limited to allowed actions."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from slm_lab.agent.action.distribution import ActionFamily
 
 @dataclass(frozen=True)
 class ActionMask:
-    """Reads the mask at the end of observations (..., D), and limits what nets say of actions by it."""
+    """Reads the mask at the end of observations (..., D), and limits outputs of nets by it."""
 
     family: ActionFamily
     # the first number of the mask

@@ -72,3 +72,7 @@ class Mixed(ActionFamily):
     def to_env(self, action: Tensor) -> Tensor:
         pairs = zip(self.families, self._split(action), strict=True)
         return self._join([family.to_env(part) for family, part in pairs])
+
+    def from_env(self, action: Tensor) -> Tensor:
+        pairs = zip(self.families, self._split(action), strict=True)
+        return self._join([family.from_env(part) for family, part in pairs])

@@ -16,7 +16,7 @@ from slm_lab.spec.types import ScheduleSpec
 
 
 class Policy(Protocol):
-    """Samples actions in two halves: random numbers, and the actions that a net's output makes of them."""
+    """Samples actions in two steps: random numbers, then actions from them and a net's output."""
 
     def noise(self, num: int, generator: torch.Generator, frame: int) -> Any:
         """Random numbers for the actions of `num` envs at a frame; every env has its own."""
@@ -48,7 +48,7 @@ class EpsilonGreedy:
     epsilon: float | ScheduleSpec
 
     def noise(self, num: int, generator: torch.Generator, frame: int) -> tuple[Tensor, Tensor]:
-        """Who explores, and the random actions."""
+        """Which envs explore, and the random actions."""
         explores = torch.rand(num, generator=generator, device=generator.device) < calc_schedule(self.epsilon, frame)
         return explores.view(num, *[1] * len(self.family.action_shape)), self.family.random(num, generator)
 
@@ -59,7 +59,7 @@ class EpsilonGreedy:
 
 
 class MaskedRandom(RandomPolicy):
-    """Random actions of those allowed, which the net's output tells."""
+    """Uniformly random allowed actions; the net's output says which are allowed."""
 
     def noise(self, num: int, generator: torch.Generator, frame: int) -> Tensor:
         """The family's random numbers."""
@@ -74,7 +74,7 @@ class MaskedEpsilonGreedy(EpsilonGreedy):
     """The most likely action, or with a scheduled probability a random one of those allowed."""
 
     def noise(self, num: int, generator: torch.Generator, frame: int) -> tuple[Tensor, Tensor]:
-        """Who explores, and the family's random numbers."""
+        """Which envs explore, and the family's random numbers."""
         explores = torch.rand(num, generator=generator, device=generator.device) < calc_schedule(self.epsilon, frame)
         return explores.view(num, *[1] * len(self.family.action_shape)), self.family.noise(num, generator)
 

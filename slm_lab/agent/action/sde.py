@@ -1,7 +1,7 @@
 """Generalised state-dependent exploration (Raffin et al. 2021): noise that is a function of what the policy sees.
 
-A matrix of random numbers, held for some steps, turns the features of a policy into the noise on its actions, so it
-explores by smooth movements. Over all matrices an action is Gaussian, and that is what is learned from.
+A random matrix, held for some steps, turns the features of a policy into noise on its actions, so it explores by smooth
+movements. Over all matrices an action is Gaussian; losses use that distribution.
 """
 
 import torch
@@ -39,7 +39,7 @@ class StateTanhNormal(TanhNormal, StateNormal):
 
 
 class StateSquashedNormal(SquashedNormal, StateNormal):
-    """The same where values of actions are learned."""
+    """The same for algorithms with action values."""
 
 
 _KINDS: dict[type[ActionFamily], type[Normal]] = {
@@ -58,7 +58,7 @@ def use_state_noise(family: ActionFamily) -> ActionFamily:
 
 
 class StateNoise:
-    """A policy with a matrix of noise for each env, of which new ones are drawn every few steps."""
+    """A policy with a noise matrix for each env; new ones are drawn every few steps."""
 
     def __init__(
         self, family: ActionFamily, num_envs: int, num_feature: int, frequency: int, generator: torch.Generator

@@ -1,4 +1,4 @@
-"""The contract of an algorithm, what it is built from, and what those share that learn from rollouts or a replay."""
+"""The interface of an algorithm, what it is built from, and the bases of on-policy and off-policy algorithms."""
 
 import math
 from abc import ABC, abstractmethod
@@ -40,16 +40,16 @@ ReplayConfig = TypeVar("ReplayConfig", bound=OffPolicySpec)
 
 
 class Act(NamedTuple):
-    """What to do in N envs, and what training needs of it."""
+    """Actions for N envs, and what training needs to know about them."""
 
-    # as the env takes it, and as the policy sampled it, e.g. before it is squashed into its bounds
+    # as the env takes them, and as the policy sampled them, e.g. before tanh
     action: Tensor
     sample: Tensor
-    # as the policy saw it
+    # encoded, as the policy saw them
     obs: Tensor
     # the next hidden state
     carry: Carry
-    # what was computed on the way, such as values
+    # numbers that training needs, such as values and log probabilities
     extra: dict[str, Tensor]
 
 
@@ -58,7 +58,7 @@ class Context:
     """What an algorithm is built from: shapes, device, random generators, and the way to normalised observations."""
 
     obs_shape: tuple[int, ...]
-    # observations as the env gives them, as the nets see them, and the way from the one to the other
+    # types of raw and of encoded observations, and what encodes them
     raw_dtype: torch.dtype
     obs_dtype: torch.dtype
     encode: Callable[[Tensor], Tensor]
@@ -73,11 +73,11 @@ class Context:
     guard: Guard
     # whether acting and updates are compiled
     is_compiled: bool = False
-    # where observations say which actions are allowed; nets that policies and values of actions come from apply it
+    # reads the allowed actions from observations; policies and action values are limited to them
     mask: ActionMask | None = None
-    # of an env that has goals, where the memory changes them
+    # the env's goals, for a memory that relabels them
     goal: Goal | None = None
-    # whether it plays and never learns, so that what it would learn from is neither read nor kept
+    # whether it plays without learning: no memory is built and no data is read
     only_acts: bool = False
 
     @property
@@ -94,8 +94,8 @@ class Context:
     ) -> GradientStep:
         """A gradient step on a loss of some nets; frozen nets are used by the loss, not updated.
 
-        `samples` names the parts of the loss's report that are read sample by sample. If they are named, a compiled
-        step gives the mean alone of the others, which is less to copy.
+        `samples` names the entries of the loss's report that are needed for each sample. Of the others a compiled step
+        returns the mean only, which is less to copy; None keeps all of them.
         """
         return GradientStep(calc_loss, learners, list(frozen), self.is_compiled, self.guard, samples)
 
@@ -104,11 +104,11 @@ class Context:
         return self.family.random(len(obs), generator) if self.mask is None else self.mask.random(obs, generator)
 
     def build_function(self, function: Callable[..., Any], *nets: nn.Module) -> Callable[..., Any]:
-        """A function of nets without gradient, compiled where updates are."""
+        """A function of nets without gradient, compiled if updates are."""
         return NetFunction(function, nets) if self.is_compiled else function
 
     def build_setting(self, gamma: float, carry_size: int = 0) -> Setting:
-        """What a replay of raw observations must know."""
+        """The setting of a replay of raw observations."""
         return Setting(
             self.num_envs,
             self.obs_shape,
@@ -130,9 +130,9 @@ class Algorithm(ABC, Generic[Config]):
 
     # what `update` reports, in the order of the table's columns; docs/METRICS.md explains each
     metric_names: tuple[str, ...] = ()
-    # whether its memory keeps observations as the env gave them, since their normaliser moves on
+    # whether its memory keeps raw observations, because their normaliser keeps changing
     stores_raw_obs = False
-    # the net that acts, how it explores, and `_explore` as `Context.build_function` made it
+    # the net that acts, how it explores, and `_explore`, compiled if updates are
     net: Any
     policy: Policy
     explore: Callable[..., tuple[Tensor, Carry, Report]]
@@ -141,23 +141,23 @@ class Algorithm(ABC, Generic[Config]):
         self.spec = spec
         self.context = context
         self.config = cast(Config, spec.algorithm)
-        # what the net's output says of actions
+        # the distribution whose parameters the net gives
         self.family: Any = context.family
         self.opt_step = 0
         self.frame = 0
         self.modules: dict[str, nn.Module] = {}
         self.learners: dict[str, Learner[Any]] = {}
         self.targets: list[Target[Any]] = []
-        # memories too large to be saved whole each time; their rows are saved apart
+        # memories too large to be saved whole at each checkpoint; their rows are saved as they come
         self.replays: dict[str, Replay] = {}
-        # the batch of the last update, for algorithms that learn from each batch once
+        # the batch of the last update of on-policy algorithms, for the diagnosis of a fault
         self.rollout: Rollout | None = None
-        # noise that depends on the state, where the policy explores by it
+        # noise that depends on the state (gSDE), if the policy explores with it
         self.sde: StateNoise | None = None
 
     @classmethod
     def for_actions(cls, family: ActionFamily) -> type["Algorithm[Any]"]:
-        """The class for an env's actions, where an algorithm has several."""
+        """The class for an env's actions, if an algorithm has one for each kind."""
         return cls
 
     def add_learner(self, name: str, net: Net, spec: NetSpec, has_target: bool = False) -> Learner[Net]:
@@ -172,7 +172,7 @@ class Algorithm(ABC, Generic[Config]):
         return learner
 
     def with_sde(self, policy: Policy, actor: OutputNet) -> Policy:
-        """The policy, or one with noise that depends on the state where the config asks for it."""
+        """The policy, or its gSDE form if the config asks for it."""
         spec, context = self.config.state_noise, self.context
         if spec is None:
             return policy
@@ -192,14 +192,17 @@ class Algorithm(ABC, Generic[Config]):
                 return self.build_act(self.family.mode(param), obs, next_carry)
             noise = self.policy.noise(len(obs), self.context.act_generator, self.frame)
             action, next_carry, extra = self.explore(obs, carry, noise)
+            if self.context.only_acts and self.sde is not None:
+                # elsewhere `observe` counts the steps that noise is held for; nothing is observed here
+                self.sde.advance()
             return self.build_act(action, obs, next_carry, extra if carry is None else {**extra, "carry": carry})
 
     def build_act(self, sample: Tensor, obs: Tensor, carry: Carry, extra: Report | None = None) -> Act:
-        """An act of sampled actions."""
+        """Sampled actions as an `Act`."""
         return Act(self.family.to_env(sample), sample, obs, carry, extra or {})
 
     def _explore(self, obs: Tensor, carry: Carry, noise: Any) -> tuple[Tensor, Carry, Report]:
-        """Actions made of random numbers, the next hidden state, and what training needs of the policy as it is now."""
+        """Actions from given noise, the next hidden state, and what training needs to know of the current policy."""
         param, next_carry = self.net.step(obs, carry)
         return self.policy.choose(param, noise), next_carry, {}
 
@@ -231,9 +234,9 @@ class Algorithm(ABC, Generic[Config]):
 
     @torch.no_grad()
     def gather(self, reports: Sequence[Report], **whole: Tensor) -> Metrics:
-        """Means of the metrics over the gradient steps of one update, and what was computed over all of them.
+        """Means of the metrics over the gradient steps of one update; `whole` are metrics of all steps together.
 
-        Numbers leave the device here, once.
+        The only place where metrics leave the device, in one transfer.
         """
         known = [name for name in self.metric_names if name in reports[0]]
         parts = [report.get(name + MEAN, report[name]) for report in reports for name in known]
@@ -286,13 +289,13 @@ class Algorithm(ABC, Generic[Config]):
 
 
 class Auxiliary(Protocol):
-    """Learns from the same steps beside an algorithm, such as self-imitation."""
+    """An additional way to learn from the same steps, such as self-imitation."""
 
     def observe(self, step: Transition) -> None:
         """Remember one step of all envs."""
 
     def update(self, frame: int) -> Metrics:
-        """Train after the algorithm did."""
+        """Train after the algorithm has."""
 
     def state_dict(self) -> State:
         """Everything resuming needs."""
@@ -348,7 +351,7 @@ class OnPolicy(Algorithm[RolloutConfig]):
         self.rollout = self.memory.sample()
         metrics = self.train(self.rollout)
         if self.curiosity is not None:
-            metrics |= self.gather([self.curiosity.train(self.rollout)])
+            metrics |= self.gather([self.curiosity.train(self.rollout, frame)])
         return metrics if self.auxiliary is None else {**metrics, **self.auxiliary.update(frame)}
 
     @abstractmethod
@@ -406,7 +409,7 @@ class OffPolicy(Algorithm[ReplayConfig]):
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
         for target in self.targets:
-            # asked at every step, trained or not, so that a resumed run replaces it at the same frames
+            # at every step, not at every training: a resumed run then replaces it at the same frames
             if not target.is_polyak:
                 target.replace_if_due(frame)
         if not self.train_due(frame) or not self.is_ready:

@@ -1,4 +1,4 @@
-"""What algorithms with an actor and a critic share: their nets, the values of successors, the scale of targets."""
+"""Shared by actor-critics: their nets, the values of successors, and the scale of value targets."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +16,14 @@ from slm_lab.spec.schema import AgentSpec
 
 
 class TargetScale:
-    """1 / running std of the value targets, at most 1; always 1 where they are not normalised."""
+    """1 / running std of the value targets, at most 1; always 1 if they are not normalised."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
         self.stats = RunningStats(())
 
     def update(self, target: Tensor) -> float:
-        """Take a batch of targets into the statistics; returns the scale."""
+        """Add a batch of targets to the statistics; returns the scale."""
         if not self.is_on:
             return 1.0
         self.stats.update(target.numpy().reshape(-1).astype(np.float64))
@@ -31,7 +31,7 @@ class TargetScale:
 
 
 def build_actor_critic(spec: AgentSpec, context: Context) -> tuple[ActorCriticNet, dict[str, Learner[Any]]]:
-    """Actor and critic with an optimiser each, or one for both where they share a body."""
+    """Actor and critic with an optimiser each, or with one for both if they share a body."""
     size, is_gaussian = context.family.param_size, context.is_gaussian
     net = ActorCriticNet(spec.net, context.obs_shape, size, is_gaussian, context.parts, spec.algorithm.state_noise)
     if spec.net.shared:

@@ -1,4 +1,4 @@
-"""CrossQ (Bhatt et al. 2024): soft actor-critic without target nets, held together by batch normalisation."""
+"""CrossQ (Bhatt et al. 2024): soft actor-critic without target nets, stabilised by batch normalisation."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from slm_lab.agent.memory.batch import Batch
 
 
 def evaluate_jointly(self: SoftBase, batch: Batch, *actions: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Values in s and in s' by the critics from one batch, so that its statistics are those of both."""
+    """Q(s, a) and Q(s', a') from one pass of the critics, so that batch statistics are those of both."""
     obs = torch.cat([batch.obs, batch.next_obs])
-    # one pass in training mode: normalised apart, s' would be valued by a net that does not exist
+    # in two passes s' would be normalised by its own statistics: by a net that is never trained
     self.critic.net.train()
     both = self.critic.net(obs, *(torch.cat(pair) for pair in actions))
     self.critic.net.eval()

@@ -25,8 +25,9 @@ EPS = 1e-8
 class Curiosity:
     """A net that learns to predict a random one, and its errors as bonuses.
 
-    Where it has seen much it predicts well; errors, in units of their running return, are added to the rewards. The
-    bonus does not end with an episode.
+    It predicts well what it has seen often. Errors are divided by the running std of their discounted sum and added to
+    the rewards. As in the paper that sum runs on across episodes; unlike there, bonus and reward share one value
+    function, so values of both end with the task.
     """
 
     def __init__(
@@ -57,13 +58,10 @@ class Curiosity:
         self.bonus_sum, self.bonus_count = 0.0, 0
 
     def whiten(self, obs: Tensor) -> Tensor:
-        """Observations with the mean and std of all that were seen, clipped."""
-        mean, var = (torch.as_tensor(part, dtype=torch.float32, device=obs.device) for part in self._moments)
+        """Observations with mean 0 and std 1 over all that were seen, clipped."""
+        moments = (self.stats.mean, self.stats.var)
+        mean, var = (torch.as_tensor(part, dtype=torch.float32, device=obs.device) for part in moments)
         return ((obs.float() - mean) / torch.sqrt(var + EPS)).clamp(-MAX_OBS, MAX_OBS)
-
-    @property
-    def _moments(self) -> tuple[object, object]:
-        return self.stats.mean, self.stats.var
 
     def _calc_error(self, obs: Tensor) -> Tensor:
         """Squared distance of the prediction (B,)."""
@@ -79,18 +77,20 @@ class Curiosity:
         self.stats.update(next_obs.numpy(force=True))
         with torch.inference_mode():
             error = self.calc_error(self.whiten(next_obs))
-        bonus = self.scaler(error.numpy(force=True).astype(np.float64), (step.terminated & False).numpy())
+        never = np.zeros(len(error), bool)  # the sum of errors does not end with an episode
+        bonus = self.scaler(error.numpy(force=True).astype(np.float64), never)
         self.bonus_sum += float(bonus.mean())
         self.bonus_count += 1
         return step._replace(reward=step.reward + self.config.coef * torch.as_tensor(bonus, dtype=torch.float32))
 
-    def train(self, rollout: Rollout) -> Report:
+    def train(self, rollout: Rollout, frame: int) -> Report:
         """One pass over the observations of a batch; the mean bonus since the last one, and the loss."""
+        self.learner.optimizer.set_frame(frame)
         obs = rollout.obs.flatten(0, 1)
         size = min(self.config.batch_size, len(obs))
         order = torch.randperm(len(obs), generator=self.generator, device=self.generator.device).to(obs.device)
         self.learner.net.train()
-        # the rest that does not fill a batch waits for the next time
+        # what does not fill a batch is left out: a smaller one would be compiled again, for its shape
         reports = [self.step(self.whiten(obs[order[at : at + size]])) for at in range(0, len(obs) - size + 1, size)]
         self.learner.net.eval()
         losses = torch.stack([report.get("rnd_loss/mean", report["rnd_loss"]).mean() for report in reports])

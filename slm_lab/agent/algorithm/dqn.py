@@ -1,6 +1,6 @@
 """Q-learning with a net and a replay: vanilla, DQN (Mnih et al. 2015) and double DQN (van Hasselt et al. 2016).
 
-By its critic it learns quantiles of returns (QR-DQN, IQN) or a histogram of them (C51) instead of their mean.
+`critic` of the config chooses what it learns of returns: their mean, quantiles (QR-DQN, IQN) or a histogram (C51).
 """
 
 from typing import Any, cast
@@ -23,11 +23,6 @@ from slm_lab.spec.algorithm import QLearningSpec
 from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.schema import AgentSpec
-
-
-def calc_q_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
-    """r + gamma V(s'); the discount is 0 where the task ended."""
-    return reward + discount * next_value
 
 
 def pick_value(q: Tensor, index: Tensor) -> Tensor:
@@ -66,7 +61,7 @@ class DQN(OffPolicy[QLearningSpec]):
         self.net = net
         self.learner = self.add_learner("net", net, spec.net, self.config.has_target)
         self.target_net = self.learner.target_net
-        # layers with noise: of the net that acts, and of all
+        # noisy layers of the net that acts, and of both nets
         self.noisy = find_noisy(net)
         self.all_noisy = list(dict.fromkeys([*self.noisy, *find_noisy(self.target_net)]))
         calc_loss = self.calc_sequence_loss if net.state_size else self.calc_loss
@@ -117,13 +112,13 @@ class DQN(OffPolicy[QLearningSpec]):
         return reports
 
     def calc_loss(self, batch: Batch, *fractions: Tensor) -> Loss:
-        """Weighted loss of a batch; the fractions are those of values and of targets, for nets that are given them."""
+        """Weighted loss of a batch; IQN's nets are given fractions, one set for values and one for targets."""
         critic = self.critic
         with torch.no_grad():
             next_out = self.target_net(batch.next_obs, *fractions[1:])
-            # what one net overrates the other need not
-            judge = self.net.judge(self.net(batch.next_obs) if self.config.is_double else next_out, batch.next_obs)
-            next_out = pick_value(next_out, judge.argmax(-1))
+            # double DQN: the online net picks the action that the target net values
+            picker = self.net(batch.next_obs) if self.config.is_double else next_out
+            next_out = pick_value(next_out, self.net.to_value(picker, batch.next_obs).argmax(-1))
             ret = critic.backup(batch.reward, batch.discount, next_out)
         # layers such as BatchNorm and Dropout learn from what is trained on alone
         self.net.train()
@@ -153,8 +148,8 @@ class DQN(OffPolicy[QLearningSpec]):
                 target_out = self.target_net.unroll(batch.obs, batch.carry, batch.reset)[0][start + 1 :]
             else:
                 target_out = every_out[1:]
-            judge = self.net.judge(every_out[1:] if self.config.is_double else target_out, batch.obs[start + 1 :])
-            next_out = pick_value(target_out, judge.argmax(-1))
+            picker = every_out[1:] if self.config.is_double else target_out
+            next_out = pick_value(target_out, self.net.to_value(picker, batch.obs[start + 1 :]).argmax(-1))
             ret = critic.backup(batch.reward[start:], batch.discount[start:], next_out)
         out = pick_value(every_out[:-1], self.family.to_index(batch.action[start:]))
         mask = batch.mask[start:]

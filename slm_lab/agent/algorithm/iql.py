@@ -1,4 +1,4 @@
-"""Implicit Q-learning (Kostrikov et al. 2021): values of the best recorded actions, without asking for others."""
+"""Implicit Q-learning (Kostrikov et al. 2021): the value of the best recorded actions, never of any others."""
 
 import math
 
@@ -17,12 +17,12 @@ from slm_lab.spec.schema import AgentSpec
 
 
 def calc_expectile_loss(error: Tensor, expectile: float) -> Tensor:
-    """L(u) = |tau - 1(u < 0)| u^2 (eq. 5), one per sample: errors below count less the higher the expectile."""
+    """L(u) = |tau - 1(u < 0)| u^2 (eq. 5), one per sample: above 0.5, negative errors count less than positive ones."""
     return torch.where(error < 0, 1 - expectile, expectile) * error.square()
 
 
 class IQL(Offline[IQLSpec]):
-    """A value that is an expectile of Q over recorded actions, and a policy that clones those above it."""
+    """V is an expectile of Q over the recorded actions; the policy clones actions by how far Q exceeds V."""
 
     metric_names: tuple[str, ...] = ("loss", "policy_loss", "val_loss", "q", "value", "adv", "td_error", "grad_norm")
 
@@ -43,32 +43,32 @@ class IQL(Offline[IQLSpec]):
         self.step = context.build_step(self.calc_loss, *learners, frozen=self.critic.targets, samples=[])
 
     def train(self, batch: Batch) -> list[Report]:
-        nets = [learner.net for learner in (self.actor, self.critic, self.value)]
-        for net in nets:
-            net.train()
         report = self.step(batch)
-        for net in nets:
-            net.eval()
         self.opt_step += 1
         for target in self.targets:
             target.follow()
         return [report]
 
     def calc_loss(self, batch: Batch) -> Loss:
-        """The losses of V (eq. 5), Q (eq. 6) and the policy (eq. 7); each net has a gradient from its own alone."""
-        config = self.config
-        value = self.value.net(batch.obs).squeeze(-1)
+        """The sum of the losses of V (eq. 5), Q (eq. 6) and the policy (eq. 7), which share no weights."""
+        config, nets = self.config, (self.net, self.critic.net, self.value.net)
         with torch.no_grad():
-            next_value = self.value.net(batch.next_obs).squeeze(-1)
-            best = self.critic.target_net(batch.obs, batch.action).amin(0)
-            adv = best - value
-            unit = adv.square().mean().sqrt().clamp(min=1e-6) if config.normalize_advantages == "rms" else 1.0
-            weight = (config.beta * adv / unit).exp().clamp(max=config.max_weight)
-        val_loss = calc_expectile_loss(best - value, config.expectile).mean()
+            target = batch.reward + batch.discount * self.value.net(batch.next_obs).squeeze(-1)
+            target_q = self.critic.target_net(batch.obs, batch.action).amin(0)
+        # layers such as BatchNorm and Dropout learn from what is trained on alone
+        for net in nets:
+            net.train()
+        param, value = self.net(batch.obs), self.value.net(batch.obs).squeeze(-1)
         q = self.critic.net(batch.obs, batch.action)
-        target = batch.reward + batch.discount * next_value
+        for net in nets:
+            net.eval()
+        error = target_q - value
+        val_loss = calc_expectile_loss(error, config.expectile).mean()
         critic_loss = self.loss(q, target.expand_as(q)).mean(-1).sum()
-        policy_loss = -(weight * self.family.log_prob(self.net(batch.obs), self.to_sample(batch.action))).mean()
+        adv = error.detach()
+        unit = adv.square().mean().sqrt().clamp(min=1e-6) if config.normalize_advantages == "rms" else 1.0
+        weight = (config.beta * adv / unit).exp().clamp(max=config.max_weight)
+        policy_loss = -(weight * self.family.log_prob(param, self.family.from_env(batch.action))).mean()
         low = q.detach().amin(0)
         report = {"q": low, "value": value.detach(), "adv": adv, "td_error": (low - target).abs()}
         parts = {"policy_loss": policy_loss.detach(), "val_loss": val_loss.detach()}

@@ -1,4 +1,4 @@
-"""Parts of losses: how values are compared with their targets, and the policy gradient."""
+"""Parts of losses: value losses by name, symlog, and the policy gradient."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,14 +20,14 @@ ELEMENT_LOSSES: dict[str, Callable[..., Tensor]] = {
 
 
 def symlog(x: Tensor) -> Tensor:
-    """sign(x) log(1 + |x|): keeps small values and tames large ones."""
-    # written without sign, abs and clamp, of which each stops the gradient at 0 in some version of torch
+    """sign(x) log(1 + |x|): nearly the identity for small values, logarithmic for large ones."""
+    # not by sign, abs or clamp: in some versions of torch each of them has gradient 0 at 0
     size = torch.where(x >= 0, x, -x).log1p()
     return torch.where(x >= 0, size, -size)
 
 
 def symlogged(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A loss of the symlog of values and targets."""
+    """A loss that compares the symlog of values and targets."""
     return lambda value, target: loss(symlog(value), symlog(target))
 
 
@@ -37,6 +37,6 @@ def calc_policy_loss(log_prob: Tensor, adv: Tensor) -> Tensor:
 
 
 def standardize(adv: Tensor) -> Tensor:
-    """Advantages with mean 0 and std 1; a single one, which would be 0, as it is."""
-    # one operation instead of five
+    """Advantages with mean 0 and std 1; a single one, which would become 0, is kept."""
+    # layer_norm is one operation instead of five
     return layer_norm(adv, adv.shape, eps=1e-16) if len(adv) > 1 else adv

@@ -1,11 +1,10 @@
-"""Learning from recorded steps: what its algorithms share, and behaviour cloning."""
+"""Offline algorithms: their base, which learns from recorded steps, and behaviour cloning."""
 
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from slm_lab.agent.action.distribution import Normal
 from slm_lab.agent.algorithm.base import Algorithm, Context, OffPolicy
 from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Batch, Transition
@@ -13,30 +12,28 @@ from slm_lab.agent.memory.dataset import Dataset
 from slm_lab.agent.net.model import PolicyNet
 from slm_lab.env.normalize import ObsEncoder
 from slm_lab.lib.due import Due
-from slm_lab.lib.errors import SpecError
 from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.offline import BCSpec, OfflineSpec
 from slm_lab.spec.schema import AgentSpec
 
 OfflineConfig = TypeVar("OfflineConfig", bound=OfflineSpec)
-# actions at the bounds themselves would be infinite before tanh
-MAX_TANH = 1 - 1e-6
+# recorded observations that are widened to double precision at once
+CHUNK_ROWS = 65_536
 
 
 class Offline(OffPolicy[OfflineConfig]):
-    """Learns from a file in place of a replay; the env is for evaluation alone."""
+    """Learns from recorded steps instead of a replay; the env is used for evaluation only."""
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         Algorithm.__init__(self, spec, context)
         family, memory = context.family, spec.memory
-        if not isinstance(memory, ReplaySpec):
-            raise SpecError(f"agent.memory.name: {self.config.name} draws batches as a Replay does; use Replay")
+        assert isinstance(memory, ReplaySpec), memory  # the spec is checked
         self.replays = {}
         self.train_due = Due(1)
         if context.only_acts:
             # the file may be on another machine
             return
-        self.memory = Dataset(  # type: ignore[assignment]  # of what a replay does, it samples
+        self.memory = Dataset(  # type: ignore[assignment]  # a replay that is only sampled from
             self.config.data,
             context.obs_shape,
             family.action_shape,
@@ -48,11 +45,12 @@ class Offline(OffPolicy[OfflineConfig]):
         )
         encoder = context.encode
         if isinstance(encoder, ObsEncoder) and encoder.stats is not None:
-            # of all there will ever be
-            encoder.stats.update(self.memory.obs.numpy())  # type: ignore[attr-defined]
+            # of all there will ever be; in double precision, as a sum over millions of rows needs
+            for rows in self.memory.obs.split(CHUNK_ROWS):  # type: ignore[attr-defined]
+                encoder.stats.update(rows.double().numpy())
 
     def observe(self, step: Transition) -> None:
-        """Nothing is learned from what the env does."""
+        """Nothing: steps of the env are not learned from."""
 
     def build_actor(self) -> None:
         """The net that acts."""
@@ -62,12 +60,6 @@ class Offline(OffPolicy[OfflineConfig]):
         self.actor = self.add_learner("actor", self.net, actor)
         self.policy = context.family
         self.explore = context.build_function(self._explore, self.net)
-
-    def to_sample(self, action: Tensor) -> Tensor:
-        """Recorded actions as the policy would have sampled them."""
-        if self.family.name != "TanhNormal" or not isinstance(self.family, Normal):
-            return action
-        return action.clamp(-MAX_TANH, MAX_TANH).atanh()
 
 
 class BC(Offline[BCSpec]):
@@ -88,9 +80,9 @@ class BC(Offline[BCSpec]):
         return [report]
 
     def calc_loss(self, obs: Tensor, action: Tensor) -> Loss:
-        """-log pi(a|s), and how far the most likely action is off: its distance, or the share of other choices."""
+        """-log pi(a|s); `action_error` is the distance of the most likely action, or how often it is another choice."""
         param = self.net(obs)
-        log_prob, entropy = self.family.log_prob_entropy(param, self.to_sample(action))
+        log_prob, entropy = self.family.log_prob_entropy(param, self.family.from_env(action))
         with torch.no_grad():
             mode = self.family.to_env(self.family.mode(param.detach()))
             is_off = (mode - action).abs() if action.is_floating_point() else (mode != action).float()

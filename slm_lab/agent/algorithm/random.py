@@ -15,7 +15,7 @@ class Random(Algorithm[RandomSpec]):
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
-        # evaluation draws from a generator of its own, so that training does not notice it
+        # evaluation has its own generator, so that it does not change training
         self.eval_generator = torch.Generator(context.device).manual_seed(context.act_generator.initial_seed() + 1)
 
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:

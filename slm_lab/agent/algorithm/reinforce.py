@@ -18,12 +18,12 @@ from slm_lab.spec.schema import AgentSpec
 
 
 def scale_return(ret: Tensor, center: bool) -> Tensor:
-    """Returns in units of their std, around their mean if centred; a single one as it is."""
+    """Returns divided by their std, minus their mean if centred; a single one is kept."""
     if len(ret) == 1:
         return ret
     scaled = ret - ret.mean() if center else ret
     std = ret.std(correction=0)
-    # equal returns have no spread to be measured in
+    # equal returns have no spread to divide by
     return scaled / torch.where(std > 1e-8, std, 1.0)
 
 
@@ -42,7 +42,7 @@ class Reinforce(OnPolicy[ReinforceSpec]):
         self.explore = context.build_function(self._explore, self.net)
 
     def train(self, rollout: Rollout) -> Metrics:
-        # without a critic nothing stands for what follows a cut
+        # there is no critic, so what follows a time limit or the batch counts as 0
         nothing = torch.zeros_like(rollout.reward)
         ret = calc_return(rollout.reward, nothing, rollout.terminated, rollout.done, self.config.gamma)
         adv = upload(scale_return(ret.flatten(), self.config.center_return), self.context.device)

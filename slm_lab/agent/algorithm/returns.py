@@ -1,6 +1,6 @@
 """Returns and advantages as pure functions of tensors (T, N) on the host.
 
-The recursions run in numpy, where these small steps cost a fraction of what they do as tensors, or on a GPU.
+The recursions run in numpy, where their small steps cost a fraction of what tensors, on a CPU or a GPU, would.
 
 Two signals, never one: `terminated` masks the bootstrap, `done` (terminated or truncated) cuts the recursion.
 
@@ -25,7 +25,7 @@ def _to_arrays(*tensors: Tensor) -> list[Array]:
 
 
 def calc_return(reward: Tensor, next_value: Tensor, terminated: Tensor, done: Tensor, gamma: float) -> Tensor:
-    """Discounted returns to the end of the episode, or of the batch, where V of the successor stands for the rest."""
+    """Discounted returns to the end of the episode or of the batch; V of the successor replaces what is cut off."""
     rewards, values, ends, cuts = _to_arrays(reward, next_value, terminated, done)
     rest = values * ~ends
     ret = np.empty_like(rewards)

@@ -23,7 +23,7 @@ from slm_lab.spec.algorithm import SoftActorCriticSpec
 from slm_lab.spec.net import NetSpec
 from slm_lab.spec.schema import AgentSpec
 
-# share of the largest entropy that a discrete policy is held at, unless told otherwise
+# default target entropy of a discrete policy, as a fraction of the largest
 AUTO_ENTROPY_RATIO = 0.6
 
 
@@ -50,7 +50,7 @@ class Alpha(nn.Module):
         return torch.full((), config.fixed_alpha * rest, device=self.log_alpha.device)
 
     def calc_loss(self, entropy: Tensor, target_entropy: float | Tensor) -> Tensor | float:
-        """Raises alpha where the entropy is below its target, lowers it where it is above."""
+        """Raises alpha while the entropy is below its target, lowers it while it is above."""
         return (self.log_alpha * (entropy.detach() - target_entropy)).sum() if self.is_learned else 0.0
 
     @torch.no_grad()
@@ -61,7 +61,7 @@ class Alpha(nn.Module):
 
 
 class SoftBase(OffPolicy[SoftActorCriticSpec]):
-    """Critics, a policy that follows them, and the weight of its entropy; the losses are left to the two below."""
+    """Critics, actor and alpha, and the order of their updates; each kind of actions has its own losses below."""
 
     metric_names: tuple[str, ...] = ("loss", "policy_loss", "entropy", "alpha", "q", "td_error", "grad_norm")
     is_discrete: bool
@@ -93,7 +93,7 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         self.modules["alpha"] = self.alpha
         if self.alpha.is_learned:
             self.add_learner("alpha", self.alpha, resolve_alpha(actor_spec, self.config.alpha_lr))
-        # one value of several critics': the smallest, or their mean (double average Q-learning, Zhou et al. 2022)
+        # the value of an ensemble: the smallest, or the mean (double average Q-learning, Zhou et al. 2022)
         self.reduce = partial(torch.amin if self.config.q_reduction == "min" else torch.mean, dim=0)
         frozen: list[Weights] = [self.actor, *self.critic.targets]
         self.critic_step = context.build_step(self.calc_critic_loss, self.critic, frozen=frozen, samples=["td_error"])
@@ -101,7 +101,7 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         self.actor_step = context.build_step(self.calc_actor_alpha_loss, *learners, frozen=[self.critic], samples=[])
         self.policy = self.with_sde(family, self.net)
         self.explore = context.build_function(self._explore, self.net)
-        # of the last update of the actor, which `policy_delay` makes rarer than those of the critics
+        # of the last actor update: with `policy_delay` the critics are updated more often
         self.actor_report: Report = {}
 
     def train(self, batch: Batch) -> list[Report]:
@@ -119,15 +119,15 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         return [{**report, **self.actor_report, "alpha": alpha}]
 
     def draw_noise(self, num: int) -> tuple[Tensor, ...]:
-        """Random numbers that actions of the policy are made of; none where expectations are sums."""
+        """Noise for the policy's actions; none for discrete ones, where expectations are exact sums."""
         return ()
 
     @abstractmethod
     def calc_target_entropy(self) -> float:
-        """The entropy that alpha holds the policy at."""
+        """The target entropy, to which alpha steers the policy."""
 
     def evaluate(self, batch: Batch, *actions: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Values in s by the critics, in s' by their targets: of an action and the next one, or of all actions."""
+        """Q(s, a) by the critics and Q(s', a') by their targets; without `actions`, of all discrete ones."""
         with torch.no_grad():
             next_q = self.critic.target_net(batch.next_obs, *(next_action for _, next_action in actions))
         self.critic.net.train()
@@ -174,7 +174,7 @@ class SoftActorCritic(SoftBase):
         return (noise.normal_(generator=self.context.train_generator),)
 
     def calc_critic_loss(self, batch: Batch, alpha: Tensor, noise: Tensor) -> Loss:
-        """Loss of both critics; V(s') = E_a[Q(s', a) - alpha log pi(a|s')] (eq. 3) is estimated from one action."""
+        """Loss of the critics; V(s') = E_a[Q(s', a) - alpha log pi(a|s')] (eq. 3) is estimated from one action."""
         with torch.no_grad():
             next_action, log_prob = self.family.draw(self.net(batch.next_obs), noise)
         out, next_out = self.evaluate(batch, (batch.action, next_action))
@@ -183,7 +183,7 @@ class SoftActorCritic(SoftBase):
         return self.calc_td_loss(out, ret, batch.weight, log_prob)
 
     def calc_actor_alpha_loss(self, obs: Tensor, alpha: Tensor, target_entropy: float | Tensor, noise: Tensor) -> Loss:
-        """Losses of the policy (eq. 7) and of alpha, which share no weight, in one."""
+        """The sum of the losses of the policy (eq. 7) and of alpha (eq. 18), which share no weights."""
         self.net.train()
         action, log_prob = self.family.draw(self.net(obs), noise)
         self.net.eval()
@@ -210,7 +210,7 @@ class DiscreteSoftActorCritic(SoftBase):
         return ratio * math.log(self.context.family.param_size)
 
     def calc_critic_loss(self, batch: Batch, alpha: Tensor) -> Loss:
-        """Loss of both critics."""
+        """Loss of the critics; V(s') is the exact sum over actions."""
         with torch.no_grad():
             log_prob = self.net(batch.next_obs).log_softmax(-1)
         every_q, next_q = self.evaluate(batch)
@@ -219,7 +219,7 @@ class DiscreteSoftActorCritic(SoftBase):
         return self.calc_td_loss(q, ret, batch.weight, log_prob)
 
     def calc_actor_alpha_loss(self, obs: Tensor, alpha: Tensor, target_entropy: float | Tensor) -> Loss:
-        """Losses of the policy and of alpha, which share no weight, in one."""
+        """The sum of the losses of the policy and of alpha, which share no weights."""
         self.net.train()
         log_prob = self.net(obs).log_softmax(-1)
         self.net.eval()

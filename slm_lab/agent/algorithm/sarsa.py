@@ -5,7 +5,7 @@ from torch import Tensor
 
 from slm_lab.agent.action.policy import build_policy
 from slm_lab.agent.algorithm.base import Context, Metrics, OnPolicy
-from slm_lab.agent.algorithm.dqn import calc_q_target, pick_value, require_choices
+from slm_lab.agent.algorithm.dqn import pick_value, require_choices
 from slm_lab.agent.algorithm.loss import MEAN_LOSSES
 from slm_lab.agent.learn.gradient import Loss
 from slm_lab.agent.memory.batch import Rollout
@@ -18,7 +18,7 @@ from slm_lab.spec.schema import AgentSpec
 
 
 class SARSA(OnPolicy[SarsaSpec]):
-    """One gradient step per batch towards r + gamma Q(s', a'), a' being the action really taken in s'."""
+    """One gradient step per batch towards r + gamma Q(s', a'), where a' is the action taken in s'."""
 
     metric_names = ("loss", "explore_var", "q", "td_error", "grad_norm")
 
@@ -36,7 +36,7 @@ class SARSA(OnPolicy[SarsaSpec]):
 
     def train(self, rollout: Rollout) -> Metrics:
         reward, terminated = (upload(field, self.context.device) for field in (rollout.reward, rollout.terminated))
-        ret = calc_q_target(reward, self.config.gamma * ~terminated, self._calc_next_value(rollout))
+        ret = reward + self.config.gamma * ~terminated * self._calc_next_value(rollout)
         self.net.train()
         report = self.step(rollout.obs.flatten(0, 1), rollout.action.flatten(0, 1), ret.flatten())
         self.net.eval()
@@ -49,10 +49,10 @@ class SARSA(OnPolicy[SarsaSpec]):
         next_obs = torch.cat([rollout.obs[1:], rollout.obs[-1:]])
         next_obs.flatten(0, 1)[rollout.cut_index] = rollout.cut_obs
         q = self.net(next_obs.flatten(0, 1))
-        # whole episodes end with the last row, after which no action counts
+        # a batch of whole episodes has no next action: its last row ends an episode
         last = rollout.action[-1] if rollout.next_action is None else rollout.next_action
         next_action = torch.cat([rollout.action[1:], last.unsqueeze(0)]).flatten(0, 1)
-        # where a time limit cut an episode no action followed: one is sampled as the policy would have
+        # no action followed where a time limit ended an episode: sample what the policy would have done
         cut = upload(rollout.truncated.flatten().nonzero().squeeze(-1), self.context.device)
         noise = self.policy.noise(len(cut), self.context.train_generator, self.frame)
         next_action[cut] = self.policy.choose(q[cut], noise)

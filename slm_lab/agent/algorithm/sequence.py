@@ -1,11 +1,11 @@
-"""Rollouts cut into sequences of a fixed length, from which recurrent nets learn.
+"""Rollouts cut into sequences of a fixed length, for recurrent nets to learn from.
 
 | name  | shape       | meaning                                                                   |
 |-------|-------------|---------------------------------------------------------------------------|
-| field | (T, N, ...) | what a rollout holds of each step                                         |
+| field | (T, N, ...) | a field of a rollout                                                      |
 | cut   | (L, S, ...) | the same as S = ceil(T / L) N sequences of L steps, zeros after the last  |
-| carry | (S, H)      | the hidden state that was held when the first step of each was acted on   |
-| reset | (L, S)      | rows at which another episode starts, by their place in the sequence       |
+| carry | (S, H)      | the hidden state before the first step of each, as it was while acting    |
+| reset | (L, S)      | whether another episode starts at a row                                   |
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from slm_lab.lib.device import upload
 
 
 class Sequences(NamedTuple):
-    """What a recurrent net is unrolled over."""
+    """The sequences of a rollout that a recurrent net is unrolled over."""
 
     obs: Tensor
     carry: Tensor
@@ -43,9 +43,9 @@ def join(cut: Tensor, num_step: int, num_envs: int) -> Tensor:
 
 
 def calc_reset(done: Tensor) -> Tensor:
-    """Whether an episode starts at each row (T, N), as far as the row before tells."""
+    """Whether an episode starts at each row (T, N); not known of the first row."""
     reset = done.roll(1, 0)
-    # the stored hidden state of the first row knows by itself
+    # nor needed there: the stored hidden state is that of a new episode if one starts
     reset[0] = False
     return reset
 
@@ -59,7 +59,7 @@ def cut_rollout(rollout: Rollout, seq_len: int) -> Sequences:
 
 
 def view_rollout(rollout: Rollout, seq_len: int) -> Tensor | Sequences:
-    """The observations as nets take them: row by row (T*N, ...), or as sequences where a length is given."""
+    """The observations as nets take them: as rows (T*N, ...), or as sequences if a length is given."""
     return cut_rollout(rollout, seq_len) if seq_len else rollout.obs.flatten(0, 1)
 
 

@@ -36,7 +36,7 @@ def calc_sil_losses(log_prob: Tensor, value: Tensor, ret: Tensor, weight: Tensor
 
 
 class SelfImitation:
-    """Keeps finished episodes with their returns, and pulls an actor-critic towards steps that beat its values."""
+    """Keeps the steps of finished episodes with their returns, and imitates those that beat the agent's values."""
 
     def __init__(self, agent: ActorCritic | PPO, config: SelfImitationSpec, context: Context) -> None:
         self.agent = agent
@@ -54,13 +54,13 @@ class SelfImitation:
         self.step = context.build_step(self.calc_loss, *agent.learners.values(), samples=["sil_gain"])
 
     def observe(self, step: Transition) -> None:
-        """Follow the episodes; those that ended enter the memory."""
+        """Collect the episodes under way; those that ended enter the memory."""
         self.episodes.add(step._replace(extra={}))
         if self.episodes.is_ready:
             self._keep(self.episodes.sample())
 
     def _keep(self, rollout: Rollout) -> None:
-        """Store steps with the returns that followed them along their episode, V standing in behind a time limit."""
+        """Store each step with the return that followed in its episode; after a time limit V replaces the rest."""
         next_value = torch.zeros_like(rollout.reward)
         if len(rollout.cut_index):
             with torch.inference_mode():
@@ -71,7 +71,7 @@ class SelfImitation:
             self.memory.add(Transition(obs, action, one, ended, ongoing, obs, {}))
 
     def calc_loss(self, batch: Batch) -> Loss:
-        """Loss of past steps, and how much better each turned out than it is valued (B,)."""
+        """Imitation loss of past steps (eq. 1), and the gain of each (B,)."""
         param, value = self.agent.net(batch.obs)
         log_prob = self.context.family.log_prob(param, batch.action)
         policy_loss, val_loss, gain = calc_sil_losses(log_prob, value, batch.reward, batch.weight)
@@ -106,6 +106,13 @@ class SelfImitation:
         self.memory.load_state_dict(state["memory"])
 
 
+def add_imitation(agent: ActorCritic | PPO) -> None:
+    """Have an agent imitate its own good steps, unless it only acts."""
+    if not agent.context.only_acts:
+        imitation = SelfImitation(agent, cast(SelfImitationSpec, agent.spec.algorithm), agent.context)
+        agent.auxiliary, agent.replays = imitation, {"sil": imitation.memory}
+
+
 class SIL(ActorCritic):
     """Actor-critic with self-imitation."""
 
@@ -113,10 +120,7 @@ class SIL(ActorCritic):
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
-        if context.only_acts:
-            return
-        self.auxiliary = SelfImitation(self, cast(SelfImitationSpec, spec.algorithm), context)
-        self.replays = {"sil": self.auxiliary.memory}
+        add_imitation(self)
 
 
 class PPOSIL(PPO):
@@ -126,7 +130,4 @@ class PPOSIL(PPO):
 
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         super().__init__(spec, context)
-        if context.only_acts:
-            return
-        self.auxiliary = SelfImitation(self, cast(SelfImitationSpec, spec.algorithm), context)
-        self.replays = {"sil": self.auxiliary.memory}
+        add_imitation(self)

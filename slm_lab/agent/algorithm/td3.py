@@ -44,7 +44,7 @@ class NoisyAction:
     std: float | ScheduleSpec
 
     def noise(self, num: int, generator: torch.Generator, frame: int) -> Tensor:
-        """What is added."""
+        """Gaussian noise of the scheduled std."""
         return calc_schedule(self.std, frame) * self.family.noise(num, generator)
 
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class TD3(OffPolicy[TD3Spec]):
             raise SpecError(f"agent.net.log_std_init: {config.name} has no policy with a std; remove it")
         self.head = build_head(config.critic, critic_spec, ELEMENT_LOSSES[critic_spec.loss_spec.name])
         self.net = OutputNet(for_acting(actor_spec, parts), shape, size, parts=parts)
-        # where critics have a net of their own, both targets follow by its keys
+        # if critics have a net of their own, its target keys also hold for the actor's target
         keys = critic_spec.model_dump(include=TARGET_KEYS)
         self.actor = self.add_learner("actor", self.net, actor_spec.model_copy(update=keys), has_target=True)
         critics = QEnsemble(critic_spec, shape, size, False, parts, config.num_critic, self.head.size)
@@ -78,7 +78,7 @@ class TD3(OffPolicy[TD3Spec]):
         )
         self.actor_step = context.build_step(self.calc_actor_loss, self.actor, frozen=[self.critic], samples=[])
         self.explore = context.build_function(self._explore, self.net)
-        # of the last update of the actor, which `policy_delay` makes rarer than those of the critics
+        # of the last actor update: with `policy_delay` the critics are updated more often
         self.actor_report: Report = {}
 
     def train(self, batch: Batch) -> list[Report]:
@@ -107,7 +107,7 @@ class TD3(OffPolicy[TD3Spec]):
         return Loss(loss, {"target": target, "q": low, "td_error": (low - target).abs()})
 
     def calc_actor_loss(self, obs: Tensor, taken: Tensor) -> Loss:
-        """The deterministic policy gradient: minus the first critic's value of the policy's action."""
+        """Minus the first critic's value of the policy's action: the deterministic policy gradient (eq. 15)."""
         self.net.train()
         action = self.net(obs).tanh()
         self.net.eval()
@@ -115,7 +115,7 @@ class TD3(OffPolicy[TD3Spec]):
         return Loss(policy_loss, {"policy_loss": policy_loss})
 
     def weigh(self, value: Tensor, action: Tensor, taken: Tensor) -> Tensor:
-        """The loss of the policy's actions, given their values and the actions that were taken."""
+        """The actor's loss from the values of its actions; `taken` are the actions in the batch."""
         return -value.mean()
 
     def state_dict(self) -> State:
@@ -127,11 +127,11 @@ class TD3(OffPolicy[TD3Spec]):
 
 
 class TD3BC(TD3, Offline[Any]):
-    """TD3 on recorded steps, whose policy also stays near the recorded actions (Fujimoto and Gu 2021)."""
+    """TD3+BC (Fujimoto and Gu 2021): TD3 on recorded steps, with a policy that stays near the recorded actions."""
 
     config: TD3BCSpec
 
     def weigh(self, value: Tensor, action: Tensor, taken: Tensor) -> Tensor:
-        """Values in units of their size, plus the squared distance to what was recorded (eq. 3 and 4)."""
+        """Minus the normalised values, plus the squared distance to the recorded actions (eq. 3 and 5)."""
         scale = self.config.alpha / value.detach().abs().mean().clamp(min=1e-6)
         return -(scale * value).mean() + (action - taken).square().mean()

@@ -1,4 +1,4 @@
-"""What algorithms hand to memories, and memories to algorithms."""
+"""The data that algorithms give to memories, and memories to algorithms."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Transition(NamedTuple):
-    """One step of all N envs as a memory takes it, with rewards for learning.
+    """One step of all N envs as a memory stores it; rewards are scaled for learning.
 
     `obs` is as the policy saw it for on-policy memories, raw for a replay; `next_obs`, the true successor, is always
     raw. What the env gives is on the host, what the policy gives on its device. `next_carry` (N, S) is the hidden state
@@ -55,7 +55,7 @@ class Rollout:
 
 
 class Batch(NamedTuple):
-    """Transitions drawn from a replay, tensors (B, ...).
+    """Transitions sampled from a replay, tensors (B, ...).
 
     With n-step returns `reward` is the discounted sum of the rewards, `next_obs` what follows the last of them, and
     `discount` gamma^n, or 0 where the task ended: the target is always `reward + discount * V(next_obs)`.

@@ -1,4 +1,4 @@
-"""The cross-entropy method's memory: of the finished episodes only the best are learned from."""
+"""The memory of the cross-entropy method: only the best of the finished episodes are learned from."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from slm_lab.spec.memory import OnPolicyCrossEntropySpec
 
 
 class OnPolicyCrossEntropy(OnPolicyReplay):
-    """Whole episodes, less those whose return is below a percentile of the batch."""
+    """Whole episodes, without those whose return is below a percentile of the batch."""
 
     def __init__(self, spec: OnPolicyCrossEntropySpec, setting: RolloutSetting) -> None:
         super().__init__(spec, setting)

@@ -1,4 +1,4 @@
-"""Hindsight experience replay (Andrychowicz et al. 2017): steps as if another goal had been wanted."""
+"""Hindsight experience replay (Andrychowicz et al. 2017): past steps, relabelled with goals that were reached."""
 
 import numpy as np
 import torch
@@ -52,13 +52,18 @@ class HindsightReplay(Replay):
         self._end[:] = -1
         # where older rows are lost, an episode counts from the first that is held
         self._start[:] = self.held_first
-        rows = self.ring.rows(self.held_first, self.head)
-        done = (rows["terminated"] | rows["truncated"]).numpy()
+        done = self._take_done(self.held_first, self.head)
         for index in np.flatnonzero(done.any(1)):
             self._close(self.held_first + int(index), done[index])
 
+    def _take_done(self, start: int, end: int) -> Array:
+        """Whether the episode of each env ended at the absolute rows [start, end)."""
+        fields, spans = self.ring.fields, self.ring.spans(start, end)
+        parts = [fields["terminated"][i:j] | fields["truncated"][i:j] for i, j in spans]
+        return torch.cat(parts).cpu().numpy()
+
     def sample(self, frame: int) -> Batch:
-        """A batch whose first rows have goals of their own future."""
+        """A batch whose first rows are relabelled with goals of their own future."""
         self._sync()
         batch = super().sample(frame)
         num = self.num_relabelled
@@ -81,7 +86,7 @@ class HindsightReplay(Replay):
         return batch._replace(obs=obs, next_obs=next_obs, reward=reward, discount=discount)
 
     def _take_goals(self, position: Tensor, draw: Array) -> Tensor:
-        """Goals (B, G) that were reached at a step from this one on, up to the end of its episode or of the memory."""
+        """Goals (B, G) reached at this step or a later one of its episode, as far as the memory goes."""
         slot, env = np.divmod(position.cpu().numpy(), self.num_envs)
         row = self.head - 1 - (self.head - 1 - slot) % self.ring.capacity
         end = self._end[slot, env]

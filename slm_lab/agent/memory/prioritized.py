@@ -120,7 +120,7 @@ class PrioritizedReplay(Replay):
         return batch._replace(weight=self._to_device((weight / weight.max()).astype(np.float32)))
 
     def update_priority(self, slot: Tensor, error: Tensor) -> None:
-        """New priorities for a batch just drawn, from its TD errors (B,)."""
+        """New priorities of the last batch, from its TD errors (B,)."""
         place, size = self._fetch(slot, error.detach())
         priority = np.abs(size) + self.epsilon
         largest = float(priority.max())

@@ -1,4 +1,4 @@
-"""The off-policy memory: the last transitions of all envs, drawn uniformly."""
+"""The off-policy memory: the last transitions of all envs, sampled uniformly."""
 
 import math
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.lib.system import memory_bytes
 from slm_lab.spec.memory import ReplaySpec
 
-# observations, actions, returns, what followed, and its discount
+# obs, action, n-step reward, next_obs and discount of a batch
 Steps = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def check_fits(num_bytes: int, max_size: int, device: torch.device, num_parallel: int = 1) -> None:
-    """Refuse a replay that is larger than the memory it lives in, or those of `num_parallel` sessions at once."""
+    """Refuse replays that do not fit in the memory of the machine or GPU, one in each of `num_parallel` sessions."""
     if device.type == "cuda":
         owner, physical = "GPU", torch.cuda.mem_get_info(device)[1]
         num_parallel = math.ceil(num_parallel / count_gpus())
@@ -60,17 +60,17 @@ class Setting:
     generator: torch.Generator
     frame_stack: int = 1
     carry_size: int = 0
-    # whether batches are put together by compiled code
+    # whether batches are gathered by compiled code
     is_compiled: bool = False
-    # of an env that has goals, for a replay that changes them
+    # the env's goals, for a replay that relabels them
     goal: Goal | None = None
 
 
 class Replay:
-    """A ring of rows, each one step of all N envs; all that is random comes from `generator`.
+    """A ring of rows, each one step of all N envs; all random numbers come from `generator`.
 
     Rows have absolute numbers: `head` is the next one's, [`held_first`, `head`) are in memory, [`first`, `head`) may
-    be drawn. Observations are handed over as they were stored.
+    be drawn. Observations are returned as they were stored.
     """
 
     def __init__(self, spec: ReplaySpec, setting: Setting) -> None:
@@ -164,7 +164,7 @@ class Replay:
         self._num_fresh += 1
 
     def sample(self, frame: int) -> Batch:
-        """A batch with n-step returns; the walk stops where an episode or the memory ends."""
+        """A batch with n-step returns, of fewer steps where an episode or the memory ends."""
         if self.ring.head == 0:
             raise ValueError("the replay is empty")
         drawn = self._draw()
@@ -197,7 +197,7 @@ class Replay:
         return obs, action, reward, next_obs, discount
 
     def _take_steps(self, fields: dict[str, Tensor], args: Any) -> Steps:
-        """What `_collect` gives, in formulas that a compiler can fuse."""
+        """The same as `_collect`, in formulas that a compiler can fuse."""
         position, head = args
         num_later = (head - 1 - position // self.num_envs) % self.ring.capacity
         counts = torch.ones_like(position, dtype=torch.bool)
@@ -215,7 +215,7 @@ class Replay:
         return fields["obs"][position], fields["action"][position], ret, fields["next_obs"][last], discount
 
     def _draw_uniform(self, length: int = 1) -> Tensor:
-        """Positions that `length` rows which may be drawn follow, themselves included."""
+        """Random positions from which `length` rows, the first included, may be drawn."""
         generator = self.generator
         # a ring that has overwritten nothing begins at 0
         first = self.first if self.ring.head > self.ring.capacity else 0
@@ -223,11 +223,11 @@ class Replay:
         draw = torch.randint(size, (self.spec.batch_size,), generator=generator, device=generator.device)
         return (draw + first * self.num_envs) % self.ring.num_position
 
-    # how a batch is drawn
+    # prioritised replay draws in another way
     _draw = _draw_uniform
 
     def _put_newest(self, position: Tensor) -> None:
-        """Combined experience replay (Zhang & Sutton 2017): what came since the last batch replaces its tail."""
+        """Combined experience replay (Zhang & Sutton 2017): transitions since the last batch replace its tail."""
         count = min(len(position), self._num_fresh * self.num_envs, self.size)
         end = self.head * self.num_envs
         newest = torch.arange(end - count, end, device=position.device) % self.ring.num_position
@@ -326,7 +326,7 @@ class Replay:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue where `state_dict` was taken, together with the rows."""
+        """Resume from a saved state; the rows are loaded separately."""
         self.ring.head = int(state["head"])
         self._num_fresh = int(state["num_fresh"])
         self._reset.copy_(state["reset"])

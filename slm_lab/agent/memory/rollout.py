@@ -36,14 +36,14 @@ class RolloutSetting:
 
 
 class Successor(NamedTuple):
-    """What followed a step that is not the next row, and the hidden state then."""
+    """The successor of a step where it is not the next row, and the hidden state to see it with."""
 
     obs: Tensor
     carry: Tensor | None
 
 
 class RolloutMemory(ABC):
-    """What both on-policy memories share: rows of steps, and the successors that are not the next row."""
+    """The base of on-policy memories: rows of steps, and the successors that are not the next row."""
 
     # steps of all envs that a memory holds when it is nearly full, for the estimate of its size
     typical_size: int
@@ -78,7 +78,7 @@ class RolloutMemory(ABC):
 
     @abstractmethod
     def sample(self) -> Rollout:
-        """What to train on; it is forgotten here."""
+        """The steps to train on; the memory forgets them."""
 
     def _stack(self, rows: list[Row]) -> Row:
         return {name: torch.stack([row[name] for row in rows]) for name in (rows[0] if rows else ())}
@@ -154,7 +154,7 @@ class OnPolicyBatchReplay(RolloutMemory):
 
 
 class OnPolicyReplay(RolloutMemory):
-    """Whole episodes of any of the envs; an episode under way stays until it has ended."""
+    """Whole episodes of any of the envs; an unfinished episode stays until it ends."""
 
     typical_size = 1024
 

@@ -19,7 +19,7 @@ Reduction = Literal["min", "mean"]
 
 
 class Head(ABC):
-    """A kind of critic."""
+    """What one kind of critic predicts, and how it learns."""
 
     # numbers per return
     size: int
@@ -30,7 +30,7 @@ class Head(ABC):
 
     @abstractmethod
     def backup(self, reward: Tensor, discount: Tensor, out: Tensor, cost: Tensor | None = None) -> Tensor:
-        """The target r + discount (Z' - cost) of a successor's numbers; the cost is that of its entropy."""
+        """The target r + discount (Z' - cost); `out` are the successor's numbers, `cost` is alpha log pi of SAC."""
 
     @abstractmethod
     def target_value(self, target: Tensor) -> Tensor:
@@ -40,9 +40,9 @@ class Head(ABC):
     def loss(self, out: Tensor, target: Tensor, *fractions: Tensor) -> Tensor:
         """One loss per return (...); targets are the same for all critics of an ensemble."""
 
-    def reduce(self, out: Tensor, how: Reduction) -> Tensor:
-        """The numbers of an ensemble (C, ..., K) as those of one critic: of the smallest mean, or of their mixture."""
-        if how == "mean":
+    def reduce(self, out: Tensor, reduction: Reduction) -> Tensor:
+        """An ensemble's numbers (C, ..., K) as those of one critic: the one of the smallest mean, or the mixture."""
+        if reduction == "mean":
             return self.mix(out)
         index = self.value(out).argmin(0)[None, ..., None].expand(1, *out.shape[1:])
         return out.gather(0, index).squeeze(0)
@@ -52,7 +52,7 @@ class Head(ABC):
         """The mixture of the predictions of an ensemble (C, ..., K)."""
 
     def draw(self, num: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Fractions of values and of targets, for nets that are given them."""
+        """Random fractions for values and for targets, which IQN's nets are given."""
         return ()
 
 
@@ -76,8 +76,8 @@ class ValueHead(Head):
     def loss(self, out: Tensor, target: Tensor, *fractions: Tensor) -> Tensor:
         return self.element_loss(out, target.expand_as(out))
 
-    def reduce(self, out: Tensor, how: Reduction) -> Tensor:
-        return out.amin(0) if how == "min" else out.mean(0)
+    def reduce(self, out: Tensor, reduction: Reduction) -> Tensor:
+        return out.amin(0) if reduction == "min" else out.mean(0)
 
     def mix(self, out: Tensor) -> Tensor:
         return out.mean(0)
@@ -152,7 +152,7 @@ class CategoricalHead(Head):
         support = self.support(out)
         atom = support if cost is None else support - cost.unsqueeze(-1)
         moved = reward.unsqueeze(-1) + discount.unsqueeze(-1) * atom
-        # an infinite reward must not hide behind the bounds
+        # adds NaN if a reward is infinite, which the clamp would hide
         place = moved.clamp(self.low, self.high) + 0 * moved
         # two-hot: each return that moved is shared by its two neighbours (..., from, to)
         step = (self.high - self.low) / (self.size - 1)
@@ -175,7 +175,7 @@ def calc_middles(num: int, device: torch.device) -> Tensor:
 
 
 def build_head(spec: CriticSpec, net: NetSpec, element_loss: Callable[..., Tensor], is_summed: bool = False) -> Head:
-    """The kind of critic that a spec asks for; `element_loss` is that of the net, for a plain one."""
+    """The kind of critic that a spec asks for; `element_loss`, of the net's `loss_spec`, is for plain values."""
     if spec.kind == "value":
         return ValueHead(element_loss)
     if net.loss_spec != LossSpec():

@@ -19,7 +19,7 @@ from slm_lab.spec.net import ConvNetSpec, DuelingConvNetSpec, DuelingMLPNetSpec,
 from slm_lab.spec.sde import SDESpec
 
 Carry = Tensor | None
-# outputs (..., P) and observations (..., D) -> the outputs, where forbidden actions are out of reach
+# outputs (..., P) and observations (..., D) -> outputs with forbidden actions out of reach
 OutputMask = Callable[[Tensor, Tensor], Tensor]
 # width of the layer that joins an image's features with an action
 JOINT_SIZE = 256
@@ -43,7 +43,7 @@ class DuelingHead(nn.Linear):
 
 
 class NoisyDuelingHead(DuelingHead, NoisyLinear):
-    """The same of layers with noise."""
+    """A dueling head with noise."""
 
 
 # whether it is dueling, whether it has noise
@@ -56,7 +56,7 @@ HEADS: dict[tuple[bool, bool], type[nn.Linear]] = {
 
 
 def use_bf16(net: nn.Module) -> None:
-    """Have the bodies of a net computed in bfloat16; weights, output layers and all that follows stay in float32."""
+    """Compute the bodies of a net in bfloat16; weights, output layers and losses stay in float32."""
     bodies = []
     for part in net.modules():
         if isinstance(part, OutputNet) and part.state_size:
@@ -70,14 +70,14 @@ def use_bf16(net: nn.Module) -> None:
 
 
 def use_mask(net: nn.Module, mask: OutputMask) -> None:
-    """Have policies and values of actions limited to those that observations allow."""
+    """Limit policies and action values to the actions that observations allow."""
     for part in net.modules():
         if isinstance(part, (PolicyNet, QNet)):
             part.mask = mask
 
 
 def _enter_bf16(body: nn.Module, args: tuple[Tensor, ...]) -> None:
-    # weights change between calls, so their copies are of no use to the next one
+    # no cache: weights change between calls
     precision = torch.autocast(args[0].device.type, torch.bfloat16, cache_enabled=False)
     precision.__enter__()
     body.__dict__["precision"] = precision
@@ -89,9 +89,9 @@ def _leave_bf16(body: nn.Module, args: tuple[Tensor, ...], out: Tensor | None) -
 
 
 class OutputNet(nn.Module):
-    """A body and one output layer; on a recurrent body it runs by `step` and `unroll` alone.
+    """A body and an output layer; with a recurrent body, use `step` and `unroll` only.
 
-    A carry (B, S) of None stands for the start of episodes; a net without a hidden state hands it through.
+    A carry (B, S) of None stands for the start of episodes; a net without a hidden state returns it unchanged.
     """
 
     mask: OutputMask | None = None
@@ -147,14 +147,14 @@ class OutputNet(nn.Module):
         return next(self.parameters()).new_zeros(num_envs, self.state_size) if self.state_size else None
 
     def step(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """Output (B, out_size) and the hidden state to go on with."""
+        """Output (B, out_size) and the next hidden state."""
         if not self.state_size:
             return self(obs), carry
         features, carry = self.step_body(obs, carry)
         return self.from_features(features, obs), carry
 
     def step_body(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Tensor]:
-        """Features (B, F) and the hidden state to go on with."""
+        """Features (B, F) and the next hidden state."""
         carry = self.init_carry(obs.shape[0]) if carry is None else carry
         assert carry is not None
         return self._recurrent.step(obs, carry)
@@ -211,7 +211,7 @@ class PolicyNet(OutputNet):
 
 
 class ActorCriticNet(nn.Module):
-    """Actor and critic, on bodies of their own or on one they share."""
+    """Actor and critic, on separate bodies or on a shared one."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class ActorCriticNet(nn.Module):
         return carry[:, :size], carry if self.is_shared else carry[:, size:]
 
     def step_both(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Tensor, Carry]:
-        """Distribution parameters (B, P), values (B,) and the hidden state to go on with."""
+        """Distribution parameters (B, P), values (B,) and the next hidden state."""
         if not self.state_size:
             return *self(obs), carry
         actor_carry, critic_carry = self._split(carry, obs.shape[0])
@@ -281,7 +281,7 @@ class ActorCriticNet(nn.Module):
         return param, self.critic.from_features(features, obs).squeeze(-1)
 
     def value(self, obs: Tensor, carry: Carry = None) -> Tensor:
-        """Values (B,), with a recurrent net of what is seen in a hidden state."""
+        """Values (B,); those of a recurrent net depend on its hidden state."""
         if not self.state_size:
             return self.critic(obs).squeeze(-1)
         value, _ = self.critic.step(obs, self._split(carry, obs.shape[0])[1])
@@ -289,7 +289,7 @@ class ActorCriticNet(nn.Module):
 
 
 class QNet(OutputNet):
-    """Values (B, A) of every action, or numbers (B, A, K) that say more of its return; `step` gives values."""
+    """Values (B, A) of every action, or K numbers (B, A, K) for the distribution of its return; `step` gives values."""
 
     def __init__(
         self,
@@ -311,19 +311,19 @@ class QNet(OutputNet):
         return self.from_features(self.body(obs), obs)
 
     def from_features(self, features: Tensor, obs: Tensor) -> Tensor:
-        # of several numbers, the value alone can be out of reach: see `judge`
+        # a mask applies to values, which `to_value` makes of several numbers
         if self.size > 1:
             return self.head(features).unflatten(-1, (-1, self.size))
         return super().from_features(features, obs)
 
-    def judge(self, out: Tensor, obs: Tensor) -> Tensor:
-        """Values (B, A) to choose an action by, with forbidden ones out of reach."""
+    def to_value(self, out: Tensor, obs: Tensor) -> Tensor:
+        """The mean returns (..., A) to choose an action by; those of forbidden actions are out of reach."""
         value = out if self.critic is None else self.critic.value(out)
         return value if self.mask is None else self.mask(value, obs)
 
     def step(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         out, carry = super().step(obs, carry)
-        return self.judge(out, obs), carry
+        return self.to_value(out, obs), carry
 
 
 class ImplicitQNet(QNet):
@@ -337,6 +337,7 @@ class ImplicitQNet(QNet):
             raise SpecError("agent.algorithm.critic.kind: implicit takes no RecurrentNet; use quantile")
         self.num_middle = critic.num_act
         self.embedding = nn.Linear(critic.num_cosine, self.linear.in_features)
+        init_weights(self.embedding, spec.init_fn, "relu")
 
     def forward(self, obs: Tensor, fraction: Tensor | None = None) -> Tensor:
         """Quantiles at these fractions (B, K), or at evenly spaced ones."""
@@ -356,10 +357,10 @@ def build_q_net(critic: Head, spec: NetSpec, obs_shape: tuple[int, ...], num_act
 
 
 class ActionValueNet(nn.Module):
-    """Value (B,) of an observation and a continuous action, or `size` numbers (B, K) that say more of its return.
+    """Value (B,) of an observation and a continuous action, or K = `size` numbers (B, K) for the return's distribution.
 
-    Vectors are joined with the action before the first layer, images after the last one of their body. A DictNet sees
-    the action as one more part without an encoder.
+    The action joins vectors before the first layer, and images after their body. A DictNet sees the action as one more
+    part without an encoder.
     """
 
     def __init__(
@@ -370,7 +371,7 @@ class ActionValueNet(nn.Module):
         view = build_view(spec, obs_shape, parts)
         self.select = view.select
         self.is_vector = len(view.shape) == 1
-        # what it sees is chosen here, before the action joins
+        # parts are selected here, before the action joins
         spec = spec.model_copy(update={"obs_keys": None})
         if self.is_vector:
             width = view.shape[0]
@@ -380,12 +381,12 @@ class ActionValueNet(nn.Module):
             self.body, self.head = net.body, net.head
             return
         self.body = build_body(spec, view.shape, view.parts)
-        self.head = nn.Sequential(
-            nn.Linear(int(self.body.out_size) + action_size, JOINT_SIZE),  # type: ignore[arg-type]
-            nn.ReLU(),
-            nn.Linear(JOINT_SIZE, size),
-        )
+        joint = nn.Linear(int(self.body.out_size) + action_size, JOINT_SIZE)  # type: ignore[arg-type]
+        linear = nn.Linear(JOINT_SIZE, size)
+        activation = [build_activation(spec.out_layer_activation)] if spec.out_layer_activation else []
+        self.head = nn.Sequential(joint, nn.ReLU(), linear, *activation)
         init_weights(self, spec.init_fn, "relu")
+        init_head(linear, spec.init_std)
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
         """Values (B,) or numbers (B, K)."""
@@ -398,7 +399,7 @@ class ActionValueNet(nn.Module):
 
 
 class QEnsemble(nn.Module):
-    """Critics with weights of their own; the smallest of their values is the one to trust."""
+    """Several critics with separate weights; by default targets use the smallest of their values."""
 
     def __init__(
         self,
@@ -421,6 +422,6 @@ class QEnsemble(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Values (C, B) of continuous actions given with the observations, or (C, B, A) of every discrete one.
 
-        Critics that give more than one number for a return have them in the last dimension.
+        The numbers of distributional critics are in one more dimension, the last.
         """
         return torch.stack([critic(*inputs) for critic in self.critics])

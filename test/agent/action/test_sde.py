@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from slm_lab.agent.action.distribution import Categorical, Normal, SquashedNormal
 from slm_lab.agent.action.sde import StateNoise, use_state_noise
+from slm_lab.agent.agent import Agent
 from slm_lab.audit.difference import find_difference
 from slm_lab.experiment.control import Session
 from slm_lab.lib.errors import SpecError
@@ -119,6 +120,26 @@ def test_held_noise_makes_smooth_actions(lab: Any) -> None:
     assert not torch.equal(first, agent.act(obs + np.float32(0.1), explore=True).action)
     # a trained agent may be asked for another number of actions
     assert len(agent.act(np.repeat(obs, 3, 0), explore=True).action) == 3 * len(obs)
+    env.close()
+
+
+@pytest.mark.parametrize("name", ["PPO", "SoftActorCritic"])
+def test_an_agent_that_only_acts_draws_again_too(name: str, lab: Any) -> None:
+    """It observes nothing, so it must count its own steps: one matrix for ever would be no exploring."""
+    algorithm, memory = PPO, "OnPolicyBatchReplay"
+    if name != "PPO":
+        algorithm, memory = {"name": name, "training_start_step": 20}, "Replay"
+    spec = make_spec({**algorithm, "sde": {"sample_frequency": 3, "log_std_init": 0.0}}, memory)
+    _, env = lab.build(spec)
+    agent = Agent(spec, env.facts, 2, (0, 0), torch.device("cpu"), only_acts=True)
+    agent.algorithm.frame = spec.env.max_frame
+    obs = env.reset()
+    actions = [agent.act(obs, explore=True).action for _ in range(7)]
+    assert [torch.equal(*pair) for pair in pairwise(actions)] == [True, True, False] * 2
+    # the deterministic policy has no noise to count
+    before = agent.algorithm.sde.num_step
+    agent.act(obs)
+    assert agent.algorithm.sde.num_step == before
     env.close()
 
 

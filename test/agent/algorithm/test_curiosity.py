@@ -70,6 +70,14 @@ def test_a_stopped_run_ends_like_a_whole_one(algorithm: dict[str, Any], tmp_path
     assert find_difference(tmp_path / "whole", tmp_path / "without", "tiny") is not None
 
 
+def test_the_prediction_follows_the_schedule_of_the_learning_rate(lab: Any) -> None:
+    raw = {**make_spec(PPO, {}, max_frame=2000).model_dump(mode="json", serialize_as_any=True), "name": "tiny"}
+    raw["agent"]["net"]["lr_scheduler_spec"] = {"name": "LinearToZero"}
+    agent = lab.train(parse_spec(raw)[0], 1000).agent
+    optimizer = agent.algorithm.curiosity.learner.optimizer
+    assert optimizer.lr == agent.algorithm.lr < 0.6e-3
+
+
 def test_recurrent_nets_are_refused() -> None:
     spec = make_spec(PPO, {})
     net = {"type": "RecurrentNet", "rnn_hidden_size": 8, "seq_len": 8}

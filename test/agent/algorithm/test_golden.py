@@ -14,12 +14,15 @@ import torch
 
 from slm_lab.agent.registry import ALGORITHMS
 from test.agent.algorithm.conftest import CASES
+from test.agent.algorithm.test_offline import write_steps
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 VARIABLE = "SLM_LAB_REGEN"
 # machines differ in the last bits, and every update spreads them
 TOLERANCE = 1e-4
 NUM_UPDATE = 5
+# algorithms that learn from a file, and whether its actions are discrete
+OFFLINE = {"bc": ("BC", False), "bc_discrete": ("BC", True), "iql": ("IQL", False), "td3bc": ("TD3BC", False)}
 
 
 def measure(lab, case: dict[str, Any]) -> dict[str, Any]:
@@ -43,8 +46,21 @@ def measure(lab, case: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden(lab, name: str) -> None:
+    check(name, measure(lab, CASES[name]))
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_golden_offline(lab, name: str, tmp_path: Path) -> None:
+    algorithm, is_discrete = OFFLINE[name]
+    data = str(write_steps(tmp_path / "steps.safetensors", is_discrete))
+    env = "CartPole-v1" if is_discrete else "Pendulum-v1"
+    case = {"env": env, "algorithm": {"name": algorithm, "data": data}, "memory": {"name": "Replay", "batch_size": 64}}
+    check(name, measure(lab, case))
+
+
+def check(name: str, measured: dict[str, Any]) -> None:
+    """Compare with what was recorded."""
     path = GOLDEN / f"{name}.json"
-    measured = measure(lab, CASES[name])
     if os.environ.get(VARIABLE):
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(measured, indent=1) + "\n")
@@ -63,6 +79,5 @@ def test_golden(lab, name: str) -> None:
 
 
 def test_every_algorithm_has_a_record() -> None:
-    recorded = {case["algorithm"]["name"] for case in CASES.values()}
-    # Random learns nothing; those that learn from a file are in test_offline.py
-    assert recorded == set(ALGORITHMS) - {"Random", "BC", "IQL", "TD3BC"}
+    recorded = {case["algorithm"]["name"] for case in CASES.values()} | {algorithm for algorithm, _ in OFFLINE.values()}
+    assert recorded == set(ALGORITHMS) - {"Random"}

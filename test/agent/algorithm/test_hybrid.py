@@ -16,6 +16,7 @@ from slm_lab.agent.action.build import build_family
 from slm_lab.agent.action.distribution import Bernoulli, Categorical, MultiCategorical, Normal, TanhNormal
 from slm_lab.agent.action.mask import ActionMask
 from slm_lab.agent.action.mixed import Mixed
+from slm_lab.agent.memory.dataset import load_steps
 from slm_lab.audit.replay_fault import unpack_facts
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.check import check_env
@@ -24,8 +25,14 @@ from slm_lab.env.make import EnvSettings, make_env
 from slm_lab.env.mask import count_choices, sample_allowed
 from slm_lab.env.probe import HybridAction
 from slm_lab.env.vec_env import ActionMap
+from slm_lab.experiment.collect import collect
+from slm_lab.experiment.control import Session
 from slm_lab.experiment.fault import pack_facts
+from slm_lab.experiment.launch import start
+from slm_lab.experiment.options import Options
 from slm_lab.lib.errors import EnvError, SpecError
+from slm_lab.results.folder import RunFolder
+from slm_lab.spec.loading import dump_spec, parse_spec
 from test.tiny import make_tiny_spec
 
 PROBE = "probe/HybridAction-v0"
@@ -118,6 +125,30 @@ def test_on_policy_algorithms_solve_the_probe(lab, name: str) -> None:
     # 1.5 at best; random play earns about -1.1
     assert np.mean(env.pop_finished()) > 1.3
     env.close()
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("pdtype", ["Normal", "TanhNormal"])
+def test_recorded_actions_are_those_that_were_taken(pdtype: str, tmp_path: Path) -> None:
+    """Choices have no bounds to be clipped at, and a cloned policy gives recorded actions their own density."""
+    options = Options(tmp_path / "data")
+    spec = make_tiny_spec(env={"name": PROBE, "max_frame": 256}, action_pdtype=pdtype)
+    data = tmp_path / "steps.safetensors"
+    collect(str(start(spec, options).folder), data, options, 200, num_envs=4)
+    action = load_steps(data)[0]["action"]
+    # two switches, the number, the choice among three
+    assert set(action[:, 0].tolist()) == set(action[:, 1].tolist()) == {0.0, 1.0}
+    assert float(action[:, 2].abs().max()) <= 1.0
+    assert set(action[:, 3].tolist()) == {0.0, 1.0, 2.0}
+    raw = dump_spec(spec)["tiny"]
+    raw["agent"] |= {"algorithm": {"name": "BC", "data": str(data), "action_pdtype": pdtype}}
+    raw["agent"] |= {"memory": {"name": "Replay", "batch_size": 64}}
+    cloned = Session(parse_spec({**raw, "name": "bc"})[0], RunFolder(tmp_path / "bc", "bc")).agent
+    family = cloned.context.family
+    assert isinstance(family, Mixed)
+    sample = family.from_env(action)
+    assert_close(family.to_env(sample), action, rtol=1e-5, atol=1e-5)
+    assert cloned.update(1) is not None
 
 
 @pytest.mark.parametrize("name", ["DQN", "SARSA", "SoftActorCritic", "CrossQ"])

@@ -141,6 +141,38 @@ def test_td3bc_clones_as_values_weigh_less(tmp_path: Path) -> None:
     assert errors[1] < 0.15 < errors[0]
 
 
+def test_iql_trains_norm_layers_on_what_it_learns_from_alone(tmp_path: Path) -> None:
+    """Targets are values of the net as it acts: V(s') must not move the statistics that V(s) is normalised by."""
+    data = write_steps(tmp_path / "steps.safetensors", next_obs=np.full((NUM_ROW, 3), 1e3, np.float32))
+    spec = make_spec("IQL", data, net={"critic_batch_norm": True})
+    agent = Session(spec, RunFolder(tmp_path / "run", "tiny")).agent
+    for frame in range(1, 21):
+        agent.update(frame)
+    modules = agent.algorithm.modules["value"].modules()
+    layer: Any = next(one for one in modules if isinstance(one, torch.nn.BatchNorm1d))
+    assert int(layer.num_batches_tracked) == 20
+    assert float(layer.running_mean.abs().max()) < 10
+
+
+def test_statistics_of_many_recorded_observations_are_exact(tmp_path: Path) -> None:
+    """Summed in single precision, a million times 0.1 is one percent too much."""
+    num = 1_000_000
+    obs = np.full((num, 3), 0.1, np.float32)
+    ends, zeros = np.zeros(num, bool), np.zeros((num, 1), np.float32)
+    data = write_steps(
+        tmp_path / "steps.safetensors",
+        obs=obs,
+        next_obs=obs,
+        action=zeros,
+        reward=zeros[:, 0],
+        terminated=ends,
+        truncated=ends,
+    )
+    agent = Session(make_spec("BC", data, env={"normalize_obs": True}), RunFolder(tmp_path / "run", "tiny")).agent
+    assert agent.encode.stats is not None
+    np.testing.assert_allclose(agent.encode.stats.mean, 0.1, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("name", "is_discrete"), [("BC", True), ("IQL", False), ("TD3BC", False)])
 def test_compiled_steps_are_plain_ones(name: str, is_discrete: bool, tmp_path: Path, lab: Any) -> None:
     data = write_steps(tmp_path / "steps.safetensors", is_discrete)

@@ -180,11 +180,21 @@ def test_an_env_without_batches_is_asked_row_by_row() -> None:
         ("test/NoReward-v0", {}, "has no compute_reward, which HindsightReplay needs; use Replay"),
         ("test/OddGoals-v0", {}, "must be Boxes of one shape"),
         ("probe/Reach-v0", {"normalize_reward": True}, "env.normalize_reward: rewards of other goals have another"),
+        (
+            "probe/Reach-v0",
+            {"wrappers": ({"name": "ClipReward", "kwargs": {"min_reward": -0.5}},)},
+            r"env\.wrappers: ClipReward makes the reward -0\.5 where compute_reward gives -1,",
+        ),
     ],
 )
 def test_envs_without_goals_are_refused(name: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvError, match=message):
         make_goal(name, **keys)
+
+
+def test_wrappers_that_keep_rewards_and_goals_are_taken() -> None:
+    goal = make_goal("probe/Reach-v0", wrappers=({"name": "ClipReward", "kwargs": {"min_reward": -2}}, "ClipAction"))
+    assert goal.reward(np.zeros((1, 4)), np.ones((1, 4))).tolist() == [-1.0]
 
 
 def make_spec(name: str, env: str, memory: dict[str, Any] | None = None, net: dict[str, Any] | None = None) -> Spec:

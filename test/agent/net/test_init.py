@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.net.head import ImplicitHead
 from slm_lab.agent.net.init import KAIMING, PLAIN, WITH_GAIN, init_head, init_weights
-from slm_lab.agent.net.model import ActorCriticNet, OutputNet, PolicyNet
+from slm_lab.agent.net.model import ActionValueNet, ActorCriticNet, ImplicitQNet, OutputNet, PolicyNet
 from slm_lab.lib.errors import SpecError
+from slm_lab.spec.critic import ImplicitCritic
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec
 
@@ -57,6 +59,23 @@ def test_init_fn_reaches_convolutions() -> None:
     for layer in layers:
         np.testing.assert_allclose(gains(layer.weight), math.sqrt(2), rtol=1e-4)
         assert not layer.bias.any()
+
+
+def test_init_fn_reaches_the_embedding_of_fractions() -> None:
+    head = ImplicitHead(ImplicitCritic(num_cosine=8), is_summed=True)
+    net = ImplicitQNet(mlp(init_fn="orthogonal_"), (4,), 3, (), head)
+    np.testing.assert_allclose(gains(net.embedding.weight), math.sqrt(2), rtol=1e-5)
+    assert not net.embedding.bias.any()
+
+
+def test_keys_of_the_output_layer_reach_critics_of_images() -> None:
+    spec = ConvNetSpec.model_validate({**CONV, "init_std": 0.5, "out_layer_activation": "tanh"})
+    net = ActionValueNet(spec, (2, 8, 8), 2)
+    last = layers_of(net)[-1]
+    np.testing.assert_allclose(gains(last.weight), 0.5, rtol=1e-5)
+    with torch.no_grad():
+        last.bias.fill_(100.0)
+    assert net(torch.zeros(3, 2, 8, 8), torch.zeros(3, 2)).tolist() == [1.0] * 3
 
 
 def test_init_fn_leaves_norm_layers_alone() -> None:

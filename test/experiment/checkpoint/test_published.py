@@ -339,7 +339,9 @@ def test_retro_counts_weights_of_the_published_lab(tmp_path: Path) -> None:
     folder = write_run(tmp_path, make_spec("ppo_cartpole"), {"net": {}, "critic_net": {}})
     done = CliRunner().invoke(retro.app, [str(folder)])
     assert done.exit_code == 0
-    assert f"Note: 4 weight files are of the published SLM-Lab; slm-lab run enjoy@{folder}" in done.stderr
+    assert (
+        f"Note: 4 weight files are of the published SLM-Lab; play them with slm-lab run enjoy@{folder}" in done.stderr
+    )
 
 
 def test_a_published_spec_file_trains_again(tmp_path: Path) -> None:
