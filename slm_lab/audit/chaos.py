@@ -37,7 +37,7 @@ class Kill:
 
     number: int
     target: str
-    # of each session: the frame it was at, as far as its table tells, and that of the checkpoint it goes on from
+    # of each session: the frame it was at, as far as its table tells, and that of the checkpoint it resumes from
     frames: dict[int, tuple[int, int]]
 
     @property
@@ -47,7 +47,7 @@ class Kill:
 
     def __str__(self) -> str:
         parts = [
-            f"session {session} at frame {at:,} goes on from {saved:,}" for session, (at, saved) in self.frames.items()
+            f"session {session} at frame {at:,} resumes from {saved:,}" for session, (at, saved) in self.frames.items()
         ]
         return f"Kill {self.number}: {self.target}; {', '.join(parts)}: {self.num_lost:,} frames lost"
 

@@ -72,12 +72,13 @@ def read_curve(table: Table, column: str, axis: Axis = "frames", smooth: int = 1
     if not (x[1:] > x[:-1]).all():
         x, last = np.unique(x[::-1], return_index=True)
         y = y[::-1][last]
-    if smooth > 1 and y.size:
-        sums, count = np.cumsum(y), np.minimum(np.arange(1, y.size + 1), smooth)
-        y = np.r_[sums[:smooth], sums[smooth:] - sums[:-smooth]] / count
     # the last row is among them, and sessions with the same frames keep the same
     step = max(-(-x.size // MAX_POINTS), 1)
-    return x[::-step][::-1], y[::-step][::-1]
+    rows = np.arange(x.size)[::-step][::-1]
+    if smooth > 1:
+        # not by differences of a running sum, in which a spike drowns all that follows
+        return x[rows], np.array([y[max(row + 1 - smooth, 0) : row + 1].mean() for row in rows])
+    return x[rows], y[rows]
 
 
 def read_curves(tables: Iterable[Table], column: str, axis: Axis = "frames", smooth: int = 1) -> list[Curve]:

@@ -9,7 +9,7 @@ from slm_lab.results.aggregate import Aggregates, aggregate_rows
 from slm_lab.results.comparison import ComparisonRow, build_rows, format_csv, format_latex
 from slm_lab.results.figure import Point
 from slm_lab.results.folder import REPORT_NAME
-from slm_lab.results.plot import RETURN, Drawing, name_figure, plot_runs, to_drawn
+from slm_lab.results.plot import RETURN, Drawing, name_figures, plot_runs, to_drawn
 from slm_lab.results.report import name_runs, write_report
 from slm_lab.results.report_comparison import compare_runs
 from slm_lab.results.run import Run
@@ -40,8 +40,8 @@ def write_grid(folder: Path, runs: Sequence[Run], labels: Sequence[str]) -> Grid
     drawing = Drawing(column=RETURN, algorithms=tuple(run.label for run in runs))
     figures: list[Path] = []
     # a figure for each env, and for a paper one with all of them
-    for env, drawn in panels.items():
-        figures += plot_runs({env: drawn}, folder / "figure" / name_figure(env), "", drawing, ("png", "pdf"))
+    for env, name in name_figures(list(panels)).items():
+        figures += plot_runs({env: panels[env]}, folder / "figure" / name, "", drawing, ("png", "pdf"))
     aggregates = aggregate_rows(rows)
     if len(panels) > 1:
         known = aggregates.rows if aggregates is not None else ()

@@ -252,8 +252,9 @@ def calc_interval(values: Array, num_resample: int = NUM_RESAMPLE) -> tuple[Arra
 def _draw_weights(count: int, num_resample: int) -> Array:
     """The share of each session in samples drawn with replacement."""
     drawn = np.random.default_rng(0).integers(count, size=(num_resample, count))
-    weights: Array = (drawn[:, :, None] == np.arange(count)).mean(axis=1)
-    return weights
+    # a bin for each session of each sample
+    bins = drawn + count * np.arange(num_resample)[:, None]
+    return np.bincount(bins.ravel(), minlength=num_resample * count).reshape(num_resample, count) / count
 
 
 def format_spread(spread: Spread) -> str:

@@ -150,6 +150,15 @@ def name_figure(title: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", title.rsplit("/", 1)[-1]).strip("_") or "runs"
 
 
+def name_figures(envs: Sequence[str]) -> dict[str, str]:
+    """A prefix for the figure of each env; the part before a slash counts only where names would be the same."""
+    names = {env: name_figure(env) for env in envs}
+    return {
+        env: name if [*names.values()].count(name) == 1 else name_figure(env.replace("/", "_"))
+        for env, name in names.items()
+    }
+
+
 def draw_runs(runs: Sequence[DrawnRun], title: str) -> bytes | None:
     """Runs side by side as a PNG: their returns, or the moving averages if some run has only those."""
     has_returns = all(RETURN in table for run in runs for table in run.tables)

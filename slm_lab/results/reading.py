@@ -23,7 +23,7 @@ _LIBRARIES = ("pandas", "polars")
 
 @dataclass(frozen=True)
 class RunData:
-    """A run as data: `run` has the rest of what its folder holds.
+    """A run as data; `run` has everything else in its folder.
 
     Tables are data frames of pandas, or of polars, or dicts of numpy arrays, by what is installed.
     """

@@ -114,8 +114,8 @@ def find_problems(run: Run) -> list[str]:
         problems.append("no provenance.json: machine and versions are unknown")
     ends = {session: _last(table, "frame") for session, table in run.counted_tables.items()}
     if len(set(ends.values())) > 1:
-        told = ", ".join(f"{format_number(end)} in session {session}" for session, end in ends.items())
-        problems.append(f"sessions of unequal length, so the mean goes up to the shortest: frame {told}")
+        listed = ", ".join(f"{format_number(end)} in session {session}" for session, end in ends.items())
+        problems.append(f"sessions of unequal length, so the mean goes up to the shortest: frame {listed}")
     if not any(math.isfinite(score) for score in run.scores):
         problems.append("no episode has ended, so there is no score; train longer, or set env.max_t")
     tables = run.tables.values()

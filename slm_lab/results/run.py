@@ -351,9 +351,9 @@ def read_run(path: Path, trial: int | None = None, read: TableReader = read_sess
         elif file.kind == "train":
             problems.append(f"{file.path.name} is left out: it has no rows yet")
     if not tables["train"]:
-        told = "".join(f"; {problem}" for problem in problems)
+        details = "".join(f"; {problem}" for problem in problems)
         kind = RunFolderError if problems else NoResultsError
-        raise kind(f"{path} has no results: no info/*_session_df_train.csv with rows{told}")
+        raise kind(f"{path} has no results: no info/*_session_df_train.csv with rows{details}")
     # the published lab writes the table of training once more where it evaluated nothing
     evals = {s: table for s, table in tables["eval"].items() if not _is_same(table, tables["train"].get(s, {}))}
     folder = RunFolder(path, min(names, key=lambda text: (len(text), text)))

@@ -85,8 +85,8 @@ def _draw_scatter(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], tit
             else:
                 axes.xaxis.set_major_locator(MaxNLocator(5))
         _scatter(axes, x, trials)
-        told = f"explains {key.importance:.0%} of the ranking" if key.importance is not None else ""
-        axes.set_title(told, fontsize=9, color=MUTED, loc="left")
+        note = f"explains {key.importance:.0%} of the ranking" if key.importance is not None else ""
+        axes.set_title(note, fontsize=9, color=MUTED, loc="left")
         axes.set_xlabel(key.name, fontsize=10, color=INK, parse_math=False)
         if index % columns == 0:
             axes.set_ylabel(_SCORE, fontsize=10, color=INK)

@@ -5,7 +5,7 @@ Importing scipy.stats takes as long as everything else in a session, so `metrics
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import optimize, stats
@@ -13,6 +13,8 @@ from scipy import optimize, stats
 # chance of telling two runs apart that differ as these do, by which a number of sessions is called enough
 POWER = 0.8
 LEVEL = 0.95
+# sessions of each from which runs that do not overlap at all can be told apart
+MIN_TOLD = 4
 # beyond this many sessions a difference is not worth knowing
 MAX_SESSION = 1000
 EDGE = 1e-9
@@ -118,16 +120,18 @@ def _calc_power(effect: float, count: int) -> float:
     """Power of a two-sided t test with samples of this size for an effect in units of the std."""
     freedom, shift = 2 * count - 2, effect * math.sqrt(count / 2)
     critical = stats.t.ppf(0.5 + LEVEL / 2, freedom)
-    return float(stats.nct.sf(critical, freedom, shift) + stats.nct.cdf(-critical, freedom, shift))
+    # scipy gives NaN for some values of the far tail, where there is nothing to add
+    return float(stats.nct.sf(critical, freedom, shift) + np.nan_to_num(stats.nct.cdf(-critical, freedom, shift)))
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> ScoreComparison:
     """Two runs by the scores of their sessions."""
-    return ScoreComparison(
-        calc_difference(ours, theirs),
-        calc_improvement([(ours, theirs)]),
-        calc_num_session(ours, theirs),
-    )
+    needed = calc_num_session(ours, theirs)
+    found = ScoreComparison(calc_difference(ours, theirs), calc_improvement([(ours, theirs)]), needed)
+    if needed is None or found.is_distinguishable:
+        return found
+    # the t test behind the number assumes more than the verdict does, for which those that there are were too few
+    return replace(found, num_session_needed=max(needed, MIN_TOLD, min(len(ours), len(theirs)) + 1))
 
 
 def describe_improvement(comparison: ScoreComparison) -> str:

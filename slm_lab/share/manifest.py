@@ -12,7 +12,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from slm_lab.lib.errors import ShareError, UnreadableError
 from slm_lab.lib.io import to_finite
 from slm_lab.results.folder import is_search
-from slm_lab.results.metrics import calc_spread
 from slm_lab.results.run import Run
 from slm_lab.share.run_files import belongs
 from slm_lab.share.safe_path import find_problem
@@ -56,8 +55,9 @@ class Summary:
 
     @property
     def score(self) -> float:
-        """Their mean; NaN without values."""
-        return calc_spread(self.values).mean if self.values else math.nan
+        """Their mean, as `Run.spread` has it: of the sessions that have one; NaN without any."""
+        known = [value for value in self.values if math.isfinite(value)]
+        return sum(known) / len(known) if known else math.nan
 
 
 @dataclass(frozen=True)

@@ -113,4 +113,4 @@ def test_only_the_process_that_was_meant_is_killed() -> None:
 def test_a_kill_says_what_it_cost() -> None:
     kill = Kill(3, "session 1", {0: (500, 500), 1: (1500, 1200)})
     assert kill.num_lost == 300
-    assert str(kill).startswith("Kill 3: session 1; session 0 at frame 500 goes on from 500, session 1 at frame 1,500")
+    assert str(kill).startswith("Kill 3: session 1; session 0 at frame 500 resumes from 500, session 1 at frame 1,500")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -100,6 +101,14 @@ def test_spread_by_hand() -> None:
     assert (one.mean, one.iqm) == (5.0, 5.0)
     assert math.isnan(one.std)
     assert math.isnan(one.low)
+
+
+def test_the_interval_of_many_sessions_takes_little_memory() -> None:
+    tracemalloc.start()
+    calc_spread(np.random.default_rng(0).normal(size=300).tolist())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 300e6
 
 
 def test_an_interval_holds_only_what_is_possible_and_needs_three_sessions() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slm_lab.results.page import PAGE
 from slm_lab.results.report_chart import write_graph
 from slm_lab.results.report_search import write_search_report
 from test.results.sample import SPEC, make_table, write_run
@@ -35,6 +36,24 @@ def test_a_report_opens_offline_and_draws(tmp_path, show) -> None:
     for part in (*parts, "constant: lr 0.0003"):
         assert part in shown.text()
     assert "20k" in page.locator(".tick").all_text_contents()
+
+
+@pytest.mark.parametrize(
+    ("value", "exact", "short"),
+    [
+        (1.5e-10, "1.5e-10", "1.5e-10"),
+        (-2.5e30, "-2.5e+30", "-2.5e+30"),
+        (0.00025, "0.00025", "2.5e-4"),
+        (1200.5, "1200.5", "1.2k"),
+        (20_000, "20,000", "20k"),
+        (0, "0", "0"),
+    ],
+)
+def test_numbers_keep_their_size(browser, value: float, exact: str, short: str) -> None:
+    text = (PAGE / "number.js").read_text(encoding="utf-8").replace("export ", "")
+    page = browser.new_page()
+    assert page.evaluate(f"(value) => {{ {text}; return [exact(value), short(value)]; }}", value) == [exact, short]
+    page.close()
 
 
 def test_a_click_hides_a_session_in_every_chart(tmp_path, show) -> None:

@@ -285,6 +285,11 @@ def test_smoothing_is_the_mean_of_the_rows_so_far() -> None:
     assert "each point the mean of 3 rows" in chart.subtitle
 
 
+def test_a_spike_is_smoothed_away_once_it_has_left_the_window() -> None:
+    table = {"frame": np.arange(8.0), "loss": np.array([1e20, *[1.0] * 7])}
+    assert read_curve(table, "loss", smooth=2)[1].tolist() == [1e20, 5e19, *[1.0] * 6]
+
+
 def test_any_column_is_drawn_and_runs_without_it_are_named() -> None:
     runs = [DrawnRun("PPO", "PPO", [make_table()]), DrawnRun("DQN", "DQN", [dict(frame=np.arange(3.0))])]
     chart = build_runs(*runs, column="entropy")

@@ -243,6 +243,15 @@ def test_plot_names_runs_apart(tmp_path: Path) -> None:
         assert ([run["name"] for run in data["runs"]], data["has_legend"]) == (names, has_legend)
 
 
+def test_plot_keeps_envs_apart_whose_names_end_alike(tmp_path: Path) -> None:
+    for name, env in (("one", "CartPole-v1"), ("two", "phys2d/CartPole-v1"), ("three", "ALE/Pong-v5")):
+        make_run(tmp_path, name, env=env)
+    out = tmp_path / "plots"
+    assert call(plot, "one", "two", "three", "--format", "png", "-d", str(tmp_path), "-o", str(out))[0] == 0
+    names = {path.name.partition("_multi_")[0] for path in out.iterdir()}
+    assert names == {"CartPole-v1", "phys2d_CartPole-v1", "Pong-v5"}
+
+
 def test_plot_writes_what_is_asked_for(tmp_path: Path) -> None:
     make_run(tmp_path, "one")
     make_run(tmp_path, "two", env="ALE/Pong-v5", algorithm="ActorCritic")

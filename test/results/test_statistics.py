@@ -90,10 +90,28 @@ def test_number_of_sessions_is_that_of_a_power_table() -> None:
     assert calc_num_session([1.0], theirs) is None
 
 
+def test_more_sessions_are_advised_than_there_are() -> None:
+    # by its means this difference needs 4 of each; 4 of each have not shown it
+    ours, theirs = [10.0, 10.0, 10.0, 5.0], [0.0, 0.0, 0.0, 5.1]
+    assert calc_num_session(ours, theirs) == 4
+    found = compare(ours, theirs)
+    assert not found.is_distinguishable
+    assert found.num_session_needed == 5
+
+
+@pytest.mark.parametrize("effect", [35.0, 50.0, 70.0, 1e3, 1e6])
+def test_an_effect_of_any_size_has_a_power(effect: float) -> None:
+    assert calc_num_session([-1.0, 1.0], [math.sqrt(2) * effect - 1, math.sqrt(2) * effect + 1]) == 2
+
+
 def test_verdict_in_words() -> None:
     close = describe_improvement(compare([500.0, 499.0, 498.0, 497.0], [480.0, 470.0, 490.0, 499.5]))
     assert close.startswith("probability of improvement 0.81 [")
     assert close.endswith("]: not distinguishable, about 8 sessions each would tell")
     assert "not" not in describe_improvement(compare([9.0, 8.0, 7.0, 6.0], [1.0, 2.0, 3.0, 4.0]))
+    # a difference as clear as can be, which two or three sessions each cannot show
+    for count in (2, 3):
+        few = describe_improvement(compare([500.0 + i for i in range(count)], [100.0 + i for i in range(count)]))
+        assert few.endswith("not distinguishable, about 4 sessions each would tell")
     same = describe_improvement(compare([1.0, 2.0], [1.0, 2.0]))
     assert same.endswith("not distinguishable, no number of sessions would tell")

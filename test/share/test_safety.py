@@ -1,6 +1,7 @@
 """A repo that means harm, a folder with links in it, and files that hold secrets."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from slm_lab.lib.errors import RunFolderError, ShareError, UnreadableError
 from slm_lab.lib.io import lock_file
 from slm_lab.share.folder_store import FolderStore
 from slm_lab.share.hub_store import HubStore
-from slm_lab.share.manifest import MANIFEST, has_run, parse_manifest
+from slm_lab.share.manifest import MANIFEST, Summary, has_run, parse_manifest
 from slm_lab.share.pull import list_runs, pull_runs
 from slm_lab.share.push import push_run
 from slm_lab.share.run_files import belongs
@@ -90,6 +91,14 @@ def test_hostile_paths_and_lies_of_a_manifest_are_refused(team: FolderStore, pla
     assert [run.manifest for run in list_runs(team)] == [None]
     assert not has_run(team, NAME)
     assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("values", "score"), [((), math.nan), ((math.nan,), math.nan), ((1.0, math.nan, 3.0), 2.0), ((1.0,) * 1000, 1.0)]
+)
+def test_a_shared_score_is_that_of_the_sessions_that_have_one(values: tuple[float, ...], score: float) -> None:
+    summary = Summary("demo", "PPO", "CartPole-v1", "train", True, 100, values)
+    assert summary.score == pytest.approx(score, nan_ok=True)
 
 
 def test_bombs_are_not_fetched(hub: LocalHub, store: HubStore, pushed: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ export function short(value) {
 export function exact(value) {
   return Math.abs(value) >= 1e4 && Math.abs(value) < 1e15
     ? value.toLocaleString("en", { maximumFractionDigits: 1 })
-    : trim(String(Number(value.toPrecision(5))));
+    : String(Number(value.toPrecision(5)));
 }
 
 export function ticks(low, high, count) {
