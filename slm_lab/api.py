@@ -50,7 +50,7 @@ def run(
     env: EnvFactory | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrialResult:
-    """Train a spec and return its result; `imports` are modules of your own that every process needs.
+    """Train a spec and return its result; `imports` are your own modules that every process needs.
 
     `env` makes the env that the spec names, and `callbacks` watch the sessions. With either, sessions train in this
     process, one after the other.
@@ -65,7 +65,7 @@ def run(
 
 
 def build(spec: Spec | Document, session: int = 0, env: EnvFactory | None = None) -> tuple[VecEnv, Agent]:
-    """The envs and the agent of a session, for a training loop of your own."""
+    """The envs and the agent of a session, for your own training loop."""
     if isinstance(spec, dict):
         spec = parse_spec(spec)[0]
     if env is not None:
@@ -107,7 +107,7 @@ def resume(
     callbacks: Sequence[Callback] = (),
     **changes: Any,
 ) -> TrialResult:
-    """Continue a stopped run, or make one longer: `resume(folder, env__max_frame=200_000)`."""
+    """Resume a stopped run, or make one longer: `resume(folder, env__max_frame=200_000)`."""
     setup_console(log_level)
     if env is not None:
         _register(open_run_folder(str(folder), Path(data_dir))[1], env)
@@ -139,7 +139,7 @@ def search(
     log_level: str = "INFO",
     keep: int = 3,
 ) -> "SearchResult":
-    """Search a spec: its trials, best first, and the file with the spec of the best."""
+    """Search a spec and return its trials, best first, and the file with the best spec."""
     if isinstance(spec, dict):
         spec = parse_spec(spec)[0]
     setup_console(log_level)
@@ -156,7 +156,7 @@ def record(
     data_dir: str | Path = DATA_DIR,
     imports: Sequence[str] = (),
 ) -> list[float]:
-    """Play episodes with the best agent of a run and write them as a video, .mp4 or .gif; their raw returns."""
+    """Play episodes with the best agent of a run, write them as a video (.mp4 or .gif) and return their raw returns."""
     options = Options(Path(data_dir), imports=tuple(imports), video=Path(video))
     return enjoy(str(folder), options, num_episode, lambda index, value: None)
 
@@ -169,13 +169,13 @@ def load_agent(
     at: int | None = None,
     device: str | None = None,
 ) -> "TrainedAgent":
-    """A trained agent: of a run folder, a model or checkpoint file in one, an exported `agent.slm`, or the hub.
+    """Load a trained agent from a run folder, a model or checkpoint file in one, an exported `agent.slm`, or the hub.
 
     `hub:OWNER/NAME` is a model repo, whose agent is downloaded, verified and kept in the cache.
 
-    Of a run it is that of the best session or the one given; `at` takes a kept checkpoint. The env is not needed,
-    except for runs of older versions. It computes on `device`; by default an exported agent on the CPU, that of a run
-    where its spec says.
+    From a run it loads the best session, or `session`; `at` loads a kept checkpoint. It needs the env only for runs of
+    older versions. The agent computes on `device`: by default on the CPU if it was exported, otherwise where the spec
+    of its run says.
     """
     import_modules(imports)
     if str(source).startswith(HUB_PREFIX):

@@ -17,16 +17,16 @@ from slm_lab.results.folder import DATA_DIR
 app = typer.Typer(add_completion=False)
 
 
-@app.command(help="Write steps of a run's trained agent to a file, which BC and IQL learn from.")
+@app.command(help="Play with a trained agent and write its steps to a file, for BC, IQL and TD3BC to learn from.")
 def collect(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A run folder or its name.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The file, *.safetensors, or Minari's id.")
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The file, *.safetensors, or a Minari id.")
     ],
     frames: Annotated[int, typer.Option(help="Steps to write.", min=1)] = 50_000,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Play without exploring.")] = False,
     num_envs: Annotated[int, typer.Option(help="Envs to play in at once.", min=1)] = 8,
-    format: Annotated[Format, typer.Option(help="safetensors, or minari: a local dataset of that id.")] = "safetensors",
+    format: Annotated[Format, typer.Option(help="A safetensors file, or a local Minari dataset.")] = "safetensors",
     at: AtOption = None,
     imports: ImportsOption = None,
     data_dir: DataDirOption = DATA_DIR,

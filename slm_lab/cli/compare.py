@@ -34,14 +34,14 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    help="Compare two runs or more: scores with their intervals, aggregates over envs, differences of the specs."
+    help="Compare two or more runs: scores with their intervals, aggregates over envs, differences of the specs."
 )
 def compare(
     places: Annotated[list[str], typer.Argument(metavar="A B [C ...]", help="Run folders or their names.")],
     data_dir: RunsDirOption = DATA_DIR,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table as CSV.")] = None,
     latex: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the table as LaTeX, with the rules of booktabs.")
+        Path | None, typer.Option(metavar="FILE", help="Write the table as LaTeX, for the booktabs package.")
     ] = None,
 ) -> None:
     """Entry of the command."""

@@ -23,13 +23,13 @@ OUTCOMES = {True: "ok", False: "FAILED", None: "skipped"}
 @app.command(
     help="Read the tables of a run and report what stands out, what it means and which key of the spec to try.\n\n"
     "DIR is a run folder, its name inside the data folder, a file in it, a pattern that matches one run, or latest. "
-    "With --gpu it checks this machine's GPU instead, in about five minutes: the CPU's numbers, exact repeats, few "
-    "waits, and speed. Exit code 1: a check failed."
+    "With --gpu it checks this machine's GPU instead, in about five minutes: whether it gives the CPU's numbers, "
+    "repeats exactly and rarely waits, and how fast it is. Exit code 1: a check failed."
 )
 def doctor(
     where: Annotated[str, typer.Argument(metavar="DIR")] = "latest",
     data_dir: RunsDirOption = DATA_DIR,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Check the GPU of this machine, not a run.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Check the GPU of this machine instead of a run.")] = False,
 ) -> None:
     """Entry of the command."""
     if gpu:

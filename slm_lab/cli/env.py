@@ -41,14 +41,16 @@ def check(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A registered id, playground/X, or package.module:EnvId.")
     ],
-    kwargs: Annotated[str, typer.Option("--kwargs", metavar="JSON", help="Options of the env as JSON.")] = "{}",
+    kwargs: Annotated[
+        str, typer.Option("--kwargs", metavar="JSON", help="Options of the env as JSON, as in env.kwargs.")
+    ] = "{}",
     wrappers: Annotated[
-        str, typer.Option("--wrappers", metavar="JSON", help="Wrappers around it as JSON, as in env.wrappers.")
+        str, typer.Option("--wrappers", metavar="JSON", help="Wrappers as JSON, as in env.wrappers.")
     ] = "[]",
     steps: Annotated[int, typer.Option(min=1, help="Random steps to take.")] = 1000,
     imports: ImportsOption = None,
 ) -> None:
-    """Step an env with random actions and report what would trouble training."""
+    """Step an env with random actions and report problems for training."""
     with user_errors():
         import_modules(imports or [])
         options = _read_json("--kwargs", kwargs, '{"continuous": true}')
@@ -84,7 +86,7 @@ def _read_json(option: str, text: str, example: str) -> Any:
 def list_(
     words: Annotated[list[str] | None, typer.Argument(help="List only names that contain all of these.")] = None,
 ) -> None:
-    """List the known names by family, with the newest version of each."""
+    """List the registered envs by family, with the newest version of each."""
     families: dict[str, list[str]] = {family: [] for family in (*FAMILIES, PLAYGROUND, "others")}
     for name in [*newest_ids(), *playground_names()]:
         if all(word.lower() in name.lower() for word in words or []):

@@ -29,7 +29,7 @@ def export(
     ] = None,
     form: Annotated[
         Literal["slm", "onnx", "torch"] | None,
-        typer.Option("--format", help="The format; by default the one of the file's ending."),
+        typer.Option("--format", help="The format; by default from the ending of the file."),
     ] = None,
     imports: ImportsOption = None,
     data_dir: DataDirOption = DATA_DIR,
@@ -47,8 +47,9 @@ def export(
 
 
 def _show_score(contract: Document) -> str:
-    score = contract["score"]
+    score = contract.get("score")
     if score is None:
         return ""
-    interval = "" if score["low"] is None else f" [{score['low']:.2f}, {score['high']:.2f}]"
+    low, high = score["low"], score["high"]
+    interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
     return f"Score    {score['mean']:.2f}{interval} ({score['meaning']})\n"

@@ -1,5 +1,7 @@
-"""Options that several commands share."""
+"""Options that several commands share, and commands as they are shown."""
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,12 +10,13 @@ import typer
 from slm_lab.lib.log import LogFormat
 
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Fill ${KEY} or set a dotted path.")
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a key by its dotted path, or fill ${KEY}. Repeatable."),
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Shorthand for -s meta.seed=N.", min=0)]
 DeviceOption = Annotated[str | None, typer.Option(help="Shorthand for -s meta.device=...")]
 ImportsOption = Annotated[
-    list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own modules first.")
+    list[str] | None, typer.Option("--import", metavar="MODULE", help="Import your own module first. Repeatable.")
 ]
 LogLevelOption = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="Lowest level to log.", case_sensitive=False)
@@ -47,7 +50,7 @@ SessionOption = Annotated[
 ]
 SchedulesOption = Annotated[
     Literal["keep", "stretch"] | None,
-    typer.Option(help="Schedules that end with the run: keep their last value, or stretch them to its new end."),
+    typer.Option(help="For a longer run: keep the last value of its schedules, or stretch them to the new end."),
 ]
 KeepOption = Annotated[
     int | None,
@@ -59,7 +62,8 @@ KeepOption = Annotated[
     ),
 ]
 ValidateOption = Annotated[
-    int, typer.Option(metavar="N", help="Then train the winner with N fresh seeds.", min=0, rich_help_panel="Search")
+    int,
+    typer.Option(metavar="N", help="Afterwards, train the winner with N fresh seeds.", min=0, rich_help_panel="Search"),
 ]
 UploadOption = Annotated[
     bool, typer.Option("--upload-hf", envvar="UPLOAD_HF", help="Upload the run to HF_REPO when it ends.")
@@ -72,3 +76,9 @@ def list_changes(set_: list[str] | None, seed: int | None, device: str | None) -
     changes += [f"meta.seed={seed}"] if seed is not None else []
     changes += [f"meta.device={device}"] if device is not None else []
     return changes
+
+
+def write_command(*words: str, imports: Sequence[str] = ()) -> str:
+    """A command of the lab to copy into a shell; a run that needed modules needs them again."""
+    extra = [word for name in imports for word in ("--import", name)]
+    return shlex.join(["slm-lab", *words, *extra])

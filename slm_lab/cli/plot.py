@@ -15,7 +15,7 @@ from slm_lab.results.comparison import build_rows
 from slm_lab.results.curve import Axis, BandKind
 from slm_lab.results.figure import IMAGE_FORMATS, Point
 from slm_lab.results.folder import DATA_DIR
-from slm_lab.results.plot import GRAPHS, Drawing, DrawnRun, name_figure, plot_runs, to_drawn
+from slm_lab.results.plot import GRAPHS, Drawing, DrawnRun, name_figure, name_figures, plot_runs, to_drawn
 from slm_lab.results.report_chart import write_graph
 from slm_lab.results.run import Run, load_runs
 from slm_lab.spec.reader import printable
@@ -74,6 +74,7 @@ def plot(
         for problem in problems:
             sys.stderr.write(f"Note: {problem}\n")
         drawing = Drawing(column, x, band, smooth, legend, algorithms=tuple(run.label for run in found.values()))
+        stems = name_figures(envs)
         for part in [envs] if grid else [[env] for env in envs]:
             figures = {}
             for env in part:
@@ -81,7 +82,8 @@ def plot(
                 shown = list(chosen.values())
                 labels = [names[places.index(place)] for place in chosen] if names else _name_apart(shown)
                 figures[env] = [to_drawn(run, label) for run, label in zip(shown, labels, strict=True)]
-            prefix = output / name_figure(title or (part[0] if len(part) == 1 else "envs"))
+            stem = stems[part[0]] if len(part) == 1 else "envs"
+            prefix = output / (name_figure(title) if title else stem)
             pictures = [known for known in IMAGE_FORMATS if known in forms]
             points = _aggregate(figures, list(found.values())) if column in (None, *GRAPHS.values()) else []
             paths = plot_runs(figures, prefix, title or "", drawing, pictures, points)

@@ -40,7 +40,7 @@ def push(
         ),
     ] = None,
     imports: ImportsOption = None,
-    private: Annotated[bool, typer.Option("--private", help="Make the repo private if this creates it.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make the repo private if this push creates it.")] = False,
     data_dir: DataDirOption = DATA_DIR,
     log_level: LogLevelOption = "INFO",
 ) -> None:

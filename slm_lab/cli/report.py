@@ -28,7 +28,7 @@ def report(
     ] = None,
     data_dir: RunsDirOption = DATA_DIR,
 ) -> None:
-    """Write a page with scores, curves, spec and commands of a run, of a search, or of several runs side by side."""
+    """Write a page about a run, a search, or several runs side by side: scores, curves, spec and commands."""
     with user_errors():
         if len(where) > 1 and output is None:
             raise RunFolderError("a report of several runs is in none of their folders: add -o FILE.html")
@@ -39,8 +39,8 @@ def report(
         for problem in problems:
             sys.stderr.write(f"Left out: {problem}\n")
         runs = [run for _, run in loaded]
-        told = [f"left out: {problem}" for problem in problems]
-        _write(output or runs[0].path, lambda page: write_report(runs, page, compare_runs(runs), told))
+        notes = [f"left out: {problem}" for problem in problems]
+        _write(output or runs[0].path, lambda page: write_report(runs, page, compare_runs(runs), notes))
 
 
 def _write(page: Path, write: Callable[[Path], None]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from slm_lab.cli.failure import user_errors
-from slm_lab.cli.options import RunsDirOption
+from slm_lab.cli.options import RunsDirOption, write_command
 from slm_lab.results.conclude import recompute
 from slm_lab.results.folder import DATA_DIR, RunFolder
 from slm_lab.results.metrics import format_trial_metrics
@@ -36,7 +36,8 @@ def retro(
         concluded = recompute(run, run.random_return or 0.0)
         count = len(list((run.path / "model").glob("*_model.pt")))
         if count and RunFolder(run.path, run.name).is_published:
-            tell(f"{count} weight files are of the published SLM-Lab; slm-lab run enjoy@{run.path}")
+            play = write_command("run", f"enjoy@{run.path}")
+            tell(f"{count} weight files are of the published SLM-Lab; play them with {play}")
         if concluded.metrics.scalar is not None:
             sys.stdout.write(f"{format_trial_metrics(concluded.metrics.scalar)}\n")
         sys.stdout.write(f"Graphs   {run.path / 'graph'}\n")

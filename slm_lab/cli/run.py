@@ -29,6 +29,7 @@ from slm_lab.cli.options import (
     ValidateOption,
     VideoOption,
     list_changes,
+    write_command,
 )
 from slm_lab.cli.upload import check_upload, upload_run
 from slm_lab.experiment.launch import resume as resume_run
@@ -74,9 +75,9 @@ def _is_mode(text: str) -> bool:
 
 @app.command(
     help="Train a spec; with a mode also search, resume or play.\n\n"
-    "SPEC_FILE is a file or the name of a shipped spec; without it, this trains the demo. MODE is dev (one "
-    "session, TensorBoard), train (all sessions), search (find better values), train@DIR or search@DIR (resume "
-    "exactly; DIR may be latest), or enjoy@DIR (play)."
+    "SPEC_FILE is a spec file, an experiment file, or the name of a shipped spec; without it, this trains the demo. "
+    "MODE is dev (one session, TensorBoard), train (all sessions), search (find better values), train@DIR or "
+    "search@DIR (resume exactly; DIR may be latest), or enjoy@DIR (play)."
 )
 def run(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[SPEC_FILE] [SPEC_NAME] [MODE]")] = None,
@@ -102,7 +103,10 @@ def run(
     """Train, search, resume or play, depending on the mode."""
     setup_console(log_level, log_format)
     source, name, mode = split_arguments(arguments or [])
-    verb, _, where = mode.partition("@")
+    verb, at_sign, where = mode.partition("@")
+    if at_sign and not where:
+        # such as train@$DIR with a variable that is not set
+        raise LabError(f"{mode} names no run; give {mode}DIR or {mode}latest")
     changes = list_changes(set_, seed, device)
     options = Options(
         data_dir,
@@ -128,6 +132,8 @@ def run(
         raise LabError(f"--continue finds the run by its spec, {mode} names it; use only one")
     if changes and where and verb == "search":
         raise LabError("a resumed search keeps its saved spec; -s, --seed and --device do not work with search@")
+    if changes and verb == "enjoy":
+        raise LabError("a trained agent plays with its saved spec; -s, --seed and --device do not work with enjoy@")
     if schedules is not None and not (verb == "train" and where and changes):
         raise LabError("--schedules is for a run that grows: slm-lab resume DIR -s env.max_frame=N --schedules keep")
     if at is not None and verb != "enjoy":
@@ -243,9 +249,9 @@ def _enjoy(where: str, options: Options, episodes: int, at: int | None, session:
 def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
     """Write the score, the files and the next commands."""
     out = sys.stdout
-    needed = "".join(f" --import {name}" for name in options.imports)
+    resume = write_command("run", f"train@{result.folder}", imports=options.imports)
     if result.stop_code:
-        out.write(f"\nStopped and saved. Resume with:\n  slm-lab run train@{result.folder}{needed}\n")
+        out.write(f"\nStopped and saved. Resume with:\n  {resume}\n")
         sys.exit(result.stop_code)
     if result.run is not None:
         out.write(f"\nScore    {summarize(result.run)}\n")
@@ -260,11 +266,9 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         out.write(f"Report   {result.report}\n")
     out.write(_time_split(result, profile))
     out.write(_doctor_line(result.conclusion))
-    out.write(f"Replay   slm-lab run enjoy@{result.folder}{needed}\n")
+    out.write(f"Replay   {write_command('run', f'enjoy@{result.folder}', imports=options.imports)}\n")
     if result.failures:
-        out.write(
-            f"Failed   sessions {sorted(result.failures)}; resume them with slm-lab run train@{result.folder}{needed}\n"
-        )
+        out.write(f"Failed   sessions {sorted(result.failures)}; resume them with {resume}\n")
 
 
 def _doctor_line(conclusion: Conclusion | None) -> str:
@@ -274,7 +278,7 @@ def _doctor_line(conclusion: Conclusion | None) -> str:
     symptoms = conclusion.symptoms
     if symptoms:
         titles = "; ".join(symptom.title for symptom in symptoms if symptom.level == symptoms[0].level)
-        return f"Doctor   {titles}: see slm-lab doctor {conclusion.run.path}\n"
+        return f"Doctor   {titles}: see {write_command('doctor', str(conclusion.run.path))}\n"
     return "Doctor   no warnings\n" if can_judge(conclusion.run) else ""
 
 

@@ -33,14 +33,14 @@ def split_arguments(arguments: list[str]) -> tuple[str, str | None, Mode]:
 @app.command(
     name="run-remote",
     help="Run a spec on a cloud machine, with dstack: docs/REMOTE.md.\n\n"
-    "This sends the current checkout as it is. SPEC_FILE is a file in it or the name of a shipped spec. With --volume, "
-    "a run that loses its machine resumes from its checkpoint on the next one.",
+    "This sends the current checkout as it is. SPEC_FILE is a file in it, or the name of a shipped spec. With "
+    "--volume, a run that loses its machine resumes from its checkpoint on the next machine.",
 )
 def run_remote(
     arguments: Annotated[list[str], typer.Argument(metavar="SPEC_FILE [SPEC_NAME] [train|search]")],
     name: Annotated[
         str | None,
-        typer.Option("--name", "-n", help="Name of the run at dstack; by default that of the spec, with dashes."),
+        typer.Option("--name", "-n", help="Name of the run at dstack; by default the spec's name, with dashes."),
     ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="Use a machine with a GPU.")] = False,
     set_: SetOption = None,

@@ -1,6 +1,7 @@
 """`slm-lab search [SPEC_FILE] [SPEC_NAME]`: find better values, and validate them."""
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ from slm_lab.cli.options import (
     SetOption,
     UploadOption,
     ValidateOption,
+    write_command,
 )
 from slm_lab.cli.run import run
 from slm_lab.cli.upload import upload_run
@@ -33,7 +35,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    help="Search a spec: train it with other values, stop weak trials early, keep the best.\n\n"
+    help="Search for better values: train a spec with different ones, stop weak trials early, keep the best.\n\n"
     "The `search` section of the spec defines the values, meta.max_trial the number of trials, meta.search_scheduler "
     "early stopping. The same as slm-lab run SPEC_FILE SPEC_NAME search."
 )
@@ -59,7 +61,7 @@ def search(
 
 def conclude(result: SearchResult, options: Options, num_validate: int, is_continued: bool, upload_hf: bool) -> int:
     """Print the results of a search, and validate its winner if asked to; returns the exit code."""
-    _show(result)
+    _show(result, options.imports)
     code = result.exit_code
     if upload_hf and not code:
         code = upload_run(result.folder)
@@ -68,7 +70,7 @@ def conclude(result: SearchResult, options: Options, num_validate: int, is_conti
     return code
 
 
-def _show(result: SearchResult) -> None:
+def _show(result: SearchResult, imports: Sequence[str] = ()) -> None:
     """Print the ranking, the files and the next commands."""
     out = sys.stdout
     early, failed = result.count("stopped"), result.count("failed")
@@ -79,18 +81,19 @@ def _show(result: SearchResult) -> None:
     for row in [row for row in result.rows if row.state == "failed"][:NUM_SHOWN]:
         out.write(f"         trial {row.trial} failed: {row.reason}\n")
     if result.importance:
-        told = ", ".join(f"{path.rpartition('.')[2]} {share:.0%}" for path, share in result.importance.items())
-        out.write(f"Explains {told} of the ranking\n")
+        shares = ", ".join(f"{path.rpartition('.')[2]} {share:.0%}" for path, share in result.importance.items())
+        out.write(f"Explains {shares} of the ranking\n")
     out.write(f"Files    {result.folder}\n")
     for graph in result.graphs[:1]:
         out.write(f"Graph    {graph}\n")
     if result.report is not None:
         out.write(f"Report   {result.report}\n")
     if result.stop_code:
-        out.write(f"\nStopped and saved. Resume with:\n  slm-lab run search@{result.folder}\n")
+        resume = write_command("run", f"search@{result.folder}", imports=imports)
+        out.write(f"\nStopped and saved. Resume with:\n  {resume}\n")
     elif result.best_spec is not None:
-        out.write(f"Best     {result.best_spec}\n")
-        out.write(f"Validate slm-lab run {result.best_spec} train --seed {result.seed + 1}\n")
+        words = ["run", str(result.best_spec), "train", "--seed", str(result.seed + 1)]
+        out.write(f"Best     {result.best_spec}\nValidate {write_command(*words, imports=imports)}\n")
     else:
         out.write("Best     none: no trial has finished\n")
 
@@ -99,7 +102,8 @@ def _validate(result: SearchResult, num_session: int, options: Options, is_conti
     """Train the winner with fresh seeds and print its score beside that of the search; returns the exit code."""
     trained = prove(result, num_session, options, is_continued)
     if trained.exit_code or result.best is None or trained.run is None:
-        sys.stdout.write(f"\nNot validated yet. Resume with:\n  slm-lab run train@{trained.folder}\n")
+        resume = write_command("run", f"train@{trained.folder}", imports=options.imports)
+        sys.stdout.write(f"\nNot validated yet. Resume with:\n  {resume}\n")
         return trained.exit_code
     sys.stdout.write(
         f"\nSearch   {result.best.score:.2f} (trial {result.best.trial}, on the seeds that selected it)\n"

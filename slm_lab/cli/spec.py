@@ -90,7 +90,7 @@ def list_(
             rows.append((name, algorithm, str(env.get("name", "")), str(path.relative_to(SHIPPED.parent.parent))))
     shown = [row for row in rows if all(word.lower() in " ".join(row).lower() for word in words or [])]
     if not shown:
-        sys.stderr.write(f"no shipped spec matches: {' '.join(words or [])}\n")
+        sys.stderr.write(f"Error: no shipped spec matches: {' '.join(words or [])}\n")
         sys.exit(2)
     widths = [max(len(row[column]) for row in shown) for column in range(3)]
     for row in sorted(shown):

@@ -12,6 +12,7 @@ import typer
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import RunsDirOption
 from slm_lab.lib.errors import LabError
+from slm_lab.lib.port import open_port
 from slm_lab.results.folder import DATA_DIR
 
 PACKAGES = ("fastapi", "uvicorn")
@@ -22,11 +23,11 @@ app = typer.Typer(add_completion=False)
 @app.command(
     help="Show the runs in the browser, live: curves, videos, comparisons, searches and experiments.\n\n"
     "The server listens on this machine only. It reads run folders and changes nothing in them but notes and videos. "
-    "With --control, the page can also start, stop and resume runs, for whoever has the link that is printed."
+    "With --control, anyone with the printed link can also start, stop and resume runs from the page."
 )
 def ui(
     data_dir: RunsDirOption = DATA_DIR,
-    port: Annotated[int, typer.Option(help="Port of the server; 0 for any that is free.", min=0, max=65535)] = 8070,
+    port: Annotated[int, typer.Option(help="Port of the server; 0 for any free one.", min=0, max=65535)] = 8070,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     control: Annotated[bool, typer.Option("--control", help="Let the page start, stop and resume runs.")] = False,
 ) -> None:
@@ -41,9 +42,9 @@ def ui(
             raise LabError(f"--data-dir {data_dir}: there is no such folder; `slm-lab run` makes one, or give another")
         # loaded only here: they are optional
         serving = import_module("slm_lab.ui.server")
-        opened = serving.open_socket(port)
+        opened = open_port(serving.HOST, port)
         server, access = serving.build_server(Path(data_dir), control)
-        address = serving.write_address(opened, access)
+        address = serving.write_link(opened, access)
         sys.stdout.write(f"Lab      {address}\nRuns     {data_dir}\nStop     Ctrl-C\n")
         sys.stdout.flush()
         if open_:

@@ -65,14 +65,16 @@ def find_status(run_name: str, environ: Mapping[str, str], root: Path) -> str | 
         )
     except subprocess.TimeoutExpired:
         raise LabError(f"dstack did not answer within {ASK_SECONDS} seconds; is its server running?") from None
-    told = "\n".join(text.strip() for text in (answer.stdout, answer.stderr) if text.strip())
-    if answer.returncode and "not found" in told:
+    output = "\n".join(text.strip() for text in (answer.stdout, answer.stderr) if text.strip())
+    if answer.returncode and "not found" in output:
         return None
-    if answer.returncode and "project" in told.lower():
-        raise LabError(f"dstack is not configured: {told}; start a server or log in, see docs/REMOTE.md")
+    if answer.returncode and "project" in output.lower():
+        raise LabError(f"dstack is not configured: {output}; start a server or log in, see docs/REMOTE.md")
     if answer.returncode:
-        raise SubmitError(f"dstack cannot list runs: {told}", answer.returncode)
+        raise SubmitError(f"dstack cannot list runs: {output}", answer.returncode)
     try:
         return str(json.loads(answer.stdout)["status"])
     except (ValueError, KeyError, TypeError):
-        raise LabError(f"`dstack run get` returned no status but: {told[:200]}; the lab supports dstack 0.22") from None
+        raise LabError(
+            f"`dstack run get` returned no status but: {output[:200]}; the lab supports dstack 0.22"
+        ) from None

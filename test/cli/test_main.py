@@ -157,4 +157,4 @@ def test_ui_refuses_a_folder_that_is_not_there_and_a_port_that_is_taken(call: Ca
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         code, _, err = call("ui", "--data-dir", str(tmp_path), "--port", port)
-    assert (code, f"--port {port}: cannot listen there" in err) == (2, True)
+    assert (code, f"--port {port}: cannot listen on 127.0.0.1" in err) == (2, True)

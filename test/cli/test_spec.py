@@ -152,7 +152,7 @@ def test_the_list_is_narrowed_by_words(call: Call) -> None:
 
 
 def test_a_list_of_nothing_is_told_so(call: Call) -> None:
-    assert call("list", "zzz", "ppo") == (2, "", "no shipped spec matches: zzz ppo\n")
+    assert call("list", "zzz", "ppo") == (2, "", "Error: no shipped spec matches: zzz ppo\n")
 
 
 # --- schema
@@ -161,7 +161,7 @@ def test_a_list_of_nothing_is_told_so(call: Call) -> None:
 def test_the_schema_is_json(call: Call) -> None:
     code, out, err = call("schema")
     assert (code, err) == (0, "")
-    assert json.loads(out)["additionalProperties"]["properties"]["env"] == {"$ref": "#/$defs/EnvSpec"}
+    assert json.loads(out)["additionalProperties"]["properties"]["env"]["$ref"] == "#/$defs/EnvSpec"
 
 
 def test_without_a_command_help_is_shown(call: Call) -> None:
