@@ -1,7 +1,7 @@
 """`agent.slm`: a trained agent in one file that needs neither its run nor its env.
 
 It is a safetensors file: the weights of the net that acts, the statistics of observations, and in its header the
-contract as JSON with a hash over all of it. The reader is that of checkpoints, so nothing in a file is run.
+contract as JSON with a hash over all of it. The reader is the one of checkpoints: it executes nothing in a file.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from slm_lab.lib.io import write_bytes
 from slm_lab.spec.schema import Spec
 
 SUFFIX = ".slm"
-# calls of torch to build an agent: some hundreds, more for deep nets
+# calls of torch to build an agent: usually a few hundred, more for deep nets
 MAX_CALLS = 100_000
 
 
 def write_agent(path: Path, trained: TrainedAgent, contract: Document) -> str:
     """Write an agent with its contract; returns the SHA-256 of the file."""
-    trained.policy  # noqa: B018 -- refuses what has none
+    trained.policy  # noqa: B018 -- raises for an algorithm without a net
     model = trained.agent.model_state()
     state = {
         "contract": contract,
@@ -40,7 +40,7 @@ def write_agent(path: Path, trained: TrainedAgent, contract: Document) -> str:
     }
     try:
         data = encode_state(state)
-        # a net that was changed after it was built, say, cannot be built again from its spec
+        # a net that was changed after it was built, for example, cannot be rebuilt from its spec
         _build(check_contract(contract, path), read_facts(contract), state, torch.device("cpu"), path)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -50,7 +50,7 @@ def write_agent(path: Path, trained: TrainedAgent, contract: Document) -> str:
 
 
 def read_agent(path: Path, device: torch.device | None = None) -> TrainedAgent:
-    """Read an agent, which may be anyone's: a hash is no signature."""
+    """Read an agent, perhaps a stranger's: the hash detects damage, it is no signature."""
     state = load_state(path)
     spec = check_contract(state.get("contract"), path)
     contract = state["contract"]

@@ -1,6 +1,6 @@
-"""Requests as batches: whatever has come while the last batch was computed is the next one.
+"""Dynamic batching: the requests that arrive while a batch is computed are the next one.
 
-So nothing waits for others to come, and the busier a server is, the larger its batches are.
+So no request waits for others to arrive, and a busier server has larger batches.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Job:
     deterministic: bool
     # requests of one session follow each other, so no batch has two of them
     session: str | None
-    # finds the hidden state when its turn has come, and keeps the next one, where the server does that
+    # load the hidden state when its turn has come and save the next one, for a session that the server keeps
     load: Callable[[], Array] | None = None
     save: Callable[[Array], None] | None = None
     done: "asyncio.Future[tuple[Any, Array]]" = field(
@@ -59,11 +59,11 @@ class Batcher:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to compute."""
+        """Start to compute."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Compute what waits, then end."""
+        """Compute the jobs that wait, then stop."""
         while self.waiting:
             await asyncio.sleep(0.01)
         if self._task is not None:
@@ -89,14 +89,14 @@ class Batcher:
                     continue
                 try:
                     results = await loop.run_in_executor(self._thread, self._act, batch)
-                except Exception as error:  # of a net of one's own: the request fails, the server goes on
+                except Exception as error:  # in a user's own net: the request fails, the server keeps running
                     for job in batch:
                         _fail(job, error)
                     continue
                 for job, result in zip(batch, results, strict=True):
                     if job.save is not None:
                         job.save(result[1])
-                    # a client may have gone in the meantime
+                    # the client may have disconnected
                     if not job.done.done():
                         job.done.set_result(result)
 

@@ -1,9 +1,11 @@
-"""What an exported agent says about itself: everything that whoever runs it must know, as plain JSON."""
+"""The contract of an exported agent: everything that is needed to run it, as plain JSON."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, FiniteFloat, TypeAdapter, ValidationError
 
 from slm_lab.deploy.trained import TrainedAgent
 from slm_lab.env.facts_document import dump_facts
@@ -18,13 +20,28 @@ from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.schema import Spec
 
 FORMAT, VERSION = "slm-agent", 1
-# values in a spec: those of the shipped ones have some hundreds
-MAX_VALUES = 20_000
+# values in a spec, and depth of its lists and mappings: the shipped ones have some hundreds, ten deep
+MAX_VALUES, MAX_DEPTH = 20_000, 50
+
+
+class Score(BaseModel):
+    """The score of a run with its interval, and that of the agent's own session."""
+
+    mean: FiniteFloat
+    low: FiniteFloat | None
+    high: FiniteFloat | None
+    session: FiniteFloat | None
+    num_session: int
+    kind: str
+    meaning: str
+
+
+_SCORE = TypeAdapter(Score | None)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Which model of which run an agent is."""
+    """The run, session and checkpoint that an agent comes from."""
 
     folder: Path
     trial: int
@@ -86,20 +103,24 @@ def find_score(origin: Origin) -> Document | None:
     except (LabError, OSError):
         return None
     spread = run.spread
-    if spread is None:
+    if spread is None or not math.isfinite(spread.mean):
         return None
-    numbers = {"mean": spread.mean, "low": spread.low, "high": spread.high}
-    numbers["session"] = run.session_scores.get(origin.session, math.nan)
-    return {
-        **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
-        "num_session": len(spread.values),
-        "kind": run.score_kind,
-        "meaning": run.score_meaning,
-    }
+    session = run.session_scores.get(origin.session, math.nan)
+    low, high, own = (value if math.isfinite(value) else None for value in (spread.low, spread.high, session))
+    score = Score(
+        mean=spread.mean,
+        low=low,
+        high=high,
+        session=own,
+        num_session=len(spread.values),
+        kind=run.score_kind,
+        meaning=run.score_meaning,
+    )
+    return score.model_dump()
 
 
 def check_contract(contract: Any, where: Path) -> Spec:
-    """The spec of a contract, which may be anyone's; nothing that it names is imported."""
+    """The spec of a contract, perhaps a stranger's; nothing that it names is imported."""
     if not isinstance(contract, dict) or contract.get("format") != FORMAT:
         raise CheckpointError(f"{where}: not an exported agent; write one with `slm-lab export DIR -o agent.slm`")
     version = contract.get("version")
@@ -112,14 +133,25 @@ def check_contract(contract: Any, where: Path) -> Spec:
     spec, name = contract.get("spec"), contract.get("name")
     if not isinstance(spec, dict) or type(name) is not str:
         raise CheckpointError(f"{where}: refused (it holds no spec)")
-    if _count_values(spec) > MAX_VALUES:
-        raise CheckpointError(f"{where}: refused (its spec has more than {MAX_VALUES:,} values)")
+    if not _is_modest(spec):
+        raise CheckpointError(
+            f"{where}: refused (its spec has more than {MAX_VALUES:,} values, or is nested more than {MAX_DEPTH} deep)"
+        )
+    try:
+        _SCORE.validate_python(contract.get("score"))
+    except ValidationError:
+        raise CheckpointError(f"{where}: refused (its score is not one that the lab writes)") from None
     return parse_spec({**spec, "name": name}, f"spec in {where}")[0]
 
 
-def _count_values(node: Any) -> int:
-    if isinstance(node, dict):
-        return 1 + sum(_count_values(value) for value in node.values())
-    if isinstance(node, list):
-        return 1 + sum(_count_values(value) for value in node)
-    return 1
+def _is_modest(spec: Document) -> bool:
+    """Whether a spec is small enough to look at; without recursion, which one that is nested deep would exhaust."""
+    level: list[Any] = [spec]
+    count = 0
+    for _ in range(MAX_DEPTH):
+        values = [one for node in level for one in (node.values() if isinstance(node, dict) else node)]
+        count += len(values)
+        level = [value for value in values if isinstance(value, (dict, list))]
+        if not level or count > MAX_VALUES:
+            return count <= MAX_VALUES
+    return False

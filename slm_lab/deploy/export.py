@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from slm_lab.deploy.agent_file import SUFFIX, read_agent, write_agent
+from slm_lab.deploy.agent_file import SUFFIX, write_agent
 from slm_lab.deploy.contract import Origin, describe_agent
 from slm_lab.deploy.graph import Graph
-from slm_lab.deploy.loading import load_with_origin
+from slm_lab.deploy.loading import load, load_with_origin
 from slm_lab.deploy.onnx_file import encode_onnx, open_onnx
 from slm_lab.deploy.parity import check_parity
 from slm_lab.deploy.program_file import encode_program, open_program
@@ -65,7 +65,7 @@ def open_agent(
 ) -> tuple[TrainedAgent, Origin | None]:
     """An agent to export, and where in a run it is from."""
     if str(source).endswith(SUFFIX):
-        return read_agent(Path(source)), None
+        return load(source, data_dir, session, at), None
     return load_with_origin(source, data_dir, session, at, device="cpu")
 
 

@@ -27,7 +27,7 @@ def name_leaves(space: GymSpace, lead: str) -> list[str]:
 class Graph(nn.Module):
     """Parts of observations, then the mask and the hidden state where there are any, to parts of actions.
 
-    Behind the actions comes the next hidden state.
+    The next hidden state follows the actions.
     """
 
     def __init__(self, trained: TrainedAgent) -> None:
@@ -86,7 +86,7 @@ class Graph(nn.Module):
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return torch.export.export(self, inputs, dynamic_shapes=(tuple({0: batch} for _ in inputs),))
-        except Exception as error:  # of torch's tracer: anything that a net of one's own may do
+        except Exception as error:  # torch's tracer may raise anything for a user's own net
             reason = " ".join(str(error).split())[:300]
             raise LabError(f"the net cannot be traced ({type(error).__name__}: {reason}); export it as .slm") from error
 

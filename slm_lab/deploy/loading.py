@@ -1,6 +1,7 @@
-"""Trained agents from where they lie: a run folder, a model or checkpoint of one, or an exported file."""
+"""Loads trained agents from a run folder, a model or checkpoint in one, or an exported file."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -52,7 +53,9 @@ def load_with_origin(
     origin = Origin(saved.folder.path, saved.trial, saved.session, frame)
     facts = _read_facts(saved)
     if facts is None:
-        # a run of another version, or of an env whose spaces cannot be written down
+        # a run of another version, or of an env whose spaces have no JSON form
+        if device is not None:
+            saved = replace(saved, spec=saved.spec.replace(meta={"device": device}))
         agent, env, spec = load_saved(saved)
         env.close()
         return TrainedAgent(agent, spec), origin
@@ -76,7 +79,7 @@ def _find(source: str | Path, data_dir: Path, session: int | None, at: int | Non
 
 
 def _read_facts(saved: Saved) -> EnvFacts | None:
-    """What the run wrote down of its env; None where it did not."""
+    """The facts of the env that the run saved; None if it saved none."""
     path = saved.folder.spaces_file(saved.trial, saved.session)
     if saved.folder.is_published or not path.exists():
         return None

@@ -15,7 +15,7 @@ from slm_lab.deploy.policy import list_leaves
 from slm_lab.lib.array import Array
 from slm_lab.lib.errors import LabError
 
-# by name to outputs in order
+# inputs by name -> outputs in order
 Run = Callable[[dict[str, Array]], list[Array]]
 NUM_OBS = 1000
 TOLERANCE = 1e-5
@@ -28,9 +28,9 @@ class Parity:
     num: int
     # of numbers in actions and hidden states, relative where they are larger than 1
     max_difference: float
-    # other choices than in the lab, all of them between equal ones
+    # choices that differ from the lab's, between options that are equally good
     num_tie: int
-    # other choices than in the lab where one is clearly better
+    # choices that differ from the lab's where one option is clearly better
     num_wrong: int
 
     @property
@@ -49,9 +49,10 @@ def compare(graph: Graph, run: Run, num: int = NUM_OBS, seed: int = 0) -> Parity
     inputs = graph.sample(num, seed)
     expected = act_in_lab(graph, inputs)
     outputs = run(inputs)
-    # a batch of one is the usual case, and may take another way through a runtime
+    # a batch of one is the usual case, and a runtime may compute it differently
     singles = [run({name: value[index : index + 1] for name, value in inputs.items()}) for index in range(8)]
-    difference, wrong = 0.0, np.zeros(num, bool)
+    difference, gaps = 0.0, find_gaps(graph, inputs)
+    is_tie, is_wrong = np.zeros(num, bool), np.zeros(num, bool)
     for place, (name, lab) in enumerate(expected.items()):
         found = outputs[place]
         if found.shape != lab.shape or found.dtype != lab.dtype:
@@ -61,10 +62,11 @@ def compare(graph: Graph, run: Run, num: int = NUM_OBS, seed: int = 0) -> Parity
         for got, want in ((found, lab), (np.concatenate([one[place] for one in singles]), lab[:8])):
             if lab.dtype.kind == "f":
                 difference = max(difference, _measure(got, want))
-            else:
-                wrong[: len(want)] |= (got != want).reshape(len(want), -1).any(1)
-    ties = wrong & (find_gaps(graph, inputs) <= TOLERANCE)
-    return Parity(num, difference, int(ties.sum()), int((wrong & ~ties).sum()))
+                continue
+            rows = np.flatnonzero((got != want).reshape(len(want), -1).any(1))
+            is_near = gaps[place][rows] <= TOLERANCE
+            is_tie[rows[is_near]], is_wrong[rows[~is_near]] = True, True
+    return Parity(num, difference, int((is_tie & ~is_wrong).sum()), int(is_wrong.sum()))
 
 
 def _measure(got: Array, want: Array) -> float:
@@ -106,21 +108,24 @@ def split_inputs(graph: Graph, inputs: dict[str, Array]) -> tuple[Any, Array | N
     return rebuild(graph.space, leaves), inputs.get(MASK), inputs.get(STATE)
 
 
-def find_gaps(graph: Graph, inputs: dict[str, Array]) -> Array:
-    """How near (N,) the nearest choice of each row was to another one, in what the net says of choices."""
+def find_gaps(graph: Graph, inputs: dict[str, Array]) -> list[Array]:
+    """How near (N,) each row was to another choice, for each part of the action; infinite where a part has none."""
     leaves: list[Any] = [torch.from_numpy(value) for value in inputs.values()]
     obs, rest = rebuild(graph.space, leaves), leaves
     mask = rest.pop(0) if graph.policy.mask_size else None
+    policy = graph.policy
     with torch.inference_mode():
-        param, _ = graph.policy.calc_param(obs, mask, rest[0] if rest else None)
-        family = graph.policy.family
-        gaps = _calc_gap(family, param)
-        return gaps.double().numpy()
+        param, _ = policy.calc_param(obs, mask, rest[0] if rest else None)
+        if isinstance(policy.family, Mixed):
+            triples = zip(policy.family._parts(param), policy.to_env.parts, strict=True)
+            gaps = [_calc_gap(family, one, to_env) for (family, one), to_env in triples]
+        else:
+            # one choice among all combinations may stand for several parts
+            gaps = [_calc_gap(policy.family, param, policy.to_env)] * len(graph.output_names)
+        return [gap.double().numpy() for gap in gaps]
 
 
-def _calc_gap(family: ActionFamily, param: Tensor) -> Tensor:
-    if isinstance(family, Mixed):
-        return torch.stack([_calc_gap(part, one) for part, one in family._parts(param)]).amin(0)
+def _calc_gap(family: ActionFamily, param: Tensor, to_env: Any) -> Tensor:
     if isinstance(family, Categorical):
         return _between_best(param)
     if isinstance(family, MultiCategorical):
@@ -128,8 +133,11 @@ def _calc_gap(family: ActionFamily, param: Tensor) -> Tensor:
     if isinstance(family, Bernoulli):
         return param.abs().amin(-1)
     assert isinstance(family, Normal)
-    # numbers that are rounded: half-way between two
-    return torch.zeros(len(param))
+    if not to_env.is_whole:
+        return torch.full((len(param),), torch.inf)
+    # numbers that are rounded: the distance from half-way between two
+    scaled = to_env.scale_up(family.to_env(family.mode(param))).flatten(1)
+    return (((scaled - scaled.floor()) - 0.5).abs() / scaled.abs().clamp(min=1)).amin(-1)
 
 
 def _between_best(logits: Tensor) -> Tensor:

@@ -125,14 +125,17 @@ class EnvAction(nn.Module):
         if isinstance(space, HybridSpace):
             pairs = zip(self.parts, space.slices, strict=True)
             return _build(space.source, [part(action[:, place]) for part, place in pairs])
-        action = action.reshape(action.shape[0], *self.shape)
         if isinstance(space, spaces.Box):
-            scaled = action * self.scale + self.center
+            scaled = self.scale_up(action)
             if self.is_whole:
                 scaled = scaled.round()
             return torch.minimum(torch.maximum(scaled, self.low), self.high).to(self.dtype)
-        mapped = action.to(self.dtype)
+        mapped = action.reshape(action.shape[0], *self.shape).to(self.dtype)
         return mapped + self.start if self.has_start else mapped
+
+    def scale_up(self, action: Tensor) -> Tensor:
+        """Numbers (B, ...) in the range of a Box, before they are rounded and clipped."""
+        return action.reshape(action.shape[0], *self.shape) * self.scale + self.center
 
 
 def _build(space: GymSpace, values: list[Tensor]) -> Tree:

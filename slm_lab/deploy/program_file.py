@@ -1,4 +1,4 @@
-"""Agents as programs of torch.export: for torch without the lab, and for what compiles them ahead of time."""
+"""Agents as programs of torch.export: for torch without the lab, and for ahead-of-time compilers."""
 
 import io
 import json
@@ -23,7 +23,7 @@ def encode_program(graph: Graph, contract: Document) -> bytes:
 
 
 def open_program(data: bytes) -> Run:
-    """A program of one's own as torch runs it."""
+    """A program that was just written, run by torch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = torch.export.load(io.BytesIO(data)).module()

@@ -1,7 +1,7 @@
 """A trained agent as an HTTP service: FastAPI on uvicorn, one process, batches of what waits.
 
 Not LitServe: it computes in another process, and handing a request over costs more than the nets of most agents; and
-its main process has no handler for SIGTERM, so requests under way would be lost. The rest, batches and health, is
+its main process has no handler for SIGTERM, so requests under way would be lost. The rest, batching and health, is
 little code.
 """
 
@@ -25,6 +25,7 @@ from slm_lab.deploy.trained import TrainedAgent
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import Document
 from slm_lab.lib.errors import LabError
+from slm_lab.lib.port import open_port, write_address
 
 Id = Annotated[str, Field(min_length=1, max_length=128)]
 Next = Callable[[Request], Awaitable[Response]]
@@ -32,17 +33,17 @@ Next = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes."""
+    """The limits of a server."""
 
     max_body: int = 1_000_000
     max_batch: int = 1024
-    # requests that wait
+    # waiting requests
     max_wait: int = 2048
     max_session: int = 10_000
     session_seconds: float = 600.0
     # requests per second of one client; 0: any number
     rate: float = 0.0
-    # seconds that requests under way have to end
+    # seconds for requests in progress to finish when the server stops
     drain_seconds: float = 30.0
 
 
@@ -144,15 +145,14 @@ class Service:
         assert session is not None
         if is_batch:
             raise RefusedError(400, "session: a session is one episode, so it takes one observation, not a batch")
-        if request.reset:
-            self.sessions.drop(session)
         keep = self.sessions
         return Job(
             rows,
             start,
             request.deterministic,
             session,
-            lambda: keep.load(session, start),
+            # when its turn has come: an earlier request of the session may still be in progress
+            lambda: keep.load(session, start, request.reset),
             lambda state: keep.save(session, state),
         )
 
@@ -191,7 +191,7 @@ def build_app(trained: TrainedAgent, limits: Limits | None = None) -> FastAPI:
         await service.batcher.close()
 
     name = service.contract["name"]
-    # its page for browsers would load scripts from elsewhere
+    # FastAPI's own page would load scripts from another server
     app = FastAPI(title=f"slm-lab serve: {name}", version="1", docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.service = service
     schema = ActRequest.model_json_schema()
@@ -239,7 +239,7 @@ REFUSALS: dict[int | str, str] = {
 
 
 def refuse(status: int, message: str) -> Response:
-    """One line on what is wrong."""
+    """A refusal: one line that says what is wrong."""
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
     body = json.dumps({"error": message})
     if status == 413:
@@ -249,7 +249,7 @@ def refuse(status: int, message: str) -> Response:
 
 
 async def read_body(request: Request, max_body: int) -> bytes:
-    """The body of a request, of which no more is read than the server takes."""
+    """The body of a request; reading stops at the limit."""
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > max_body:
         raise RefusedError(413, f"the body has {int(length):,} bytes; at most {max_body:,} are taken")
@@ -263,17 +263,15 @@ async def read_body(request: Request, max_body: int) -> bytes:
 
 
 def serve(trained: TrainedAgent, host: str, port: int, limits: Limits) -> None:
-    """Serve until a signal comes; requests under way are answered first."""
+    """Serve until a signal comes, then finish the requests in progress."""
+    opened = open_port(host, port)
     config = uvicorn.Config(
         build_app(trained, limits),
-        host,
-        port,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=math.ceil(limits.drain_seconds),
         timeout_keep_alive=75,
         server_header=False,
     )
-    server = uvicorn.Server(config)
-    logger.info(f"Serving on http://{host}:{port}: POST /act, GET /health, /contract, /openapi.json")
-    server.run()
+    logger.info(f"Serving on {write_address(opened)}: POST /act, GET /health, /contract, /openapi.json")
+    uvicorn.Server(config).run(sockets=[opened])

@@ -23,12 +23,12 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def load(self, session: str, start: Array) -> Array:
-        """The hidden state of a session; `start` for one that is new or has expired."""
+    def load(self, session: str, start: Array, is_reset: bool = False) -> Array:
+        """The hidden state of a session; `start` for one that is new, has expired or begins an episode."""
         self._expire()
-        if session in self._kept:
+        if session in self._kept and not is_reset:
             return self._kept[session][1]
-        if len(self._kept) >= self.max_session:
+        if session not in self._kept and len(self._kept) >= self.max_session:
             raise FullError
         self.save(session, start)
         return start
@@ -37,10 +37,6 @@ class Sessions:
         """Keep a hidden state."""
         self._kept[session] = (self.now(), state)
         self._kept.move_to_end(session)
-
-    def drop(self, session: str) -> None:
-        """Forget a session."""
-        self._kept.pop(session, None)
 
     def _expire(self) -> None:
         limit = self.now() - self.seconds

@@ -133,7 +133,7 @@ def _add_reading(app: FastAPI, library: Library, watcher: Watcher, access: Acces
         loaded = [library.load(id_) for id_ in run]
         extra = build_column(loaded[0], column) if column is not None else None
         charts = build_charts(loaded, wanted)
-        # pages that are dear to draw are drawn less often
+        # the page asks less often for charts that are expensive to build
         return charts | {"column": extra, "cost": time.thread_time() - started}
 
     @app.get("/api/compare")
@@ -169,10 +169,10 @@ def _add_reading(app: FastAPI, library: Library, watcher: Watcher, access: Acces
             headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(name)}"
         start, end, status = 0, size, 200
         match = _RANGE.fullmatch(request.headers.get("range", ""))
-        if match is not None and int(match[1]) < size:
+        if match is not None and int(match[1]) <= min(int(match[2] or size), size - 1):
             start, end, status = int(match[1]), min(int(match[2] or size - 1) + 1, size), 206
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
-        headers["Content-Length"] = str(max(end - start, 0))
+        headers["Content-Length"] = str(end - start)
         return StreamingResponse(read_part(opened, start, end), status, headers)
 
     @app.get("/api/events")

@@ -65,7 +65,7 @@ def _list_facts(rows: Sequence[TrialRow], best: TrialRow | None, max_trial: int 
     score = best.score if best is not None else math.nan
     named = f"trial {best.trial}" if best is not None else "no trial is done"
     facts = [["Best score", format_number(score), named], ["Trials", f"{len(rows)} of {max_trial or '?'}", "begun"]]
-    told = {
+    notes = {
         "done": "to the last frame",
         "stopped": "for better ones",
         "running": "under way",
@@ -73,7 +73,7 @@ def _list_facts(rows: Sequence[TrialRow], best: TrialRow | None, max_trial: int 
     }
     names = {"stopped": "Stopped early"}
     facts += [
-        [names.get(state, state.title()), str(states.count(state)), told[state]] for state in told if state in states
+        [names.get(state, state.title()), str(states.count(state)), notes[state]] for state in notes if state in states
     ]
     return facts
 

@@ -3,12 +3,14 @@
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from slm_lab.lib.data import Document
 from slm_lab.lib.errors import LabError, RunFolderError
 from slm_lab.lib.io import open_file
+from slm_lab.lib.system import O_NOFOLLOW
 from slm_lab.share.run_files import belongs, find_files
 from slm_lab.spec.reader import printable
 from slm_lab.ui.places import Place
@@ -21,8 +23,13 @@ SHOWN = {".mp4": "video/mp4", ".gif": "image/gif", ".png": "image/png"}
 
 def list_files(place: Place) -> list[Document]:
     """Every file of a run that can be downloaded, with its size."""
-    paths, _ = find_files(place.path, with_checkpoints=True)
-    return [{"path": path, "size": (place.path / path).lstat().st_size} for path in paths if path.isprintable()]
+    found = []
+    for path in find_files(place.path, with_checkpoints=True)[0]:
+        # a run that trains replaces its checkpoints
+        with suppress(FileNotFoundError):
+            if path.isprintable():
+                found.append({"path": path, "size": (place.path / path).lstat().st_size})
+    return found
 
 
 def open_run_file(place: Place, path: str, data_dir: Path) -> tuple[BinaryIO, int]:
@@ -35,7 +42,7 @@ def open_run_file(place: Place, path: str, data_dir: Path) -> tuple[BinaryIO, in
     if any(part.is_symlink() for part in (place.path, file.parent, file)) or not _is_inside(file, data_dir):
         raise refusal
     try:
-        opened = open_file(file, os.O_NOFOLLOW)
+        opened = open_file(file, O_NOFOLLOW)
     except (LabError, OSError):
         raise refusal from None
     status = os.fstat(opened.fileno())

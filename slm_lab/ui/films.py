@@ -6,13 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from os import PRIO_PROCESS, setpriority
 from pathlib import Path
 
 from slm_lab.lib.data import Document
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.parent import child_environment
 from slm_lab.lib.secret import redact
+from slm_lab.lib.system import lower_priority
 from slm_lab.results.folder import RunFolder
 from slm_lab.results.run import Run, look_up
 from slm_lab.spec.reader import printable
@@ -27,7 +27,7 @@ MAX_WAITING = 20
 
 @dataclass
 class Film:
-    """A video that is there, or to be recorded; `frame` is that of its model, None for the best one."""
+    """A video, recorded or still to record; `frame` is that of its model, None for the best one."""
 
     run: str
     session: int
@@ -39,7 +39,7 @@ class Film:
 
     @property
     def key(self) -> str:
-        """What tells it from others."""
+        """Identifies the video."""
         return f"{self.run}:{self.file.name}"
 
     def describe(self) -> Document:
@@ -68,7 +68,7 @@ def plan(place: Place, run: Run, session: int | None, frame: int | None) -> Film
         raise RunFolderError("there is no model to play yet: the run saves one with its first checkpoint")
     prefix = folder.prefix(run.trial, session)
     kept = folder.find_kept_models(run.trial, session)
-    # those recorded while training are there already
+    # some were recorded while training
     filmed = [known for known in kept if folder.video_file(run.trial, session, known).exists()]
     if frame is not None and kept:
         nearest = min({*kept, *filmed}, key=lambda known: (abs(known - frame), known))
@@ -100,7 +100,7 @@ class Films:
     _is_busy: bool = False
 
     def record(self, film: Film) -> Film:
-        """Record a video unless it is there or on its way; returns its state."""
+        """Record a video unless it exists or is queued; returns its state."""
         with self._lock:
             known = self._known.get(film.key)
             if known is not None and known.state in ("waiting", "recording"):
@@ -135,15 +135,18 @@ class Films:
 
 def _run(command: list[str]) -> str:
     """Run a command at low priority; why it failed, or nothing."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        # it ends with the server
-        env=child_environment(),
-    )
-    setpriority(PRIO_PROCESS, process.pid, NICENESS)
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # it ends with the server
+            env=child_environment(),
+        )
+    except OSError as error:
+        return f"no process could be started ({error.strerror})"
+    lower_priority(process.pid, NICENESS)
     try:
         output, _ = process.communicate(timeout=MAX_SECONDS)
     except subprocess.TimeoutExpired:
@@ -152,6 +155,6 @@ def _run(command: list[str]) -> str:
         return f"the episode took longer than {MAX_SECONDS:.0f} seconds"
     if process.returncode == 0:
         return ""
-    lines = output.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
-    told = next((line for line in lines if line.startswith("Error: ")), lines[-1])
-    return printable(redact(told.removeprefix("Error: ")), 500)
+    lines = output.decode(errors="replace").strip().splitlines() or ["it ended without a message"]
+    reason = next((line for line in lines if line.startswith("Error: ")), lines[-1])
+    return printable(redact(reason.removeprefix("Error: ")), 500)

@@ -1,4 +1,4 @@
-"""Runs that the page starts: processes of their own, which outlive the server and are stopped by it alone."""
+"""Runs that the page starts: separate processes, which outlive the server."""
 
 import os
 import re
@@ -19,13 +19,17 @@ from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import write_text
 from slm_lab.lib.parent import VARIABLE
 from slm_lab.lib.secret import redact
+from slm_lab.results.folder import is_search
 from slm_lab.spec.reader import printable
 
 MAX_RUNNING = 8
 MAX_OUTPUT = 20_000
-# from SIGTERM to the end of a process
+# at the beginning of the output, within which the command names its run folder
+MAX_HEAD = 100_000
+# seconds for a process to end after SIGTERM
 ENDING_SECONDS = 30.0
-_FOLDER = re.compile(r"\| Run folder (.+)$", re.M)
+# a whole line: one that is half written ends within the name
+_FOLDER = re.compile(r"\| Run folder (.+)\n")
 
 
 @dataclass
@@ -44,7 +48,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """How it is: running, stopping, or how it ended."""
+        """Running, stopping, or how it ended."""
         code = self.process.poll()
         if code is None:
             return "stopping" if self.is_stopped else "running"
@@ -52,13 +56,18 @@ class Job:
 
     def read_output(self) -> str:
         """The end of what it has printed."""
-        data = self.output.read_bytes()[-MAX_OUTPUT:]
-        return redact(data.decode(errors="replace"))
+        with self.output.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - MAX_OUTPUT, 0))
+            return redact(file.read(MAX_OUTPUT).decode(errors="replace"))
 
     def find_folder(self) -> Path | None:
         """The run folder, which the command names when it has made it."""
-        if self.folder is None and (match := _FOLDER.search(self.read_output())) is not None:
-            self.folder = Path(match[1].strip())
+        if self.folder is None:
+            with self.output.open("rb") as file:
+                match = _FOLDER.search(file.read(MAX_HEAD).decode(errors="replace"))
+            if match is not None:
+                self.folder = Path(match[1].strip())
         return self.folder
 
 
@@ -70,13 +79,15 @@ class Jobs:
         self._jobs: list[Job] = []
         self._lock = threading.Lock()
         self._folder: Path | None = None
+        self._num_draft = 0
 
     def start_spec(self, text: str, name: str, mode: str) -> Job:
         """Train or search a spec, given as text that is known to be valid."""
         with self._lock:
-            number = len(self._jobs)
+            self._num_draft += 1
+            folder = self._find_folder() / f"draft{self._num_draft}"
         # the run keeps a copy of its own
-        file = self._find_folder() / f"{number}" / f"{name}.yaml"
+        file = folder / f"{name}.yaml"
         write_text(file, text)
         return self._start(f"{mode} {name}", ["run", str(file), name, mode], None)
 
@@ -84,7 +95,7 @@ class Jobs:
         """Resume a run or a search, or make a run longer."""
         job = self.find_job(path)
         if job is not None and job.is_stopped:
-            # it has saved, and still draws its graphs
+            # it has saved, and may still draw its graphs
             with suppress(subprocess.TimeoutExpired):
                 job.process.wait(ENDING_SECONDS)
         if job is not None and job.process.poll() is None:
@@ -93,18 +104,19 @@ class Jobs:
         return self._start(f"resume {path.name}", ["resume", str(path), *words], path)
 
     def _find_folder(self) -> Path:
+        """Where drafts and output are kept; called with the lock."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="slm_lab_ui_"))
         return self._folder
 
     def _start(self, title: str, words: Sequence[str], folder: Path | None) -> Job:
-        if len(self.get_running()) >= MAX_RUNNING:
-            raise LabError(f"{MAX_RUNNING} runs that this page has started are running; stop one first")
         command = [sys.executable, "-m", "slm_lab.cli", *words, "--data-dir", str(self.data_dir)]
+        environment = {key: value for key, value in os.environ.items() if key != VARIABLE}
         with self._lock:
+            if sum(job.process.poll() is None for job in self._jobs) >= MAX_RUNNING:
+                raise LabError(f"{MAX_RUNNING} runs that this page has started are running; stop one first")
             number = len(self._jobs)
             output = self._find_folder() / f"{number}.log"
-            environment = {key: value for key, value in os.environ.items() if key != VARIABLE}
             with output.open("wb") as file:
                 process = subprocess.Popen(
                     command,
@@ -148,8 +160,11 @@ class Jobs:
     def _describe(self, job: Job) -> Document:
         folder = job.find_folder()
         known = {"number": job.number, "title": printable(job.title), "state": job.state, "started": job.started}
-        id_ = os.path.relpath(folder.resolve(), self.data_dir) if folder is not None else None
-        return known | {"run": id_, "command": shlex.join(["slm-lab", *job.command[3:]]), "output": job.read_output()}
+        place: Document = {"run": None, "kind": None}
+        if folder is not None:
+            id_ = Path(os.path.relpath(folder.resolve(), self.data_dir)).as_posix()
+            place = {"run": id_, "kind": "search" if is_search(folder) else "run"}
+        return known | place | {"command": shlex.join(["slm-lab", *job.command[3:]]), "output": job.read_output()}
 
 
 def _is_same(one: Path | None, other: Path) -> bool:

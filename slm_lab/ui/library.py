@@ -19,9 +19,9 @@ from slm_lab.ui.summary import is_next_awaited, sketch, summarize
 
 # tables that are followed at once: those of some runs that pages show
 MAX_FOLLOWED = 200
-# what was written to within so many seconds may still be training
+# seconds after its last write in which a run may still be training
 HOT_SECONDS = 120.0
-# a run that trains fast is read again after so many seconds at the earliest
+# least seconds between two reads of a run, however fast it trains
 REST_SECONDS = 0.9
 
 
@@ -56,7 +56,7 @@ class Library:
         self.places: dict[str, Place] = {}
         self._rows: dict[str, Document] = {}
         self._signatures: dict[str, tuple[int, ...]] = {}
-        # until when a run is not read again
+        # when a run may be read again
         self._rests: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -110,9 +110,12 @@ class Library:
                 yield row
 
     def _refresh_experiment(self, place: Place) -> Document | None:
-        """An experiment is what its runs are; None if nothing has changed."""
+        """The row of an experiment, from those of its runs; None if nothing has changed."""
         is_active = is_experiment_running(place.path)
         with self._lock:
+            if place.id not in self.places:
+                # a scan for a page has found that it is gone
+                return None
             runs = [self._rows[child.id] for child in self.places.values() if child.parent == place.id]
             old = self._rows[place.id]
             if any(run["status"] == "loading" for run in runs):
@@ -160,14 +163,17 @@ class Library:
         return status
 
     def _read_once(self, path: Path) -> dict[str, Array]:
-        """A table that is not followed: most runs are done."""
+        """Read a table without following it: most runs are done."""
         return read_session_table(path, lambda _: FollowedTable(path).read())
 
     def update_row(self, id_: str, **changes: object) -> Document:
         """Change a row, such as its tags."""
         with self._lock:
-            self._rows[id_] = {**self._rows.get(id_, {}), **changes}
-            return self._rows[id_]
+            row = {**self._rows.get(id_, {"id": id_}), **changes}
+            # a run that is gone by now gets no row
+            if id_ in self._rows:
+                self._rows[id_] = row
+            return row
 
     def find_hot(self) -> set[str]:
         """Runs that train, or were written to a moment ago."""

@@ -74,7 +74,7 @@ def is_experiment_running(path: Path) -> bool:
 
 
 def refuse_links(path: Path) -> None:
-    """Refuse a run that holds a link: what it leads to is not of the data folder."""
+    """Refuse a run that holds a link, which may lead out of the data folder."""
     for item in _walk(path):
         if item.is_symlink():
             shown = printable(os.path.relpath(item.path, path), 200)
@@ -84,7 +84,7 @@ def refuse_links(path: Path) -> None:
 def _walk(path: Path) -> Iterator[os.DirEntry[str]]:
     for folder in (path, *(path / name for name in SUBFOLDERS)):
         if folder != path and folder.is_symlink():
-            # the folder above has told of it
+            # the folder above has yielded the link
             continue
         try:
             with os.scandir(folder) as items:

@@ -1,4 +1,4 @@
-"""Starts the server on this machine's own address."""
+"""The server of `slm-lab ui`, which listens on this machine's own address."""
 
 import secrets
 import socket
@@ -6,22 +6,13 @@ from pathlib import Path
 
 import uvicorn
 
-from slm_lab.lib.errors import LabError
+from slm_lab.lib.port import write_address
 from slm_lab.ui.app import build_app
 from slm_lab.ui.guard import Access
 from slm_lab.ui.library import Library
 from slm_lab.ui.watcher import Watcher
 
 HOST = "127.0.0.1"
-
-
-def open_socket(port: int) -> socket.socket:
-    """Listen on a port of the loopback address alone; 0 for any that is free."""
-    try:
-        return socket.create_server((HOST, port))
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "ports go up to 65535"
-        raise LabError(f"--port {port}: cannot listen there ({reason}); give another one") from None
 
 
 class LabServer(uvicorn.Server):
@@ -54,7 +45,6 @@ def build_server(data_dir: Path, has_control: bool) -> tuple[LabServer, Access]:
     return LabServer(config, watcher), access
 
 
-def write_address(opened: socket.socket, access: Access) -> str:
-    """The address to open in a browser."""
-    port = opened.getsockname()[1]
-    return f"http://{HOST}:{port}/" + (f"?token={access.token}" if access.token is not None else "")
+def write_link(opened: socket.socket, access: Access) -> str:
+    """The address to open in a browser, with the token if there is one."""
+    return f"{write_address(opened)}/" + (f"?token={access.token}" if access.token is not None else "")

@@ -86,16 +86,22 @@ def calc_progress(run: Run) -> float | None:
 
 
 def calc_seconds_left(run: Run) -> float | None:
-    """Seconds until the slowest session is at its last frame, at its present speed."""
+    """Seconds until all sessions are at their last frame, at the speed of those that train."""
     end = find_max_frame(run)
     if end is None or not is_running(run.path):
         return None
-    left = []
+    left, speeds = [], []
     for table in run.tables.values():
         fps = table["fps"][-1] if "fps" in table else math.nan
         if fps > 0 and table["frame"][-1] < end:
-            left.append((end - float(table["frame"][-1])) / float(fps))
-    return to_number(max(left, default=math.nan))
+            left.append(end - float(table["frame"][-1]))
+            speeds.append(float(fps))
+    if not left:
+        return None
+    # those that have not begun take the places of those that end
+    num_waiting = (_whole(look_up(run.spec, "meta", "max_session")) or 1) - len(run.tables)
+    slowest = max(frames / fps for frames, fps in zip(left, speeds, strict=True))
+    return max(slowest, (sum(left) + max(num_waiting, 0) * end) / sum(speeds))
 
 
 def is_between_sessions(run: Run) -> bool:

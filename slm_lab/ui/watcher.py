@@ -18,7 +18,7 @@ SWEEP_SHARE = 0.03
 HEARTBEAT_SECONDS = 15.0
 # rows are sent together, so that a page is drawn once for many
 BATCH_SECONDS = 0.3
-# events that a page has not taken; it starts from scratch when it is back
+# events that a page has not taken; with more its stream ends, and it starts from scratch when it connects again
 MAX_WAITING = 1000
 
 
@@ -29,6 +29,8 @@ class Subscriber:
     watched: frozenset[str]
     loop: asyncio.AbstractEventLoop
     queue: asyncio.Queue[Document] = field(default_factory=asyncio.Queue)
+    # whether events were dropped
+    is_lost: bool = False
 
     def send(self, event: Document) -> None:
         """Hand over an event, from any thread."""
@@ -38,6 +40,8 @@ class Subscriber:
     def _put(self, event: Document) -> None:
         if self.queue.qsize() < MAX_WAITING:
             self.queue.put_nowait(event)
+        else:
+            self.is_lost = True
 
 
 class Watcher:
@@ -92,7 +96,7 @@ class Watcher:
         """Events as they come; None now and then, by which a lost page is noticed."""
         with self.subscribe(watched) as subscriber:
             yield {"type": "hello"}
-            while not self._is_over:
+            while not (self._is_over or subscriber.is_lost):
                 try:
                     event = await asyncio.wait_for(subscriber.queue.get(), HEARTBEAT_SECONDS)
                 except TimeoutError:

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import slm_lab
+from slm_lab.deploy import loading
 from slm_lab.deploy.agent_file import read_agent, write_agent
 from slm_lab.deploy.contract import describe_agent
 from slm_lab.deploy.export import export_agent
 from slm_lab.deploy.policy import list_leaves
 from slm_lab.deploy.trained import TrainedAgent
+from slm_lab.experiment.play import Saved, load_saved
 from slm_lab.lib.errors import LabError
 from test.deploy.agents import (
     ACTIONS,
@@ -153,7 +155,7 @@ def test_a_model_or_a_checkpoint_of_a_run_can_be_named(run: Path) -> None:
     assert np.array_equal(first.act(obs), last.act(obs))
 
 
-def test_a_run_of_an_older_version_needs_its_env(run: Path, tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_needs_its_env(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file,) = run.glob("info/*_spaces.json")
     text = file.read_text()
     obs = np.zeros(4, np.float32)
@@ -161,6 +163,16 @@ def test_a_run_of_an_older_version_needs_its_env(run: Path, tmp_path: Path) -> N
     try:
         file.unlink()
         assert slm_lab.load_agent(run).act(obs) == action
+        # the device that was asked for is that of the agent, whatever the run was trained on
+        asked: list[str] = []
+
+        def note(saved: Saved) -> Any:
+            asked.append(saved.spec.meta.device)
+            return load_saved(saved)
+
+        monkeypatch.setattr(loading, "load_saved", note)
+        loading.load(run, device="auto")
+        assert asked == ["auto"]
         file.write_text(json.dumps({"observation": {"type": "Nothing"}}))
         with pytest.raises(LabError, match=r"_spaces.json: a space is not one that the lab knows"):
             slm_lab.load_agent(run)
@@ -181,6 +193,14 @@ def test_a_mistake_writes_nothing(
     with pytest.raises(LabError, match=message):
         export_agent(run, tmp_path / output, **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_has_no_sessions_to_choose_from(tmp_path: Path) -> None:
+    trained = build("PPO", "vector")
+    write_agent(tmp_path / "agent.slm", trained, describe_agent(trained))
+    with pytest.raises(LabError, match="holds one agent; session and at are for run folders"):
+        export_agent(tmp_path / "agent.slm", tmp_path / "copy.slm", session=1)
+    assert not (tmp_path / "copy.slm").exists()
 
 
 def test_random_play_has_no_policy(tmp_path: Path) -> None:

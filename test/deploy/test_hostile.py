@@ -57,6 +57,11 @@ def nest(depth: int) -> Any:
     return space
 
 
+def bury(depth: int) -> Any:
+    """Lists within lists."""
+    return [] if depth == 0 else [bury(depth - 1)]
+
+
 BOX = {"type": "Box", "dtype": "float32", "shape": [6], "low": -1.0, "high": 1.0}
 SPEC = ("contract", "spec")
 # a file whose hash matches, with something wrong in it
@@ -80,6 +85,9 @@ CHANGES: dict[str, Change] = {
         value={"type": "RecurrentNet", "rnn_hidden_size": 4, "seq_len": 4, "rnn_num_layers": 10**9},
     ),
     "spec of other layers": set_in(*SPEC, "agent", "net", "hid_layers", value=[16, 17]),
+    "spec of lists in lists": set_in(*SPEC, "env", "kwargs", value={"deep": bury(100)}),
+    "score that is a text": set_in("contract", "score", value="nine"),
+    "score without a mean": set_in("contract", "score", value={"mean": None, "low": 1.0, "high": 2.0}),
     "name that is a path": set_in("contract", "name", value="../../etc/passwd"),
     "no spaces": drop("contract", "observation"),
     "space of no kind": set_in("contract", "observation", "type", value="Graph"),

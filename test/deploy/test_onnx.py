@@ -144,6 +144,23 @@ def test_ties_are_told_from_mistakes() -> None:
     assert Parity(1, 2 * TOLERANCE, 0, 0).is_equal is False
 
 
+@pytest.mark.parametrize("kind", ["hybrid", "whole Box"])
+def test_wrong_choices_beside_numbers_are_no_ties(kind: str) -> None:
+    algorithm, memory, _, _ = FAMILIES["PPO"]
+    facts = make_facts(OBSERVATIONS["vector"][0], ACTIONS[kind])
+    graph = Graph(make_agent(make_spec(algorithm, memory, MLP), facts))
+
+    def act(inputs: dict[str, Any]) -> list[Any]:
+        with torch.inference_mode():
+            return [leaf.numpy() for leaf in graph(*(torch.from_numpy(value) for value in inputs.values()))]
+
+    assert compare(graph, act).is_equal
+    # the first part of either action is a whole number
+    wrong = compare(graph, wrap(act, lambda outputs: [outputs[0] + 1, *outputs[1:]]))
+    assert wrong.num_wrong >= 990
+    assert not wrong.is_equal
+
+
 def test_without_the_packages_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(LabError, match=r"--format onnx needs the package 'onnxscript'.*pip install slm-lab\[export\]"):

@@ -24,9 +24,10 @@ import uvicorn
 from slm_lab.deploy.agent_file import write_agent
 from slm_lab.deploy.batching import Batcher, BusyError, Job
 from slm_lab.deploy.contract import describe_agent
-from slm_lab.deploy.server import Limits, build_app, slice_tree, to_plain
+from slm_lab.deploy.server import Limits, Service, build_app, serve, slice_tree, to_plain
 from slm_lab.deploy.sessions import FullError, Rate, Sessions
 from slm_lab.deploy.trained import TrainedAgent
+from slm_lab.lib.errors import LabError
 from test.deploy.agents import (
     ACTIONS,
     FAMILIES,
@@ -215,6 +216,39 @@ def test_a_session_keeps_the_hidden_state() -> None:
             assert message in reply["error"]
 
 
+def test_a_reset_comes_after_what_was_asked_before_it() -> None:
+    """A client that gave up waiting begins its next episode while the last step of the old one is computed."""
+    trained = build("PPO continuous", "recurrent")
+    obs = sample(trained.observation_space, 2)
+    service = Service(trained, Limits())
+    gate = threading.Event()
+    compute = service.batcher.compute
+
+    def wait(*args: Any) -> tuple[Any, Any]:
+        gate.wait(60)
+        return compute(*args)
+
+    service.batcher.compute = wait
+
+    def body(index: int, **more: Any) -> bytes:
+        return json.dumps({"obs": obs[index].tolist(), "session": "a", **more}).encode()
+
+    async def run() -> bytes:
+        service.batcher.start()
+        old = asyncio.create_task(service.act(body(0)))
+        await asyncio.sleep(0.1)
+        new = asyncio.create_task(service.act(body(1, reset=True)))
+        await asyncio.sleep(0.1)
+        gate.set()
+        await old
+        reply = await new
+        await service.batcher.close()
+        return reply
+
+    expected, _ = trained.act(obs[1], state=trained.init_state())
+    assert np.allclose(json.loads(asyncio.run(run()))["action"], expected, atol=1e-6)
+
+
 class Clock:
     def __init__(self) -> None:
         self.time = 0.0
@@ -322,6 +356,13 @@ def test_sigterm_answers_what_is_under_way(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert process.returncode in (0, -signal.SIGTERM)
+
+
+def test_a_port_that_is_taken_gives_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    trained = build("PPO", "vector")
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LabError, match=r"--port \d+: cannot listen"):
+        serve(trained, "127.0.0.1", taken.getsockname()[1], Limits())
+    assert "Serving" not in capsys.readouterr().err
 
 
 def test_without_the_packages_one_line_says_what_to_install(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from slm_lab.lib.port import open_port
 from slm_lab.ui.guard import Access
-from slm_lab.ui.server import build_server, open_socket, write_address
+from slm_lab.ui.server import HOST, build_server, write_link
 from test.browser import Shown, browser
 
 __all__ = ["browser"]
@@ -37,12 +38,12 @@ class Served:
 @contextmanager
 def serve(data_dir: Path, has_control: bool = False) -> Iterator[Served]:
     """A server for a data folder."""
-    opened = open_socket(0)
+    opened = open_port(HOST, 0)
     server, access = build_server(data_dir, has_control)
     thread = threading.Thread(target=lambda: server.run(sockets=[opened]), daemon=True)
     thread.start()
     try:
-        yield Served(data_dir, access, write_address(opened, access))
+        yield Served(data_dir, access, write_link(opened, access))
     finally:
         server.should_exit = True
         thread.join(timeout=20)

@@ -12,12 +12,12 @@ import pytest
 from playwright.sync_api import expect
 
 from slm_lab.experiment.study import Study
-from slm_lab.lib.io import write_text, write_yaml
+from slm_lab.lib.io import lock_file, write_text, write_yaml
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.search_space import read_dimensions
 from slm_lab.ui.places import Place
-from slm_lab.ui.summary import find_status
+from slm_lab.ui.summary import calc_seconds_left, find_status
 from test.results.sample import make_spec, make_table, write_run, write_table
 from test.tiny import make_tiny_spec
 from test.ui.conftest import Look, Served, serve
@@ -266,3 +266,16 @@ def test_a_run_between_two_sessions_is_running(tmp_path: Path) -> None:
     assert find_status(place, run) == "stopped"
     half = write_run(tmp_path / "half", {0: make_table(20)}, spec=spec, has_end=False)
     assert find_status(Place("half", half.path, "run"), half) == "stopped"
+
+
+@pytest.mark.parametrize(("num_session", "seconds"), [(1, 10.0), (2, 10.0), (4, 30.0)])
+def test_the_time_left_counts_sessions_that_wait(tmp_path: Path, num_session: int, seconds: float) -> None:
+    """Two train at once, and are half-way."""
+    spec = make_shipped_spec(max_frame=20_000) | {"meta": {"max_session": num_session}}
+    fps = np.full(20, 1000.0)
+    tables = {session: make_table(20, fps=fps) for session in range(min(num_session, 2))}
+    run = write_run(tmp_path / "run", tables, spec=spec, has_end=False)
+    assert calc_seconds_left(run) is None
+    lock = RunFolder(run.path, run.name).lock_file(0, 0)
+    with lock_file(lock, 0):
+        assert calc_seconds_left(run) == pytest.approx(seconds)

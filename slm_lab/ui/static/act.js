@@ -1,5 +1,5 @@
 import { make } from "./dom.js";
-import { ago, pill } from "./format.js";
+import { ago, pageOf, pill } from "./format.js";
 import { exact } from "./number.js";
 import { get, post } from "./server.js";
 
@@ -17,7 +17,7 @@ export async function openAct(_, lab) {
   const verdict = make("div", { class: "verdict", role: "status" });
   const buttons = Object.fromEntries(["train", "dev", "search"].map((mode) => [mode, make("button", { type: "button", disabled: "",
     class: mode === "train" ? "primary" : undefined, text: { train: "Train", dev: "One session", search: "Search" }[mode], on: { click: () => start(mode) } })]));
-  const told = make("span", { class: "muted", role: "status" });
+  const message = make("span", { class: "muted", role: "status" });
   const jobs = make("div", { class: "jobs" });
   let timer = null;
   let turn = 0;
@@ -42,18 +42,18 @@ export async function openAct(_, lab) {
   }
 
   async function start(mode) {
-    told.textContent = "starting…";
+    message.textContent = "starting…";
     try {
       await post("/api/act/start", { text: text.value, mode });
-      told.textContent = "started";
+      message.textContent = "started";
     } catch (error) {
-      told.textContent = error.message;
+      message.textContent = error.message;
     }
     await showJobs();
   }
 
   async function stop(number) {
-    await post("/api/act/stop", { number }).catch((error) => { told.textContent = error.message; });
+    await post("/api/act/stop", { number }).catch((error) => { message.textContent = error.message; });
     await showJobs();
   }
 
@@ -66,7 +66,7 @@ export async function openAct(_, lab) {
       output.addEventListener("toggle", () => (output.open ? opened.add(job.number) : opened.delete(job.number)));
       return make("div", { class: "job", "data-job": job.number },
         make("div", { class: "job-title" }, pill(job.state), make("strong", { text: job.title }), make("span", { class: "muted small", text: `${ago(job.started)} ago` }),
-          job.run ? make("a", { href: `#/run/${encodeURIComponent(job.run)}`, text: "open" }) : null,
+          job.run ? make("a", { href: pageOf({ id: job.run, kind: job.kind }), text: "open" }) : null,
           job.state === "running" ? make("button", { type: "button", class: "danger", text: "Stop", on: { click: () => stop(job.number) } }) : null),
         make("code", { class: "small", text: job.command }), output);
     }));
@@ -85,9 +85,9 @@ export async function openAct(_, lab) {
   return {
     element: make("div", { class: "page act-page" }, make("h1", { text: "Start a run" }),
       make("div", { class: "columns" },
-        make("div", { class: "left" }, make("div", { class: "buttons" }, choice, list), text, verdict, make("div", { class: "buttons" }, ...Object.values(buttons), told)),
+        make("div", { class: "left" }, make("div", { class: "buttons" }, choice, list), text, verdict, make("div", { class: "buttons" }, ...Object.values(buttons), message)),
         make("aside", {}, make("h2", { text: "Started here" }), jobs,
-          make("p", { class: "muted small", text: "Runs are processes of their own: they go on when this page or the server is closed. Stop saves a checkpoint, and Resume on the page of a run continues from it." })))),
+          make("p", { class: "muted small", text: "Runs are separate processes: they keep running when this page or the server is closed. Stop saves a checkpoint, from which Resume on the page of the run continues." })))),
     title: "Start a run",
     close: () => { clearInterval(clock); clearTimeout(timer); },
     onKey: (event) => { if (event.key === "Escape") location.hash = "#/"; },

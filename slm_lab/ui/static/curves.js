@@ -66,8 +66,8 @@ export class Curves {
     };
     const large = env.charts.filter((chart) => !chart.is_small).map(wrap);
     const small = env.charts.filter((chart) => chart.is_small).map(wrap);
-    this.constants = make("p", { class: "muted small constants", text: env.constants || "" });
-    return make("div", {}, legend(env, indices, state, this.looks, redraw), ...large, small.length ? make("div", { class: "grid" }, ...small) : null, this.constants);
+    const constants = make("p", { class: "muted small constants", text: env.constants || "" });
+    return make("div", {}, legend(env, indices, state, this.looks, redraw), ...large, small.length ? make("div", { class: "grid" }, ...small) : null, constants);
   }
 
   onSight(entries) {
@@ -99,7 +99,7 @@ export class Curves {
 
   async fetch() {
     if (document.hidden) {
-      // nobody looks
+      // the tab is in the background
       document.addEventListener("visibilitychange", () => { this.timer = null; this.refresh(); }, { once: true });
       return;
     }

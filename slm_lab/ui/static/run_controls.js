@@ -6,7 +6,7 @@ import { get, post } from "./server.js";
 export function buildControls(id, data, lab) {
   const element = make("div", { class: "controls" });
   if (!lab.may_act) return { element, onStatus: () => {} };
-  const told = make("p", { class: "muted small", role: "status" });
+  const message = make("p", { class: "muted small", role: "status" });
   const stop = make("button", { type: "button", class: "danger", text: "Stop" });
   const resume = make("button", { type: "button", text: "Resume" });
   const frames = make("input", { type: "number", min: 1, step: 1, "aria-label": "Frames", value: data.max_frame || "" });
@@ -15,11 +15,11 @@ export function buildControls(id, data, lab) {
   let number = null;
 
   async function attempt(text, action) {
-    told.textContent = text;
+    message.textContent = text;
     try {
-      told.textContent = await action();
+      message.textContent = await action();
     } catch (error) {
-      told.textContent = error.message;
+      message.textContent = error.message;
     }
   }
 
@@ -52,12 +52,12 @@ export function buildControls(id, data, lab) {
     const job = isRunning ? await findJob().catch(() => null) : null;
     number = job && job.number;
     stop.hidden = number === null;
-    if (isRunning && !job) told.textContent = "This page has not started it, so it cannot stop it.";
-    else if (told.textContent.startsWith("This page")) told.textContent = "";
+    if (isRunning && !job) message.textContent = "This page has not started it, so it cannot stop it.";
+    else if (message.textContent.startsWith("This page")) message.textContent = "";
   }
 
   stop.hidden = true;
   element.append(make("h2", { text: "Control" }), make("div", { class: "buttons" }, stop, resume),
-    make("div", { class: "extend" }, make("label", {}, "frames", frames), make("label", {}, "sessions", sessions), extend), told);
+    make("div", { class: "extend" }, make("label", {}, "frames", frames), make("label", {}, "sessions", sessions), extend), message);
   return { element, onStatus };
 }

@@ -227,7 +227,10 @@ export async function openRuns() {
     onResize: render,
     close: () => clearInterval(clock),
     onConnect: async () => {
-      for (const row of (await get("/api/runs")).rows) rows.set(row.id, row);
+      const known = (await get("/api/runs")).rows;
+      // some may have gone while nothing was heard
+      rows.clear();
+      for (const row of known) rows.set(row.id, row);
       schedule();
     },
     onEvent: (event) => {

@@ -30,7 +30,7 @@ export async function getLab() {
   return lab;
 }
 
-// Events of the server, from a stream that is opened again when it breaks. `onState` is told whether it is open.
+// Events of the server, from a stream that is opened again when it breaks. `onState` is called with whether it is open.
 export class Events {
   constructor(onEvent, onState) {
     this.onEvent = onEvent;
