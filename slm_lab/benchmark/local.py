@@ -18,7 +18,7 @@ from slm_lab.benchmark.state import RowState, Standing, find_states
 from slm_lab.lib.parent import child_environment
 from slm_lab.lib.runtime import num_cores, share_niceness
 
-# exit codes of a run that was told to stop and saved itself
+# exit codes of a run that saved itself and stopped at a signal
 STOP_CODES = (130, 143)
 # how long the machine is watched for a free core, and between two looks
 WATCH_SECONDS, POLL_SECONDS = 5.0, 15.0

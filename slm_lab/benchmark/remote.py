@@ -20,7 +20,7 @@ from slm_lab.remote.task import TaskRequest, make_run_name
 
 # how long between two looks at what runs
 POLL_SECONDS = 60.0
-# looks in a row that may fail before it is given up: the runs go on all the same
+# failed looks in a row before this gives up; the runs continue anyway
 MAX_FAILED_LOOKS = 10
 
 

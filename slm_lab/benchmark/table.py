@@ -28,29 +28,31 @@ PHASES = {
 CLOSE = 0.8
 HEAD = """# Benchmarks
 
-Scores of committed specs, written by `slm-lab bench table` from
-[results.json](benchmark/results.json); [BENCHMARKING.md](BENCHMARKING.md) has the rules.
+Scores of shipped specs beside those of the published SLM-Lab, with intervals, learning curves and the runs themselves.
+`slm-lab bench table` writes this page from [results.json](benchmark/results.json);
+[BENCHMARKING.md](BENCHMARKING.md) has the rules.
 
-A **score** is `total_reward_ma` as the run's `trial_metrics` has it: the mean return over the last 100 rows of the
-session's table (a row is the mean of the last 100 episodes, played by the exploring policy), averaged over sessions.
-Behind it stands the 95 % interval: a bootstrap over sessions, which stays within what they scored. **At end** is the
-mean return of the trained, deterministic policy. **Reference** is the score that the published SLM-Lab reports for the
-same settings; a row is above or below it if its whole interval is, and else within. Rows of our own have the score of
-another library in its place, which is one run of its deterministic policy in other settings, and no verdict.
+- **Score** is `total_reward_ma` from the run's `trial_metrics`: the mean return over the last 100 rows of a session's
+  table (a row is the mean of the last 100 episodes of the exploring policy), averaged over sessions. Its 95 % interval
+  follows, a bootstrap over sessions that stays within their scores.
+- **At end** is the mean return of the trained, deterministic policy.
+- **Reference** is the published SLM-Lab's score for the same settings. A row is above or below it if its whole
+  interval is, otherwise within. The lab's own rows show another library's score instead, without a verdict: it is one
+  run of a deterministic policy in other settings.
 
-Curves are the mean return of the last 100 episodes, averaged over sessions, with the 95 % interval of the mean. Results
-that kept no other curve show `total_reward_ma`, from where its 100 rows are full.
+Curves show the mean return of the last 100 episodes, averaged over sessions, with the 95 % interval of the mean.
+Results that kept no other curve show `total_reward_ma`, once its window of 100 rows is full.
 """
 REACH = """## Frames to the reference
 
-The frame from which the mean over sessions of the last 100 episodes, played by the exploring policy, reaches the
-reference and stays there to the end; "not" where it does not end there. "At most" where `total_reward_ma` alone was
-kept, which shows it later. At end: the deterministic policy.
+The frame at which the exploring policy reaches the reference and stays there to the end, by the mean over sessions of
+the last 100 episodes; "not" if it does not end there. "At most" marks results that kept only `total_reward_ma`, which
+lags. At end: the deterministic policy.
 """
 SHORT = """### Short budgets
 
-The same specs with fewer frames than the settings above, to see how soon the published score is there. These runs do
-not count as rows of the benchmark.
+The same specs with fewer frames than the settings above, to see how soon they reach the published score. These runs
+do not count as rows of the benchmark.
 """
 
 
@@ -108,7 +110,7 @@ def _summary(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     lines = [
         "## Summary",
         "",
-        "Score / reference, and how they stand; - is a row without a result.",
+        "Score / reference, and the verdict; - marks a row without a result.",
         "",
         f"| env | {' | '.join(algorithms)} |",
         f"|---|{'---|' * len(algorithms)}",
@@ -131,8 +133,8 @@ def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     lines = [
         "## Progress",
         "",
-        "The core-hours of missing rows are estimates from the speed of results, rough where nothing like them was",
-        "measured; Atari and Playground need a GPU. `slm-lab bench plan` has them row by row, and",
+        "The core-hours of missing rows are estimated from the speed of results, roughly if nothing similar was",
+        "measured; Atari and Playground need a GPU. `slm-lab bench plan` lists the missing rows, and",
         "`slm-lab bench run --local --idle --filter PHASE` trains them, the cheapest first.",
         "",
         "| phase | rows with a result | target reached | reference: above, within, below | missing, core-hours |",
