@@ -36,6 +36,8 @@ class Task:
     # of RL Zoo's tuned values: class, number of envs, arguments
     zoo: tuple[str, int, dict[str, Any]]
     max_frame: int
+    # whether the zoo normalises observations and rewards
+    is_normalized: bool = False
 
 
 TASKS = {
@@ -72,12 +74,33 @@ TASKS = {
         1_500_000,
     ),
     "hopper": Task(
-        "SAC, Hopper 2,000",
+        "PPO, Hopper 2,000",
         "Hopper-v5",
         2000.0,
-        "sac_hopper_arc",
-        ("SAC", 1, {"learning_starts": 10_000}),
-        500_000,
+        "ppo_hopper_1m",
+        (
+            "PPO",
+            1,
+            {
+                "n_steps": 512,
+                "batch_size": 32,
+                "gae_lambda": 0.99,
+                "gamma": 0.999,
+                "n_epochs": 5,
+                "learning_rate": 9.80828e-5,
+                "ent_coef": 0.00229519,
+                "vf_coef": 0.835671,
+                "max_grad_norm": 0.7,
+                "policy_kwargs": {
+                    "activation_fn": "relu",
+                    "log_std_init": -2.0,
+                    "ortho_init": False,
+                    "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+                },
+            },
+        ),
+        1_000_000,
+        is_normalized=True,
     ),
 }
 MODULES = {"lab": "bench.to_score", "sb3": "bench.peers.to_score", "sbx": "bench.peers.to_score"}
@@ -134,8 +157,9 @@ def main() -> None:
                 answer = run_module(module, {"task": name, "contender": contender, "seed": seed}, {core})
                 runs[contender].append(answer)
                 print(f"{name} seed {seed} {contender:<4} {answer}", flush=True)
-        known = {**known, **describe_machine(), "tasks": {**known["tasks"], name: runs}}
-        write_json(FILE, known)
+            # hours of trainings are not lost to a stop
+            known = {**known, **describe_machine(), "tasks": {**known["tasks"], name: runs}}
+            write_json(FILE, known)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import flax.linen
 import sbx
 import stable_baselines3
+import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from bench.to_score import NUM_EPISODE, TASKS, Reached, Task
 
@@ -19,6 +22,7 @@ CLASSES = {
     ("sbx", "PPO"): sbx.PPO,
     ("sbx", "SAC"): sbx.SAC,
 }
+RELU = {"sb3": torch.nn.ReLU, "sbx": flax.linen.relu}
 
 
 class StopAtScore(BaseCallback):
@@ -40,11 +44,16 @@ class StopAtScore(BaseCallback):
 
 def train(task: Task, contender: str, seed: int) -> Reached:
     """A training with the zoo's values."""
-    name, num_envs, arguments = task.zoo
+    name, num_envs, arguments = task.zoo[0], task.zoo[1], dict(task.zoo[2])
     begin = time.perf_counter()
-    env = make_vec_env(task.env, num_envs, seed=seed)
+    env: VecEnv = make_vec_env(task.env, num_envs, seed=seed)
+    if task.is_normalized:
+        env = VecNormalize(env, gamma=arguments["gamma"])
+    policy = dict(arguments.pop("policy_kwargs", {}))
+    if policy.get("activation_fn") == "relu":
+        policy["activation_fn"] = RELU[contender]
     stop = StopAtScore(task.score)
-    model = CLASSES[contender, name]("MlpPolicy", env, seed=seed, device="cpu", **arguments)
+    model = CLASSES[contender, name]("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=policy, **arguments)
     model.learn(task.max_frame, stop)
     return Reached(time.perf_counter() - begin, model.num_timesteps, stop.score, stop.score >= task.score)
 
