@@ -51,8 +51,8 @@ lags. At end: the deterministic policy.
 """
 SHORT = """### Short budgets
 
-The same specs with fewer frames than the settings above, to see how soon they reach the published score. These runs
-do not count as rows of the benchmark.
+The same specs with fewer frames than the settings above, to see how soon they reach the published score; Pong has a
+spec for one CPU core. These runs do not count as rows of the benchmark.
 """
 
 

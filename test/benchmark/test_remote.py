@@ -13,7 +13,7 @@ from slm_lab.remote.task import TaskRequest, make_run_name
 from test.benchmark.test_benchmark import make_run
 
 ROWS = select_rows(["classic cartpole-v1"])
-PONG = select_rows(["pong ppo"])
+PONG = select_rows(["atari pong ppo"])
 
 
 class FakeCloud:
