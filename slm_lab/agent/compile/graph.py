@@ -48,14 +48,29 @@ def compile_graph(
         "size_asserts": False,
         "alignment_asserts": False,
     }
+    decompositions = select_decomp_table()
+    if not is_cuda:
+        decompositions = {**decompositions, torch.ops.aten.mm.default: _multiply}
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in (*state, *inputs)]
     with torch.no_grad(), config.patch(options):
         with mode:
-            graph = make_fx(functionalize(function, remove="mutations"), select_decomp_table())(*fakes)
+            graph = make_fx(functionalize(function, remove="mutations"), decompositions)(*fakes)
         with V.set_fake_mode(mode), tracing(TracingContext(mode)):
             compiled = assemble(graph, fakes, len(state), is_cuda, is_captured)
     return _copy_results(compiled) if is_captured else compiled
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    """A product of matrices; one with few columns as the transpose of one with few rows.
+
+    MKL takes up to six times as long for few columns, such as the gradient of a first layer has one for each input.
+    Only whole vectors of 16 are as fast either way.
+    """
+    num_column = right.shape[1]
+    if 1 < num_column < left.shape[0] and num_column % 16:
+        return torch.mm(right.t(), left.t()).t()
+    return NotImplemented
 
 
 def assemble(graph: GraphModule, fakes: list[Any], num_state: int, is_cuda: bool, is_captured: bool) -> Call:

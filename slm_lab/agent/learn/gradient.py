@@ -13,6 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from slm_lab.agent.compile.engine import CompiledFunction, CompileError, warn_once
 from slm_lab.agent.learn.functional import Root
 from slm_lab.agent.learn.learner import Learner, Weights
+from slm_lab.agent.learn.optim import compute_once
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import DivergenceError
 
@@ -247,7 +248,7 @@ class GradientStep:
         before = [tensor.clone() for tensor in changed]
         grads, (loss, report) = grad_and_value(calc, has_aux=True)(data, state["buffers"], args)
         total = loss + sum(grad.norm() for grad in grads)
-        is_ok = state["is_ok"].logical_and_(total.isfinite())
+        is_ok = state["is_ok"].logical_and_(compute_once(total).isfinite())
         pairs = zip(self.optimizers, grads, state["optimizers"], strict=True)
         norms = [optimizer.apply(grad, **tensors) for optimizer, grad, tensors in pairs]
         for tensor, old in zip(changed, before, strict=True):

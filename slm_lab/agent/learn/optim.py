@@ -161,7 +161,7 @@ class FlatOptimizer:
         spec = self.spec
         norm = grad.norm()
         if self.max_norm is not None:
-            grad = grad / (norm / self.max_norm).clamp(min=1.0)
+            grad = grad * compute_once(1 / (norm / self.max_norm).clamp(min=1.0))
         is_first = count == 0
         count.add_(1)
         if decay is not None and isinstance(spec, AdamWSpec):
@@ -175,8 +175,8 @@ class FlatOptimizer:
             square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
             if spec.amsgrad:
                 square = moments["max_exp_avg_sq"].copy_(torch.maximum(moments["max_exp_avg_sq"], square))
-            root = (square / _bias(beta2, count)).sqrt() + spec.eps
-            data.sub_(lr / _bias(beta1, count) * mean / root)
+            root = square.sqrt() * compute_once(_bias(beta2, count).rsqrt()) + spec.eps
+            data.sub_(compute_once(lr / _bias(beta1, count)) * mean / root)
         elif isinstance(spec, RMSpropSpec):
             square = moments["square_avg"].mul_(spec.alpha).addcmul_(grad, grad, value=1 - spec.alpha)
             if spec.centered:
@@ -216,6 +216,14 @@ class FlatOptimizer:
         self.lr_tensor.fill_(self.lr)
         if self.other is not None:
             self.other.load_state_dict(state["other"])
+
+
+def compute_once(number: Tensor) -> Tensor:
+    """The same number, which a compiler would otherwise compute again for every weight it is used on.
+
+    It repeats formulas rather than keep their result, except that of a sum or a maximum over more than a few numbers.
+    """
+    return number.expand(16).amax()
 
 
 def _bias(beta: float, count: Tensor) -> Tensor:

@@ -216,12 +216,11 @@ class Replay:
 
     def _draw_uniform(self, length: int = 1) -> Tensor:
         """Random positions from which `length` rows, the first included, may be drawn."""
-        generator = self.generator
-        # a ring that has overwritten nothing begins at 0
-        first = self.first if self.ring.head > self.ring.capacity else 0
+        generator, first = self.generator, self.first
         size = (self.ring.head - first - length + 1) * self.num_envs
         draw = torch.randint(size, (self.spec.batch_size,), generator=generator, device=generator.device)
-        return (draw + first * self.num_envs) % self.ring.num_position
+        # a ring that has overwritten nothing begins at 0
+        return (draw + first * self.num_envs) % self.ring.num_position if first else draw
 
     # prioritised replay draws in another way
     _draw = _draw_uniform
