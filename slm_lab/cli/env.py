@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 import sys
 from typing import Annotated, Any
 
@@ -72,7 +73,9 @@ def check(
         wrong = sum(item.level == "wrong" for item in items)
         if wrong:
             raise EnvError(f"{name} has {wrong} problem(s)")
-        sys.stdout.write(f"\nTrain in it with: slm-lab run SPEC train -s env.name={name}\n")
+        words = [word for module in imports or [] for word in ("--import", module)]
+        command = shlex.join(["slm-lab", "run", *words, "SPEC", "train", "-s", f"env.name={name}"])
+        sys.stdout.write(f"\nTrain in it with: {command}\n")
 
 
 def _read_json(option: str, text: str, example: str) -> Any:

@@ -113,6 +113,8 @@ def import_by_name(name: str) -> None:
     """Import a user's own module, which may be in the working folder."""
     if not all(part.isidentifier() for part in name.split(".")):
         raise ImportError(f"'{name}' is not the name of a module, such as my_package.my_module")
+    if name.endswith(".py"):
+        raise ImportError(f"'{name}' is a file; name the module: {name.removesuffix('.py')}")
     add_working_folder_to_path()
     importlib.import_module(name)
 

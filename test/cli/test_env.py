@@ -19,6 +19,8 @@ def test_check_ends_with_the_next_command() -> None:
     assert code == 0
     assert "ok     actions: Discrete(2)" in out
     assert out.endswith("Train in it with: slm-lab run SPEC train -s env.name=CartPole-v1\n")
+    out = call("check", "CartPole-v1", "--steps", "10", "--import", "json")[1]
+    assert out.endswith("Train in it with: slm-lab run --import json SPEC train -s env.name=CartPole-v1\n")
 
 
 def test_options_reach_the_env() -> None:

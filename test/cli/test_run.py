@@ -135,6 +135,7 @@ def test_older_forms_without_run_work(call: Call) -> None:
         (["run", "ppo_cartpole", "train", "--keep", "1"], "--keep and --validate work with search, not with train"),
         (["run", "ppo_cartpole", "--import", ".."], "--import ..: '..' is not the name of a module"),
         (["run", "ppo_cartpole", "--import", ""], "'' is not the name of a module"),
+        (["run", "ppo_cartpole", "--import", "my.py"], "--import my.py: 'my.py' is a file; name the module: my"),
         (["run", "ppo_cartpole", "-s", "env.name=:X"], "module '' of ':X' cannot be imported"),
         (["run", "ppo_cartpole", "-s", "env.name=..:X"], "'..' is not the name of a module"),
         (["run", "x" * 5000 + ".yaml"], "xxx': File name too long"),
