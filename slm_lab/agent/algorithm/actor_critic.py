@@ -52,10 +52,8 @@ class ActorCritic(OnPolicy[ActorCriticSpec]):
         ret_scale = self.target_scale.update(ret)
         entropy_coef = calc_schedule(self.config.entropy_coef_spec, self.frame)
         obs, action = view_rollout(rollout, self.net.seq_len), rollout.action.flatten(0, 1)
-        self.net.train()
         targets = (upload(target.flatten(), self.context.device) for target in (adv, ret))
         report = self.step(obs, action, *targets, entropy_coef, ret_scale)
-        self.net.eval()
         self.opt_step += 1
         return {
             **self.gather([report]),
@@ -87,10 +85,13 @@ class ActorCritic(OnPolicy[ActorCriticSpec]):
     ) -> Loss:
         """Loss of a batch."""
         config = self.config
+        # here rather than around the step: a compiled one need not switch at every call
+        self.net.train()
         if isinstance(obs, Tensor):
             param, value = self.net(obs)
         else:
             param, value = (join(out, *obs.shape) for out in self.net.unroll(obs.obs, obs.carry, obs.reset))
+        self.net.eval()
         log_prob, entropy = self.context.family.log_prob_entropy(param, action)
         if config.normalize_advantages == "standardize":
             adv = standardize(adv)
