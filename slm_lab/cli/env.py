@@ -74,7 +74,9 @@ def check(
         if wrong:
             raise EnvError(f"{name} has {wrong} problem(s)")
         words = [word for module in imports or [] for word in ("--import", module)]
-        command = shlex.join(["slm-lab", "run", *words, "SPEC", "train", "-s", f"env.name={name}"])
+        given = (("env.name", name), ("env.kwargs", options and kwargs), ("env.wrappers", around and wrappers))
+        changes = [word for key, value in given if value for word in ("-s", f"{key}={value}")]
+        command = shlex.join(["slm-lab", "run", *words, "SPEC", "train", *changes])
         sys.stdout.write(f"\nTrain in it with: {command}\n")
 
 

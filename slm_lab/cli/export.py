@@ -13,6 +13,7 @@ from slm_lab.lib.data import Document
 from slm_lab.lib.runtime import import_modules
 from slm_lab.lib.unit import format_size
 from slm_lab.results.folder import DATA_DIR
+from slm_lab.spec.reader import printable
 
 app = typer.Typer(add_completion=False)
 
@@ -52,4 +53,4 @@ def _show_score(contract: Document) -> str:
         return ""
     low, high = score["low"], score["high"]
     interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
-    return f"Score    {score['mean']:.2f}{interval} ({score['meaning']})\n"
+    return f"Score    {score['mean']:.2f}{interval} ({printable(score['meaning'], 200)})\n"

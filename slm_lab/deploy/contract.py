@@ -138,7 +138,7 @@ def check_contract(contract: Any, where: Path) -> Spec:
             f"{where}: refused (its spec has more than {MAX_VALUES:,} values, or is nested more than {MAX_DEPTH} deep)"
         )
     try:
-        _SCORE.validate_python(contract.get("score"))
+        _SCORE.validate_python(contract.get("score"), strict=True)
     except ValidationError:
         raise CheckpointError(f"{where}: refused (its score is not one that the lab writes)") from None
     return parse_spec({**spec, "name": name}, f"spec in {where}")[0]

@@ -39,13 +39,16 @@ class _Timer:
 
     def __post_init__(self) -> None:
         self.marks: list[tuple[float, int]] = []
+        # spent on filling memories, which is no part of a step
+        self.other_seconds = 0.0
         self.agent.context.guard.on_step = self
 
     def __call__(self) -> None:
         if self.agent.device.type == "cuda":
             torch.cuda.synchronize(self.agent.device)
         # the time of compiling is not that of a step
-        self.marks.append((time.perf_counter() - CLOCK.seconds, self.agent.algorithm.opt_step))
+        other = CLOCK.seconds + self.other_seconds
+        self.marks.append((time.perf_counter() - other, self.agent.algorithm.opt_step))
         num_timed = len(self.marks) - 1 - NUM_WARM_UP
         if num_timed < 2:
             return
@@ -78,7 +81,9 @@ def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bo
         frame = algorithm.training_start_step
     try:
         for _ in range(MAX_ROW):
+            began = time.perf_counter()
             agent.observe(obs, act, step)
+            timer.other_seconds += time.perf_counter() - began
             frame += num_envs
             agent.update(frame)
     except _EnoughError:

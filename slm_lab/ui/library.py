@@ -58,6 +58,8 @@ class Library:
         self._signatures: dict[str, tuple[int, ...]] = {}
         # when a run may be read again
         self._rests: dict[str, float] = {}
+        # places that `find` saw were gone, for the next scan to tell
+        self._gone: list[str] = []
         self._lock = threading.Lock()
 
     # --- places
@@ -65,7 +67,9 @@ class Library:
     def find(self, id_: str) -> Place:
         """A place by its id; only what a scan of the data folder has found is known."""
         if id_ not in self.places:
-            self.scan()
+            _, gone = self.scan()
+            with self._lock:
+                self._gone += gone
         if id_ not in self.places:
             raise RunFolderError(f"there is no run '{printable(id_, 100)}' in the data folder")
         return self.places[id_]
@@ -79,7 +83,8 @@ class Library:
         found = find_places(self.data_dir)
         with self._lock:
             new = [place for id_, place in found.items() if self.places.get(id_) != place]
-            gone = [id_ for id_ in self.places if id_ not in found]
+            gone = self._gone + [id_ for id_ in self.places if id_ not in found]
+            self._gone = []
             self.places = found
             for id_ in gone:
                 self._rows.pop(id_, None)
@@ -148,6 +153,9 @@ class Library:
         new["status"] = self._find_status(place, new)
         self._rests[place.id] = time.monotonic() + REST_SECONDS
         with self._lock:
+            # a scan of another thread may have found it gone
+            if place.id not in self.places:
+                return None
             self._signatures[place.id], self._rows[place.id] = signature, new
         return new
 

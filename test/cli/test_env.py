@@ -23,8 +23,11 @@ def test_check_ends_with_the_next_command() -> None:
     assert out.endswith("Train in it with: slm-lab run --import json SPEC train -s env.name=CartPole-v1\n")
 
 
-def test_options_reach_the_env() -> None:
-    assert "actions: Box" in call("check", "LunarLander-v3", "--kwargs", '{"continuous": true}', "--steps", "50")[1]
+def test_options_reach_the_env_and_the_next_command() -> None:
+    given = ("--kwargs", '{"continuous": true}', "--wrappers", '["RecordEpisodeStatistics"]')
+    out = call("check", "LunarLander-v3", *given, "--steps", "50")[1]
+    assert "actions: Box" in out
+    assert out.endswith("""-s 'env.kwargs={"continuous": true}' -s 'env.wrappers=["RecordEpisodeStatistics"]'\n""")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,7 @@ def test_the_check_tells_whether_a_wrapper_can_be_rebuilt(wrapper: str, words: s
         (("check", "CartPole-v1", "--wrappers", "ClipReward"), "--wrappers: JSON expected, such as '[\"ClipReward\"]'"),
         (("check", "CartPole-v1", "--wrappers", '["ClipRewar"]'), "did you mean 'ClipReward'?"),
         (("check", "CartPole-v1", "--wrappers", "[1]"), "env.wrappers[0]: mapping expected, got 1"),
-        (("check", "playground/X", "--wrappers", '["ClipReward"]'), "'playground/X' takes no wrappers"),
+        (("check", "playground/X", "--wrappers", '["RecordEpisodeStatistics"]'), "'playground/X' takes no wrappers"),
         (("list", "zzzz"), "no registered env matches: zzzz"),
     ],
 )

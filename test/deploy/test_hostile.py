@@ -87,6 +87,11 @@ CHANGES: dict[str, Change] = {
     "spec of other layers": set_in(*SPEC, "agent", "net", "hid_layers", value=[16, 17]),
     "spec of lists in lists": set_in(*SPEC, "env", "kwargs", value={"deep": bury(100)}),
     "score that is a text": set_in("contract", "score", value="nine"),
+    "score with numbers as texts": set_in(
+        "contract",
+        "score",
+        value={"mean": "5", "low": None, "high": None, "session": None, "num_session": 1, "kind": "", "meaning": ""},
+    ),
     "score without a mean": set_in("contract", "score", value={"mean": None, "low": 1.0, "high": 2.0}),
     "name that is a path": set_in("contract", "name", value="../../etc/passwd"),
     "no spaces": drop("contract", "observation"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slm_lab.lib.errors import RunFolderError
 from slm_lab.ui import files, watcher
 from slm_lab.ui.files import list_files
 from slm_lab.ui.library import Library
@@ -28,6 +29,22 @@ def test_an_experiment_that_is_deleted_meanwhile_ends_nothing(tmp_path: Path) ->
     library.scan()
     list(rows)
     assert [row["id"] for row in library.get_rows()] == ["other"]
+
+
+def test_a_run_that_a_request_finds_deleted_is_told_to_all(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / name, {0: make_table()}, spec=make_spec())
+    library = Library(tmp_path)
+    library.scan()
+    rows = library.refresh()
+    seen = {next(rows)["id"]}
+    shutil.rmtree(tmp_path / ({"one", "two"} - seen).pop())
+    with pytest.raises(RunFolderError):
+        library.find("three")
+    # the row of a run that is gone does not come back
+    assert not list(rows)
+    assert library.scan() == ([], list({"one", "two"} - seen))
+    assert library.scan() == ([], [])
 
 
 def test_a_file_that_goes_while_files_are_listed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

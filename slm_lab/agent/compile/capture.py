@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from slm_lab.agent.compile.engine import CompileError
+from slm_lab.agent.compile.engine import CompileError, describe_failure
 
 Function = Callable[[Sequence[Tensor]], list[Tensor]]
 
@@ -22,9 +22,11 @@ class CapturedFunction:
         before = [tensor.clone() for tensor in state]
         try:
             self.launch, self.results = record(lambda: function(self.inputs), self.inputs[0].device)
+        except CompileError:
+            raise
         # as for anything that is compiled, torch and the driver have errors of many kinds
         except Exception as error:
-            raise CompileError(f"{type(error).__name__}: {error}") from error
+            raise CompileError(describe_failure(error)) from error
         finally:
             for tensor, old in zip(state, before, strict=True):
                 tensor.copy_(old)
@@ -43,10 +45,13 @@ def record(function: Callable[[], list[Tensor]], device: torch.device) -> tuple[
     with torch.cuda.device(device):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            function()
-        torch.cuda.current_stream().wait_stream(stream)
-        # other threads may allocate memory meanwhile
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        try:
+            with torch.cuda.stream(stream):
+                function()
+        finally:
+            # what was launched before a failure still writes
+            torch.cuda.current_stream().wait_stream(stream)
+        # torch's own stream for this is that of the first GPU in use; other threads may allocate memory meanwhile
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             results = function()
     return graph.replay, results

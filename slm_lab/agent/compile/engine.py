@@ -32,10 +32,18 @@ class CompileError(RuntimeError):
     """A function cannot be compiled here, or its machine code cannot run; nothing has changed, plain calls work."""
 
 
+def describe_failure(error: Exception) -> str:
+    """An error of a compiler or driver in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    # what comes from a process of the compiler has its cause at the end
+    reason = lines[-1] if lines[0].endswith(":") else lines[0]
+    return f"{type(error).__name__}: {reason}"
+
+
 @lru_cache(maxsize=8)
-def warn_once(reason: str) -> None:
+def warn_once(reason: str, remedy: str = "plain calls are used") -> None:
     """One line, however many functions fail for the same reason."""
-    logger.warning(f"Compiling failed, so plain calls are used from here on: {reason}")
+    logger.warning(f"Compiling failed, so {remedy} from here on: {reason}")
 
 
 class CompileClock:
@@ -117,10 +125,7 @@ class CompiledFunction:
         except Exception as error:
             for tensor, old in zip(state, before, strict=True):
                 tensor.copy_(old)
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-            # what comes from a process of the compiler has its cause at the end
-            reason = lines[-1] if lines[0].endswith(":") else lines[0]
-            raise CompileError(f"{type(error).__name__}: {reason}") from error
+            raise CompileError(describe_failure(error)) from error
         self.graphs[key] = graph
         return out
 

@@ -39,7 +39,7 @@ class Sweep:
             try:
                 rows, *samples = self._launch(self.function, batch, orders, args)
             except CompileError as error:
-                warn_once(str(error))
+                warn_once(str(error), "gradient steps are launched one by one")
                 self.function = None
             else:
                 yield from self._read(rows, samples, batch, orders, args)
