@@ -28,8 +28,9 @@ class Result:
     # where the run can be had; None while it is on this machine only
     url: str | None
     score: float
-    low: float
-    high: float
+    # its interval; None of a single session
+    low: float | None
+    high: float | None
     values: tuple[float, ...]
     # mean of the deterministic policy at the end; None where it was not played
     final_eval: float | None
@@ -61,8 +62,8 @@ def build_result(run: Run, url: str | None) -> Result:
         run=run.path.name,
         url=url,
         score=spread.mean,
-        low=spread.low,
-        high=spread.high,
+        low=spread.low if len(spread.values) > 1 else None,
+        high=spread.high if len(spread.values) > 1 else None,
         values=spread.values,
         final_eval=calc_spread(list(evals.values())).mean if evals else None,
         fps=run.fps if math.isfinite(run.fps) else None,

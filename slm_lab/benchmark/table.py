@@ -68,8 +68,8 @@ def status(score: float, target: float | None, random_return: float | None) -> s
 
 
 def judge(result: Result, reference: float | None) -> str:
-    """A score compared with the reference, which is one number without an interval; empty without a reference."""
-    if reference is None:
+    """A score compared with the reference, which is one number; empty without that, or without an interval."""
+    if reference is None or result.low is None or result.high is None:
         return ""
     if result.low > reference:
         return "above"
@@ -165,7 +165,7 @@ def _reach(docs: Path, rows: Sequence[Row], results: Mapping[str, Result], notes
     if short:
         parts += [SHORT, _reach_table(docs, short, results)]
         parts += [f"- **{row.key}**: {notes[row.key]}" for row in short if row.key in notes]
-        parts += [_figure(docs, group) for group in dict.fromkeys(row.group for row in short)]
+        parts += [_figure(docs, group) for group in dict.fromkeys(row.group for row in short)] + [""]
     return parts
 
 
@@ -232,7 +232,9 @@ def _line(row: Row, result: Result | None) -> str:
         stands = f"{stands}, spec changed since".lstrip(", ")
     end = "" if result.final_eval is None else _number(result.final_eval)
     run = result.run if result.url is None else f"[{result.run}]({result.url})"
-    score = f"{_number(result.score)} [{_number(result.low)}, {_number(result.high)}]"
+    score = _number(result.score)
+    if result.low is not None and result.high is not None:
+        score += f" [{_number(result.low)}, {_number(result.high)}]"
     return (
         f"| {row.algorithm} | {stands} | {score} | {end} | {_reference(row)} | "
         f"{judge(result, row.reference)} | {spec} | {run} |"

@@ -399,6 +399,16 @@ def test_intake_writes_result_figure_and_row(tmp_path) -> None:
     assert len(urls) == 1
 
 
+def test_a_row_of_one_session_has_no_interval(tmp_path) -> None:
+    data, docs = tmp_path / "data", tmp_path / "docs"
+    (row,) = select_rows(["short pong"])
+    make_run(data, row)
+    assert take_in(find_states([row], {}, data), docs, data, lambda _: None).taken == (row,)
+    result = load_results(docs)[row.key]
+    assert (result.low, result.high, len(result.values)) == (None, None, 1)
+    assert "| ALE/Pong-v5 | PPO | 16.69 |" in (docs / "BENCHMARKS.md").read_text()
+
+
 def test_a_failed_upload_leaves_the_row_out(tmp_path) -> None:
     data, docs = tmp_path / "data", tmp_path / "docs"
     make_run(data, PPO)
@@ -563,6 +573,8 @@ def test_words_for_scores() -> None:
     assert judge(make_result(497), 499) == "within"
     assert judge(make_result(400), 499) == "**below**"
     assert judge(make_result(400), None) == ""
+    # one session has no interval
+    assert judge(make_result(400, low=None, high=None), 499) == ""
 
 
 def test_estimates_take_what_was_measured() -> None:
