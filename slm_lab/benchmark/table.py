@@ -210,7 +210,7 @@ def _phase(docs: Path, rows: Sequence[Row], results: Mapping[str, Result], notes
 def _env(docs: Path, env: str, rows: Sequence[Row], results: Mapping[str, Result], notes: Mapping[str, str]) -> str:
     targets = {row.target for row in rows if row.target is not None}
     lines = [f"### {env}", ""]
-    lines += [f"**Settings**: {text}\n" for text in dict.fromkeys(row.settings for row in rows)]
+    lines += _settings(rows)
     lines += [f"**Target**: {target:,g}\n" for target in sorted(targets)]
     lines += [
         "| algorithm | status | score [95 % interval] | at end | reference | against it | spec | run |",
@@ -241,12 +241,23 @@ def _line(row: Row, result: Result | None) -> str:
     )
 
 
+def _settings(rows: Sequence[Row]) -> list[str]:
+    """The settings of rows; if they differ, with the algorithms that have them or, if need be, with the rows."""
+    is_by_algorithm = len({(row.algorithm, row.settings) for row in rows}) == len({row.algorithm for row in rows})
+    groups: dict[str, dict[str, None]] = {}
+    for row in rows:
+        groups.setdefault(row.settings, {})[row.algorithm if is_by_algorithm else row.key] = None
+    if len(groups) == 1:
+        return [f"**Settings**: {text}\n" for text in groups]
+    return [f"**Settings** of {', '.join(names)}: {text}\n" for text, names in groups.items()]
+
+
 def _waiting(rows: Sequence[Row], has_others: bool) -> str:
     """Envs without a result, with their reference scores, in one table."""
     algorithms = list(dict.fromkeys(row.algorithm for row in rows))
     lines = ["### Waiting\n"] if has_others else []
     lines += ["No row here has a result yet. These are the references, each with a link to its spec.\n"]
-    lines += [f"**Settings**: {text}\n" for text in dict.fromkeys(row.settings for row in rows)]
+    lines += _settings(rows)
     lines += [f"| env | target | {' | '.join(algorithms)} |", f"|---|--:|{'--:|' * len(algorithms)}"]
     for env in dict.fromkeys(row.env for row in rows):
         mine = {row.algorithm: row for row in rows if row.env == env}

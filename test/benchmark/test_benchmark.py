@@ -399,6 +399,13 @@ def test_intake_writes_result_figure_and_row(tmp_path) -> None:
     assert len(urls) == 1
 
 
+def test_settings_that_differ_name_their_rows(tmp_path) -> None:
+    rows = select_rows(["further lunarlandercontinuous"])
+    page = build_page(tmp_path, rows, {rows[0].key: make_result(200)}, ())
+    assert "**Settings** of TD3: max_frame 300,000 | num_envs 4 " in page
+    assert "**Settings** of TQC: max_frame 300,000 | num_envs 8 " in page
+
+
 def test_a_row_of_one_session_has_no_interval(tmp_path) -> None:
     data, docs = tmp_path / "data", tmp_path / "docs"
     (row,) = select_rows(["short pong"])
