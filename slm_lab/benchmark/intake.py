@@ -32,9 +32,7 @@ class Intake:
     refused: dict[str, tuple[str, ...]]
 
 
-def take_in(
-    states: Sequence[RowState], docs: Path, data_dir: Path, share: Share | None, active: Sequence[str] = ()
-) -> Intake:
+def take_in(states: Sequence[RowState], docs: Path, data_dir: Path, share: Share | None) -> Intake:
     """Take every finished run through every step; a row is written only at the end."""
     results = load_results(docs)
     taken: list[Row] = []
@@ -66,7 +64,7 @@ def take_in(
         logger.info(f"Taken in: {row.key} {result.score:.2f} from {result.run}")
     if share is not None:
         _share_rest(states, results, docs, data_dir, share, refused)
-    write_table(docs, active)
+    write_table(docs)
     return Intake(tuple(taken), refused)
 
 

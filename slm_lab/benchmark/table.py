@@ -81,19 +81,17 @@ def plot_file(group: str) -> Path:
     return PLOTS / f"{slug(group)}.png"
 
 
-def write_table(docs: Path, active: Sequence[str] = ()) -> Path:
+def write_table(docs: Path) -> Path:
     """Write the page and return its path."""
     path = docs / PAGE
-    write_text(path, build_page(docs, load_matrix(), load_results(docs), active))
+    write_text(path, build_page(docs, load_matrix(), load_results(docs)))
     return path
 
 
-def build_page(docs: Path, rows: Sequence[Row], results: Mapping[str, Result], active: Sequence[str]) -> str:
+def build_page(docs: Path, rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     """The whole page."""
     notes = load_notes(docs)
     parts = [HEAD, _summary(rows, results), _progress(rows, results), *_reach(docs, rows, results, notes)]
-    if active:
-        parts.append("## Running now\n\n" + "\n".join(f"- {text}" for text in active) + "\n")
     for phase, title in PHASES.items():
         chosen = [row for row in rows if row.phase == phase and not row.is_short]
         if chosen:

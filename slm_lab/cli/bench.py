@@ -168,7 +168,7 @@ def intake(
             has_new = any(state.standing is Standing.READY for state in states)
             has_unshared = any(row.key in results and results[row.key].url is None for row in rows)
             share = _open_share() if upload and (has_new or has_unshared) else None
-            done = take_in(states, docs, data_dir, share, _active(data_dir, docs))
+            done = take_in(states, docs, data_dir, share)
         is_committed = commit and commit_rows(docs)
     out = sys.stdout
     for name, reasons in done.refused.items():
@@ -180,10 +180,10 @@ def intake(
 
 
 @app.command(help="Write docs/BENCHMARKS.md from the results.")
-def table(data_dir: RunsDirOption = DATA_DIR, docs: Docs = DOCS) -> None:
+def table(docs: Docs = DOCS) -> None:
     """Write the page."""
     with user_errors():
-        path = write_table(docs, _active(data_dir, docs))
+        path = write_table(docs)
     sys.stdout.write(f"{path}\n")
 
 
@@ -280,12 +280,6 @@ def _measure(data_dir: Path, docs: Path) -> dict[tuple[str, str], float]:
 
 def _states(rows: list[Row], data_dir: Path, docs: Path) -> list[RowState]:
     return find_states(rows, load_results(docs), data_dir, find_submitted(data_dir))
-
-
-def _active(data_dir: Path, docs: Path) -> list[str]:
-    """A line for each active run, local or remote."""
-    now = (Standing.RUNNING, Standing.SUBMITTED)
-    return [_describe(state) for state in _states(list(load_matrix()), data_dir, docs) if state.standing in now]
 
 
 def _describe(state: RowState) -> str:
