@@ -239,13 +239,19 @@ class Algorithm(ABC, Generic[Config]):
         The only place where metrics leave the device, in one transfer.
         """
         known = [name for name in self.metric_names if name in reports[0]]
-        parts = [report.get(name + MEAN, report[name]) for report in reports for name in known]
-        numbers = torch.stack([part.mean() if part.dim() else part for part in parts])
-        if len(reports) > 1:
-            numbers = numbers.view(len(reports), len(known)).mean(0)
-        if whole:
-            numbers = torch.cat([numbers, *(part.view(1) for part in whole.values())])
-        metrics = dict(zip([*known, *whole], numbers.tolist(), strict=True))
+        # a compiled step computes the means of samples itself
+        keys = [name + MEAN if name + MEAN in reports[0] else name for name in known]
+        rows = [[report[key] for key in keys] for report in reports]
+        if any(isinstance(part, float) for part in rows[0]):
+            # steps compiled for a CPU: most numbers are on the host already
+            numbers = [sum(map(_to_float, column)) / len(rows) for column in zip(*rows, strict=True)]
+            numbers += map(float, whole.values())
+        else:
+            means = torch.stack([part.mean() if part.dim() else part for row in rows for part in row])
+            if len(rows) > 1:
+                means = means.view(len(rows), len(known)).mean(0)
+            numbers = torch.cat([means, *(part.view(1) for part in whole.values())]).tolist()
+        metrics = dict(zip([*known, *whole], numbers, strict=True))
         for name in known:
             if not math.isfinite(value := metrics[name]):
                 raise DivergenceError(f"{name} became {value} in the training at frame {self.frame}; {ADVICE}")
@@ -286,6 +292,12 @@ class Algorithm(ABC, Generic[Config]):
                 # version 0.1 had other names for the layers of an MLP, in the same order
                 saved = dict(zip(known, saved.values(), strict=True))
             module.load_state_dict(saved)
+
+
+def _to_float(part: float | Tensor) -> float:
+    if isinstance(part, float):
+        return part
+    return float(part.mean() if part.dim() else part)
 
 
 class Auxiliary(Protocol):
@@ -351,7 +363,8 @@ class OnPolicy(Algorithm[RolloutConfig]):
         self.rollout = self.memory.sample()
         metrics = self.train(self.rollout)
         if self.curiosity is not None:
-            metrics |= self.gather([self.curiosity.train(self.rollout, frame)])
+            metrics |= {"rnd_bonus": self.curiosity.take_bonus()}
+            metrics |= self.gather(self.curiosity.train(self.rollout, frame))
         return metrics if self.auxiliary is None else {**metrics, **self.auxiliary.update(frame)}
 
     @abstractmethod

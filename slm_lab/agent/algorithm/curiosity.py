@@ -70,7 +70,7 @@ class Curiosity:
     def calc_loss(self, obs: Tensor) -> Loss:
         """The mean error of a batch."""
         error = self._calc_error(obs)
-        return Loss(error.mean(), {"rnd_loss": error})
+        return Loss(error.mean(), {"error": error})
 
     def add_bonus(self, step: Transition, next_obs: Tensor) -> Transition:
         """A step with its rewards raised; `next_obs` is as the nets see it."""
@@ -83,8 +83,14 @@ class Curiosity:
         self.bonus_count += 1
         return step._replace(reward=step.reward + self.config.coef * torch.as_tensor(bonus, dtype=torch.float32))
 
-    def train(self, rollout: Rollout, frame: int) -> Report:
-        """One pass over the observations of a batch; the mean bonus since the last one, and the loss."""
+    def take_bonus(self) -> float:
+        """The mean bonus since the last call."""
+        bonus = self.bonus_sum / max(1, self.bonus_count)
+        self.bonus_sum, self.bonus_count = 0.0, 0
+        return bonus
+
+    def train(self, rollout: Rollout, frame: int) -> list[Report]:
+        """One pass over the observations of a batch."""
         self.learner.optimizer.set_frame(frame)
         obs = rollout.obs.flatten(0, 1)
         size = min(self.config.batch_size, len(obs))
@@ -93,10 +99,8 @@ class Curiosity:
         # what does not fill a batch is left out: a smaller one would be compiled again, for its shape
         reports = [self.step(self.whiten(obs[order[at : at + size]])) for at in range(0, len(obs) - size + 1, size)]
         self.learner.net.eval()
-        losses = torch.stack([report.get("rnd_loss/mean", report["rnd_loss"]).mean() for report in reports])
-        bonus = self.bonus_sum / max(1, self.bonus_count)
-        self.bonus_sum, self.bonus_count = 0.0, 0
-        return {"rnd_bonus": torch.tensor(bonus), "rnd_loss": losses.mean()}
+        # of the numbers that other steps report too, the table has the algorithm's own
+        return [{"rnd_loss": report["loss"]} for report in reports]
 
     def state_dict(self) -> State:
         """Nets, optimiser and statistics."""

@@ -12,7 +12,7 @@ from slm_lab.agent.action.distribution import ActionFamily, Categorical, count_a
 from slm_lab.agent.algorithm.base import Algorithm, Context, OffPolicy
 from slm_lab.agent.algorithm.dqn import pick_value
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES, symlogged
-from slm_lab.agent.learn.gradient import CalcLoss, Loss, Report
+from slm_lab.agent.learn.gradient import CalcLoss, Loss, Report, move_report
 from slm_lab.agent.learn.learner import Weights
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.agent.net.head import build_head
@@ -147,7 +147,7 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.actor_report = {name: value.to(self.context.device) for name, value in state["actor_report"].items()}
+        self.actor_report = move_report(state["actor_report"], self.context.device)
 
 
 class SoftActorCritic(SoftBase):

@@ -14,7 +14,7 @@ from slm_lab.agent.action.distribution import SquashedNormal
 from slm_lab.agent.algorithm.base import Context, OffPolicy
 from slm_lab.agent.algorithm.loss import ELEMENT_LOSSES
 from slm_lab.agent.algorithm.offline import Offline
-from slm_lab.agent.learn.gradient import Loss, Report
+from slm_lab.agent.learn.gradient import Loss, Report, move_report
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.agent.net.head import build_head
 from slm_lab.agent.net.model import OutputNet, QEnsemble
@@ -123,7 +123,7 @@ class TD3(OffPolicy[TD3Spec]):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.actor_report = {name: value.to(self.context.device) for name, value in state["actor_report"].items()}
+        self.actor_report = move_report(state["actor_report"], self.context.device)
 
 
 class TD3BC(TD3, Offline[Any]):

@@ -31,8 +31,9 @@ class Loss(NamedTuple):
     report: dict[str, Tensor]
 
 
-# the loss, the report, and the gradient's norm; a compiled step adds the mean of what has one number per sample
-Report = dict[str, Tensor]
+# the loss, the report, and the gradient's norm; a compiled step adds the means of what has one number per sample, and
+# its single numbers are floats on a CPU
+Report = dict[str, Any]
 MEAN = "/mean"
 # the loss plus the norms of all gradients: not finite if any of them is not
 TOTAL = "/total"
@@ -201,14 +202,15 @@ class GradientStep:
     ) -> Report:
         """The report of a compiled step from what it computed, which is looked at now or, on a GPU, later."""
         guard = self.guard
-        report: Report = {**samples, **dict(zip(self._names, row.unbind(), strict=True))}
+        numbers: Iterable[Any] = row.unbind() if guard.is_deferred else row.tolist()
+        report: Report = {**samples, **dict(zip(self._names, numbers, strict=True))}
         loss, total = report["loss"], report.pop(TOTAL)
         if guard.is_deferred:
             guard.calls.append(Call(self, get_args, loss, total, guard.count(), random_state))
-        elif not math.isfinite(number := float(total)):
+        elif not math.isfinite(total):
             guard.is_ok.fill_(True)
             self.set_random_state(random_state)
-            raise GradientFaultError(self, get_args(), float(loss), number - float(loss))
+            raise GradientFaultError(self, get_args(), loss, total - loss)
         return report
 
     def random_state(self) -> list[Tensor]:
@@ -266,6 +268,11 @@ class GradientStep:
         self._names = tuple(numbers)
         # one tensor: each result of a CUDA graph is copied
         return samples, torch.stack(list(numbers.values()))
+
+
+def move_report(report: Report, device: torch.device) -> Report:
+    """A saved report on a device."""
+    return {name: part if isinstance(part, float) else part.to(device) for name, part in report.items()}
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

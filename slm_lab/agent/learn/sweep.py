@@ -10,6 +10,9 @@ from slm_lab.agent.compile.capture import CapturedFunction
 from slm_lab.agent.compile.engine import CompiledFunction, CompileError, warn_once
 from slm_lab.agent.learn.gradient import GradientStep, Report, numbers_to_tensors
 
+# of the rows of all epochs, gathered at once: what the second level of a CPU's cache holds
+MAX_BYTES = 2**20
+
 
 class Sweep:
     """One gradient step for each minibatch of `size` rows; compiled on a GPU, all of them are one launch.
@@ -44,11 +47,16 @@ class Sweep:
             else:
                 yield from self._read(rows, samples, batch, orders, args)
                 return
-        for order in orders:
-            # one gather per field and epoch; minibatches are views of it
+        for order in self._join(orders, batch):
+            # one gather per field; minibatches are views of it
             parts = [field.index_select(0, order).split(self.size) for field in _given(batch)]
             for minibatch in zip(*parts, strict=True):
                 yield self.step(type(batch)(*minibatch), *args)
+
+    def _join(self, orders: Tensor, batch: Any) -> Tensor:
+        """The orders of all epochs as a single one if its minibatches are the same, and the gathered rows few."""
+        num_bytes = sum(field[0].nbytes for field in _given(batch)) * orders.numel()
+        return orders.view(1, -1) if num_bytes <= MAX_BYTES and orders.shape[1] % self.size == 0 else orders
 
     def _launch(self, function: CompiledFunction, batch: Any, orders: Tensor, args: tuple[Any, ...]) -> list[Tensor]:
         """The numbers of each step (S, ...), then what each gives sample by sample, of all steps together."""
