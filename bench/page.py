@@ -104,8 +104,6 @@ def build_startup(results: Mapping[str, Any]) -> str:
 
 def build_to_score(results: Mapping[str, Any]) -> str:
     """Seconds and frames until a score, of every seed."""
-    if "to_score" not in results:
-        return MISSING.capitalize() + "."
 
     def cell(runs: Sequence[Mapping[str, Any]]) -> str:
         return "; ".join(
@@ -115,12 +113,13 @@ def build_to_score(results: Mapping[str, Any]) -> str:
             for run in runs
         )
 
-    tasks = results["to_score"]["tasks"]
     lines = [
-        [task.title, *(cell(tasks[name][contender]) for contender in MODULES)]
+        [task.title, *(cell(results[f"to_score_{name}"]["runs"][contender]) for contender in MODULES)]
         for name, task in TASKS.items()
-        if name in tasks
+        if f"to_score_{name}" in results
     ]
+    if not lines:
+        return MISSING.capitalize() + "."
     return build_table(["seconds (frames), one seed after the other", *MODULES], lines)
 
 
@@ -143,7 +142,7 @@ def build_scaling(results: Mapping[str, Any]) -> str:
 
 def describe_repeats(result: Mapping[str, Any]) -> str:
     """How often and how long a row was measured; empty for what is not measured by the second."""
-    return f"{len(result['runs']['lab'])} x {result['seconds']:g} s, " if "runs" in result else ""
+    return f"{len(result['runs']['lab'])} x {result['seconds']:g} s, " if {"runs", "seconds"} <= result.keys() else ""
 
 
 def describe_conditions(results: Mapping[str, Any]) -> str:

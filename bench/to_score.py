@@ -21,7 +21,6 @@ from slm_lab.spec.loading import load_spec
 
 # the score is the mean raw return of this many training episodes
 NUM_EPISODE = 20
-FILE = RESULTS / "to_score.json"
 
 
 @dataclass(frozen=True)
@@ -149,17 +148,16 @@ def main() -> None:
     args = parser.parse_args()
     check_versions()
     core = max(os.sched_getaffinity(0))
-    known: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"tasks": {}}
     for name in args.task or TASKS:
+        facts = describe_machine()
         runs: dict[str, list[dict[str, Any]]] = {contender: [] for contender in MODULES}
         for seed in range(args.seeds):
             for contender, module in MODULES.items():
                 answer = run_module(module, {"task": name, "contender": contender, "seed": seed}, {core})
                 runs[contender].append(answer)
                 print(f"{name} seed {seed} {contender:<4} {answer}", flush=True)
-            # hours of trainings are not lost to a stop
-            known = {**known, **describe_machine(), "tasks": {**known["tasks"], name: runs}}
-            write_json(FILE, known)
+            # after each seed, so that a stop does not lose hours of training
+            write_json(RESULTS / f"to_score_{name}.json", {**facts, "runs": runs})
 
 
 if __name__ == "__main__":
