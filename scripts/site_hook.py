@@ -17,6 +17,11 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?(?: '[^']*')?\)")
 FILE_NAME = re.compile(r"[\w./]+\.(py|json|yaml|csv)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.S)
 DISPLAYS = {"span": "inline", "div": "block"}
+# a named function next to a letter or a number, which browsers set without a space between them
+FUNCTION = re.compile(
+    r"(</m(?:i|n|row|sub|sup|over|frac)>)?(?<!<msup>)(<mi>(?:ln|cos|tanh)</mi>)(?=(<m(?:i|n|row|sub|sup|over|frac)\b)?)"
+)
+SPACE = '<mspace width="0.17em"/>'
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 
 
@@ -45,7 +50,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Formulas as MathML, which browsers show without a script."""
-    return FORMULA.sub(lambda found: convert(unescape(found[3]), display=DISPLAYS[found[1]]), html)
+    return FORMULA.sub(_to_mathml, html)
+
+
+def _to_mathml(found: re.Match[str]) -> str:
+    math = convert(unescape(found[3]), display=DISPLAYS[found[1]])
+    math = FUNCTION.sub(lambda name: _join(name[1]) + name[2] + (SPACE if name[3] else ""), math)
+    # a long formula scrolls in its own box, so that the page does not
+    return f'<div class="formula">{math}</div>' if found[1] == "div" else math
+
+
+def _join(before: str | None) -> str:
+    return before + SPACE if before else ""
 
 
 def _relink(found: re.Match[str], uri: str) -> str:
