@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from pymdownx.slugs import slugify
 
@@ -19,7 +20,7 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:
 DISPLAYS = {"span": "inline", "div": "block"}
 # a named function next to a letter or a number, which browsers set without a space between them
 FUNCTION = re.compile(
-    r"(</m(?:i|n|row|sub|sup|over|frac)>)?(?<!<msup>)(<mi>(?:ln|cos|tanh)</mi>)(?=(<m(?:i|n|row|sub|sup|over|frac)\b)?)"
+    r"(</m(?:i|n|row|sub|sup|over|frac)>)?(?<!<msup>)(<mi>(?:ln|log|cos|tanh)</mi>)(?=(<m(?:i|n|row|sub|sup|over|frac)\b)?)"
 )
 SPACE = '<mspace width="0.17em"/>'
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
@@ -55,6 +56,8 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _to_mathml(found: re.Match[str]) -> str:
     math = convert(unescape(found[3]), display=DISPLAYS[found[1]])
+    if "\\" in math:
+        raise PluginError(f"a formula has a command that is not converted: {found[3]}")
     math = FUNCTION.sub(lambda name: _join(name[1]) + name[2] + (SPACE if name[3] else ""), math)
     # a long formula scrolls in its own box, so that the page does not
     return f'<div class="formula">{math}</div>' if found[1] == "div" else math
