@@ -62,7 +62,7 @@ def measure_sessions(sessions: int, setting: Setting) -> dict[str, float]:
 
 
 def measure_replay(size: int, setting: Setting) -> dict[str, float]:
-    """Microseconds to draw a batch of the DQN row."""
+    """Microseconds to sample a batch of the DQN row."""
     return {"lab": float(run_module("bench.replay", {"size": size}, {setting.core})["microseconds"])}
 
 
@@ -81,7 +81,7 @@ SCALINGS = {
     "replay": Scaling(
         "DQN CartPole, a batch of 128 with 5-step returns",
         "transitions in the replay",
-        "microseconds per draw",
+        "microseconds per sampled batch",
         (10_000, 100_000, 1_000_000),
         measure_replay,
     ),
