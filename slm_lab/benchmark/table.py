@@ -108,7 +108,7 @@ def _summary(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     lines = [
         "## Summary",
         "",
-        "Score / reference, and the verdict; - marks a row without a result.",
+        "Score, and below it the reference with the verdict; - marks a row without a result.",
         "",
         f"| env | {' | '.join(algorithms)} |",
         f"|---|{'---|' * len(algorithms)}",
@@ -124,7 +124,7 @@ def _cell(row: Row, result: Result | None) -> str:
     score = "-" if result is None else _number(result.score)
     if row.reference is None:
         return score
-    return f"{score} / {_number(row.reference)} {'' if result is None else judge(result, row.reference)}".rstrip()
+    return f"{score}<br>{_number(row.reference)} {'' if result is None else judge(result, row.reference)}".rstrip()
 
 
 def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
