@@ -236,8 +236,7 @@ slm-lab run ppo_atari train -s env=ALE/Pong-v5
 - **Several envs.** A spec with `${{env}}` in it serves several envs, one with `${{max_frame}}` several lengths; `-s`
   fills both. The commands below name the first env of the [benchmark](BENCHMARKS.md).
 - **Twins.** `ppo_cartpole_arc` is the twin of `ppo_cartpole`: the same agent, its net described layer by layer as a
-  `TorchArcNet`, with other widths in four [SAC](algorithm/sac.md#shipped-specs) specs. CrossQ and Playground specs use
-  a `TorchArcNet` already.
+  `TorchArcNet`. CrossQ and Playground specs use a `TorchArcNet` already.
 - **Names** come from the published benchmark. The `boltzmann` specs explore by epsilon-greedy, as some did there.
   `_1m` marks specs tuned for a million frames, `_hidden` a CartPole without velocities.
 

@@ -239,9 +239,8 @@ class Algorithm(ABC, Generic[Config]):
         The only place where metrics leave the device, in one transfer.
         """
         known = [name for name in self.metric_names if name in reports[0]]
-        # a compiled step computes the means of samples itself
-        keys = [name + MEAN if name + MEAN in reports[0] else name for name in known]
-        rows = [[report[key] for key in keys] for report in reports]
+        # compiled steps compute the means of samples themselves
+        rows = [[report[mean if (mean := name + MEAN) in report else name] for name in known] for report in reports]
         if any(isinstance(part, float) for part in rows[0]):
             # steps compiled for a CPU: most numbers are on the host already
             numbers = [sum(map(_to_float, column)) / len(rows) for column in zip(*rows, strict=True)]
