@@ -66,6 +66,8 @@ class BatchRenorm1d(nn.Module):
 
     def _observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """r and d of this batch against the running statistics before it, which then take it in."""
+        # in the precision of the statistics: inputs may be bfloat16
+        x = x.to(self.running_mean.dtype)
         var, mean = torch.var_mean(x, dim=(0,) if x.dim() == 2 else (0, 2), correction=0)
         # a tensor throughout: reading the count would wait for the device
         share = (self.num_batches_tracked / max(self.warmup_steps, 1)).clamp(max=1.0)

@@ -27,6 +27,18 @@ def test_numbers_are_near_those_of_float32_and_repeat(lab, name: str) -> None:
         assert one[0][key] == pytest.approx(value, rel=0.1, abs=0.1), key
 
 
+@pytest.mark.parametrize("norm", ["LazyBatchRenorm1d", "LazyBatchNorm1d"])
+def test_batch_norms_keep_float32_statistics(lab, norm: str) -> None:
+    layers = [{"LazyLinear": {"out_features": 16}}, norm, "ReLU"]
+    net = {"type": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": layers}}}}
+    spec = lab.spec(**{**CASES["crossq"], "net": net})
+    exact, rough = (lab.train(one, 140) for one in (spec, spec.replace(meta=BF16)))
+    for key, value in exact.metrics[0].items():
+        assert rough.metrics[0][key] == pytest.approx(value, rel=0.1, abs=0.1), key
+    buffers = dict(rough.agent.algorithm.modules["critic"].named_buffers())
+    assert {buffers[name].dtype for name in buffers if "running" in name} == {torch.float32}
+
+
 def test_only_bodies_are_rough(lab) -> None:
     agent, env = lab.build(lab.spec(**CASES["sac"]).replace(meta=BF16))
     seen: list[tuple[str, torch.dtype]] = []
