@@ -14,12 +14,32 @@ from slm_lab.env.normalize import RewardScaler, RunningStats
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import RNDSpec
-from slm_lab.spec.net import NetSpec, RecurrentNetSpec
+from slm_lab.spec.net import (
+    ConvNetSpec,
+    DictNetSpec,
+    MLPBodySpec,
+    NetSpec,
+    RecurrentNetSpec,
+    TorchArcNetSpec,
+)
 
 RND_METRICS = ("rnd_bonus", "rnd_loss")
 # whitened observations are clipped here, as in the paper
 MAX_OBS = 5.0
 EPS = 1e-8
+
+
+def without_division(net: NetSpec) -> NetSpec:
+    """The same net for whitened images, which are not to be divided by 255."""
+    if isinstance(net, DictNetSpec):
+        encoders = {
+            name: one if isinstance(one, MLPBodySpec) else one.model_copy(update={"normalize": False})
+            for name, one in net.encoders.items()
+        }
+        return net.model_copy(update={"encoders": encoders})
+    if isinstance(net, (ConvNetSpec, TorchArcNetSpec)):
+        return net.model_copy(update={"normalize": False})
+    return net
 
 
 class Curiosity:
@@ -48,6 +68,7 @@ class Curiosity:
             )
         self.config = config
         self.generator = generator
+        net = without_division(net)
         nets = [OutputNet(net, obs_shape, config.feature_size, parts=parts) for _ in range(2)]
         self.random, self.learner = (Learner(each, net, device) for each in nets)
         self.stats = RunningStats(obs_shape)

@@ -1,5 +1,6 @@
 """A bonus for new observations: what it is, exact runs, compiled steps, and an env that is not solved without it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,31 @@ def test_the_prediction_follows_the_schedule_of_the_learning_rate(lab: Any) -> N
     agent = lab.train(parse_spec(raw)[0], 1000).agent
     optimizer = agent.algorithm.curiosity.learner.optimizer
     assert optimizer.lr == agent.algorithm.lr < 0.6e-3
+
+
+CONV = {"type": "ConvNet", "conv_hid_layers": [[4, 3, 2]], "fc_hid_layers": [8]}
+IMAGE_NETS: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "ConvNet": lambda normalize: {**CONV, "normalize": normalize},
+    "DictNet": lambda normalize: {
+        "type": "DictNet",
+        "hid_layers": [8],
+        "encoders": {"obs": {**CONV, "normalize": normalize}},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", IMAGE_NETS)
+def test_whitened_images_are_not_divided_by_255(kind: str, lab: Any) -> None:
+    errors = []
+    for normalize in (False, True):
+        raw = {**make_spec(PPO, {}).model_dump(mode="json", serialize_as_any=True), "name": "tiny"}
+        raw["agent"]["net"] = IMAGE_NETS[kind](normalize)
+        raw["env"]["name"] = "probe/Image-v0"
+        agent, env = lab.build(parse_spec(raw)[0])
+        curiosity, obs = agent.algorithm.curiosity, agent.encode(env.reset())
+        curiosity.stats.update(obs.numpy())
+        errors.append(curiosity.calc_error(curiosity.whiten(obs)).tolist())
+    assert errors[0] == errors[1]
 
 
 def test_recurrent_nets_are_refused() -> None:
