@@ -58,6 +58,14 @@ class ActionFamily(ABC):
     def random(self, num: int, generator: torch.Generator) -> Tensor:
         """Actions drawn uniformly."""
 
+    def uniform_noise(self, num: int, generator: torch.Generator) -> Tensor:
+        """Random numbers for `choose_uniform`, as many for each action as those of `noise`."""
+        return self.noise(num, generator)
+
+    def choose_uniform(self, param: Tensor, noise: Tensor) -> Tensor:
+        """An action of each row drawn uniformly, of those that restricted parameters allow."""
+        return self.choose(level(param), noise)
+
     @abstractmethod
     def log_prob(self, param: Tensor, action: Tensor) -> Tensor:
         """Log probability (or density) of each row's action."""
@@ -318,6 +326,12 @@ class Normal(ActionFamily):
     def random(self, num: int, generator: torch.Generator) -> Tensor:
         size = (num, *self.action_shape)
         return torch.rand(size, generator=generator, device=generator.device) * 2 - 1
+
+    def uniform_noise(self, num: int, generator: torch.Generator) -> Tensor:
+        return self.random(num, generator)
+
+    def choose_uniform(self, param: Tensor, noise: Tensor) -> Tensor:
+        return noise
 
     def log_prob(self, param: Tensor, action: Tensor) -> Tensor:
         mean, log_std = self.split(param)

@@ -23,4 +23,4 @@ class ActionMask:
     def random(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         """Actions drawn uniformly from those allowed."""
         equal = torch.zeros(len(obs), self.family.param_size, device=obs.device)
-        return self.family.choose(self(equal, obs), self.family.noise(len(obs), generator))
+        return self.family.choose_uniform(self(equal, obs), self.family.uniform_noise(len(obs), generator))

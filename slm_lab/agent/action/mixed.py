@@ -46,6 +46,15 @@ class Mixed(ActionFamily):
             [family.choose(part, one) for (family, part), one in zip(self._parts(param), noises, strict=True)]
         )
 
+    def uniform_noise(self, num: int, generator: torch.Generator) -> Tensor:
+        return torch.cat([family.uniform_noise(num, generator) for family in self.families], -1)
+
+    def choose_uniform(self, param: Tensor, noise: Tensor) -> Tensor:
+        noises = noise.split(self.noise_sizes, -1)
+        return self._join(
+            [family.choose_uniform(part, one) for (family, part), one in zip(self._parts(param), noises, strict=True)]
+        )
+
     def mode(self, param: Tensor) -> Tensor:
         return self._join([family.mode(part) for family, part in self._parts(param)])
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from slm_lab.agent.action.distribution import ActionFamily, level
+from slm_lab.agent.action.distribution import ActionFamily
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.schedule import calc_schedule
 from slm_lab.spec.types import ScheduleSpec
@@ -62,26 +62,26 @@ class MaskedRandom(RandomPolicy):
     """Uniformly random allowed actions; the net's output says which are allowed."""
 
     def noise(self, num: int, generator: torch.Generator, frame: int) -> Tensor:
-        """The family's random numbers."""
-        return self.family.noise(num, generator)
+        """Random numbers of the family."""
+        return self.family.uniform_noise(num, generator)
 
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
         """Each allowed action with equal probability."""
-        return self.family.choose(level(param), noise)
+        return self.family.choose_uniform(param, noise)
 
 
 class MaskedEpsilonGreedy(EpsilonGreedy):
     """The most likely action, or with a scheduled probability a random one of those allowed."""
 
     def noise(self, num: int, generator: torch.Generator, frame: int) -> tuple[Tensor, Tensor]:
-        """Which envs explore, and the family's random numbers."""
+        """Which envs explore, and random numbers of the family."""
         explores = torch.rand(num, generator=generator, device=generator.device) < calc_schedule(self.epsilon, frame)
-        return explores.view(num, *[1] * len(self.family.action_shape)), self.family.noise(num, generator)
+        return explores.view(num, *[1] * len(self.family.action_shape)), self.family.uniform_noise(num, generator)
 
     def choose(self, param: Tensor, noise: tuple[Tensor, Tensor]) -> Tensor:
         """Random actions where an env explores, the most likely ones elsewhere."""
         explores, draw = noise
-        return super().choose(param, (explores, self.family.choose(level(param), draw)))
+        return super().choose(param, (explores, self.family.choose_uniform(param, draw)))
 
 
 @dataclass(frozen=True)

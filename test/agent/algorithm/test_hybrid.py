@@ -16,6 +16,7 @@ from slm_lab.agent.action.build import build_family
 from slm_lab.agent.action.distribution import Bernoulli, Categorical, MultiCategorical, Normal, TanhNormal
 from slm_lab.agent.action.mask import ActionMask
 from slm_lab.agent.action.mixed import Mixed
+from slm_lab.agent.action.policy import build_policy
 from slm_lab.agent.memory.dataset import load_steps
 from slm_lab.audit.replay_fault import unpack_facts
 from slm_lab.env.build import build_vec_env
@@ -32,6 +33,7 @@ from slm_lab.experiment.launch import start
 from slm_lab.experiment.options import Options
 from slm_lab.lib.errors import EnvError, SpecError
 from slm_lab.results.folder import RunFolder
+from slm_lab.spec.algorithm import PPOSpec
 from slm_lab.spec.loading import dump_spec, parse_spec
 from test.tiny import make_tiny_spec
 
@@ -109,6 +111,30 @@ def test_masks_of_the_choices() -> None:
     row = sample_allowed(SPACE, np.array(mask, bool))
     assert SPACE.contains(row)
     assert row[2] == 6
+
+
+@pytest.mark.parametrize("pdtype", ["Normal", "TanhNormal"])
+def test_numbers_beside_masked_choices_are_uniform(pdtype: str) -> None:
+    family = build_family(SPACE, pdtype)
+    family.is_masked = True
+    generator, num = torch.Generator().manual_seed(0), 4000
+    mask = torch.tensor([0, 1, 0, 1, 0, 0, 1, 1, 0, 1, 1, 0, 1])
+    limit = ActionMask(family, 1)
+    obs = torch.cat([torch.tensor([0.5]), mask]).expand(num, -1)
+    # a policy that is sure of itself does not matter
+    param = limit(torch.full((num, family.param_size), 2.0), obs)
+    drawn = [limit.random(obs, generator)]
+    for name in ("random", "epsilon_greedy"):
+        config = PPOSpec.model_validate({"action_policy": name, "explore_var_spec": 1.0})
+        policy = build_policy(family, config)
+        drawn.append(policy.choose(param, policy.noise(num, generator, 0)))
+    for action in drawn:
+        number = family.to_env(action)[:, :2]
+        assert float(number.abs().max()) <= 1
+        # the quarters of the range
+        assert_close(number.quantile(torch.tensor([0.25, 0.5, 0.75])), torch.tensor([-0.5, 0, 0.5]), rtol=0, atol=0.05)
+        assert (action[:, 2] == 1).all()
+        assert set(action[:, 4].tolist()) == {1.0, 2.0}
 
 
 @pytest.mark.parametrize("name", ["PPO", "ActorCritic", "Reinforce", "PPOSIL"])
