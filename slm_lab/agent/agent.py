@@ -128,6 +128,11 @@ class Agent:
             )
         )
 
+    def break_off(self, obs: Obs, carry: Carry) -> None:
+        """End the episodes under way at these observations, as by a time limit: the next step is of other ones."""
+        self.reward_scaler.ret[:] = 0
+        self.algorithm.break_off(self.encode(obs), carry)
+
     def measure_norms(self) -> Metrics:
         """Where the normalisers stand, for a row of the table: how far they moved since the row before."""
         metrics: Metrics = {}

@@ -351,6 +351,8 @@ class Session:
             if due is not None:
                 due.skip_to(self.frame)
         obs = self.env.load_state_dict(state["env"])
+        if state["obs"].shape != tuple(obs.shape):
+            raise ValueError("its observations are not those of as many envs")
         is_exact = np.array_equal(to_host(obs), state["obs"]) and self.env.has_same_return
         self.grade = "exact" if is_exact else "statistical"
         if is_exact:
@@ -360,11 +362,15 @@ class Session:
                 f"Session {self.session} continues at frame {self.frame}: statistical only, because the env could "
                 "not be rebuilt from its seed and actions; scores stay comparable, bits do not"
             )
-        # new episodes have nothing to remember
-        carry = state["carry"] if is_exact else self.agent.init_carry(self.spec.env.num_envs)
+        carry = state["carry"]
         if carry is not None and not (isinstance(carry, Tensor) and len(carry) == self.spec.env.num_envs):
             raise ValueError("its hidden states are not those of as many envs")
-        return obs, None if carry is None else carry.to(self.agent.device)
+        carry = None if carry is None else carry.to(self.agent.device)
+        if not is_exact:
+            # what follows belongs to none of the episodes that the memory holds, and has nothing to remember
+            self.agent.break_off(state["obs"], carry)
+            carry = self.agent.init_carry(self.spec.env.num_envs)
+        return obs, carry
 
     def _restore_hooks(self, state: State | None) -> None:
         if state is None:

@@ -399,6 +399,20 @@ def test_what_shows_only_in_rewards_is_not_exact(mode: str, grade: str, num_work
     assert run_session(spec, tmp_path / "run").grade == grade
 
 
+def test_no_return_spans_two_episodes_where_the_env_is_not_rebuilt(tmp_path: Path) -> None:
+    for mode, is_cut in (("", False), ("remembers", True)):
+        spec = make_spec(mode)
+        # 3 steps into a batch of 8
+        run_session(spec, tmp_path / f"run{mode}", end_frame=35)
+        session = Session(spec, RunFolder(tmp_path / f"run{mode}", spec.name))
+        obs, _ = session._begin()
+        memory: Any = session.agent.algorithm.memory  # type: ignore[attr-defined]
+        assert [bool(row["truncated"]) for row in memory.rows] == [False, False, is_cut]
+        if is_cut:
+            assert memory.cuts[2, 0].obs.tolist() == session.agent.encode(obs)[0].tolist()
+        session.env.close()
+
+
 @pytest.mark.parametrize("name", ["BipedalWalker-v3", "BipedalWalkerHardcore-v3", "LunarLander-v3"])
 def test_box2d_envs_are_rebuilt_exactly_after_many_episodes(name: str) -> None:
     for seed in range(3):

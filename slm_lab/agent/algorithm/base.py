@@ -217,6 +217,12 @@ class Algorithm(ABC, Generic[Config]):
     def observe(self, step: Transition) -> None:
         """Remember one step of all envs."""
 
+    def break_off(self, obs: Tensor, carry: Carry) -> None:
+        """End the episodes under way at encoded observations (N, ...): the next step is of other ones.
+
+        Nothing to do without a memory.
+        """
+
     @abstractmethod
     def update(self, frame: int) -> Metrics | None:
         """Train if training is due; None otherwise."""
@@ -305,6 +311,9 @@ class Auxiliary(Protocol):
     def observe(self, step: Transition) -> None:
         """Remember one step of all envs."""
 
+    def break_off(self, obs: Tensor, carry: Carry) -> None:
+        """End the episodes under way."""
+
     def update(self, frame: int) -> Metrics:
         """Train after the algorithm has."""
 
@@ -352,6 +361,11 @@ class OnPolicy(Algorithm[RolloutConfig]):
             self.auxiliary.observe(step)
         if self.sde is not None:
             self.sde.advance()
+
+    def break_off(self, obs: Tensor, carry: Carry) -> None:
+        self.memory.break_off(obs, carry)
+        if self.auxiliary is not None:
+            self.auxiliary.break_off(obs, carry)
 
     def update(self, frame: int) -> Metrics | None:
         self.frame = frame
@@ -412,6 +426,9 @@ class OffPolicy(Algorithm[ReplayConfig]):
         self.memory.add(step)
         if self.sde is not None:
             self.sde.advance()
+
+    def break_off(self, obs: Tensor, carry: Carry) -> None:
+        self.memory.break_off()
 
     @property
     def is_ready(self) -> bool:

@@ -5,7 +5,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Context, OffPolicy
+from slm_lab.agent.algorithm.base import Algorithm, Carry, Context, OffPolicy
 from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.memory.dataset import Dataset
@@ -51,6 +51,9 @@ class Offline(OffPolicy[OfflineConfig]):
 
     def observe(self, step: Transition) -> None:
         """Nothing: steps of the env are not learned from."""
+
+    def break_off(self, obs: Tensor, carry: Carry) -> None:
+        """Nothing, as above."""
 
     def build_actor(self) -> None:
         """The net that acts."""

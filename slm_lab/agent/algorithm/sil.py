@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
-from slm_lab.agent.algorithm.base import Context, Metrics
+from slm_lab.agent.algorithm.base import Carry, Context, Metrics
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.returns import calc_return
 from slm_lab.agent.learn.gradient import Loss, Report
@@ -58,6 +58,10 @@ class SelfImitation:
         self.episodes.add(step._replace(extra={}))
         if self.episodes.is_ready:
             self._keep(self.episodes.sample())
+
+    def break_off(self, obs: Tensor, carry: Carry) -> None:
+        """End the episodes under way; what is known of them enters the memory with the next step."""
+        self.episodes.break_off(obs, carry)
 
     def _keep(self, rollout: Rollout) -> None:
         """Store each step with the return that followed in its episode; after a time limit V replaces the rest."""

@@ -97,6 +97,10 @@ class HindsightReplay(Replay):
         (reached,) = self.ring.take(self._to_device(at), "next_obs")
         return reached[:, self.goal.achieved.start : self.goal.achieved.stop]
 
+    def break_off(self) -> None:
+        super().break_off()
+        self._is_stale = True
+
     def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
         super().load_rows(start, rows)
         self._is_stale = True

@@ -114,6 +114,8 @@ class Replay:
             self._gather = CompiledFunction(self._take_steps, self.ring.flat, writes=False, plain=self._collect)
         self._reset = torch.ones(num_envs, dtype=torch.bool)
         self._num_fresh = 0
+        # rows after which the envs continued with other episodes; files of rows do not know of it
+        self._breaks: list[int] = []
 
     @property
     def head(self) -> int:
@@ -162,6 +164,19 @@ class Replay:
         self.ring.write({**row, **obs})
         self._reset = step.terminated | step.truncated
         self._num_fresh += 1
+
+    def break_off(self) -> None:
+        """End the episodes under way, as by a time limit: the next row is of other ones."""
+        if self.head:
+            self._breaks.append(self.head - 1)
+            self._mark_breaks(self.held_first, self.head)
+            self._reset.fill_(True)
+
+    def _mark_breaks(self, start: int, end: int) -> None:
+        """Note the breaks in the absolute rows [start, end)."""
+        fields = self.ring.fields
+        for slot in (row % self.ring.capacity for row in self._breaks if start <= row < end):
+            fields["truncated"][slot] |= ~fields["terminated"][slot]
 
     def sample(self, frame: int) -> Batch:
         """A batch with n-step returns, of fewer steps where an episode or the memory ends."""
@@ -306,6 +321,7 @@ class Replay:
         self.ring.load_rows(start, rows)
         if self.frames is not None:
             self.frames.load_rows(start, rows)
+        self._mark_breaks(start, start + len(rows["truncated"]))
 
     def estimate_rows(self, num_frame: int) -> int:
         """Bytes of the rows that it holds after `num_frame` frames."""
@@ -321,6 +337,7 @@ class Replay:
             "head": self.head,
             "num_fresh": self._num_fresh,
             "reset": self._reset.clone(),
+            "breaks": [row for row in self._breaks if row >= self.held_first],
             "store": {} if self.frames is None else self.frames.state_dict(),
         }
 
@@ -329,5 +346,8 @@ class Replay:
         self.ring.head = int(state["head"])
         self._num_fresh = int(state["num_fresh"])
         self._reset.copy_(state["reset"])
+        # checkpoints of before breaks were noted have none
+        self._breaks = [int(row) for row in state.get("breaks", [])]
+        self._mark_breaks(self.held_first, self.head)
         if self.frames is not None:
             self.frames.load_state_dict(state["store"])

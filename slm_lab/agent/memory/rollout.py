@@ -80,6 +80,16 @@ class RolloutMemory(ABC):
     def sample(self) -> Rollout:
         """The steps to train on; the memory forgets them."""
 
+    def break_off(self, obs: Tensor, carry: Tensor | None) -> None:
+        """End the episodes under way, as by a time limit, at what followed the last row (N, ...)."""
+        if not self.rows:
+            return
+        last = self.rows[-1]
+        is_cut = ~(last["terminated"] | last["truncated"])
+        self.rows[-1] = {**last, "truncated": last["truncated"] | is_cut}
+        for env in is_cut.nonzero().flatten().tolist():
+            self.cuts[len(self.rows) - 1, env] = Successor(obs[env], None if carry is None else carry[env])
+
     def _stack(self, rows: list[Row]) -> Row:
         return {name: torch.stack([row[name] for row in rows]) for name in (rows[0] if rows else ())}
 
@@ -169,6 +179,13 @@ class OnPolicyReplay(RolloutMemory):
         for env in np.flatnonzero(step.terminated.numpy() | step.truncated.numpy()).tolist():
             self.episodes.append((env, self.began[env], len(self.rows)))
             self.began[env] = len(self.rows)
+
+    def break_off(self, obs: Tensor, carry: Tensor | None) -> None:
+        super().break_off(obs, carry)
+        for env, begin in enumerate(self.began):
+            if begin < len(self.rows):
+                self.episodes.append((env, begin, len(self.rows)))
+        self.began = [len(self.rows)] * self.num_envs
 
     @property
     def is_ready(self) -> bool:

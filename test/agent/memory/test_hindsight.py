@@ -81,6 +81,18 @@ def test_goals_are_of_later_steps_of_the_same_episode(num_row: int, strategy: st
         assert {(0, ahead) for ahead in range(5)} <= found
 
 
+def test_goals_are_not_taken_from_beyond_a_break() -> None:
+    replay = make_replay()
+    fill(replay, 3)
+    replay.break_off()
+    fill(replay, 3, start=3)
+    batch = replay.sample(0)
+    for row in range(replay.num_relabelled):
+        number, _, wanted = batch.obs[row].tolist()
+        # steps 0 to 2 are of one episode, 3 to 5 of others
+        assert (wanted - 0.5) % 100 // 3 == number % 100 // 3
+
+
 def test_a_goal_that_is_reached_may_end_the_task() -> None:
     replay = make_replay(has_end=True)
     fill(replay, 23)

@@ -338,6 +338,31 @@ def test_rows_and_state_continue_exactly(frame_stack, skip, num_row, chunk, rows
 # --- mistakes
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("ends", ["..T", "CB."])
+def test_a_break_ends_episodes_like_a_time_limit(ends: str, is_resumed: bool) -> None:
+    """Whatever the batch: n-step returns stop there, and no sequence learns across it."""
+    keys: dict[str, Any] = {"carry": 2, "max_size": 18, "num_step_returns": 3, "batch_size": 200}
+    broken, cut = build(3, **keys), build(3, **keys)
+    before, after = ["...", ".T.", "..."], ["...", "C..", "..."]
+    feed(broken, [*before, ends])
+    feed(cut, [*before, ends.replace(".", "C")])
+    # in a file from before the break, which is not written again
+    rows = broken.rows(0, 4)
+    broken.break_off()
+    if is_resumed:
+        state = through_file(broken.state_dict())
+        broken = build(3, **keys)
+        broken.load_rows(0, rows)
+        broken.load_state_dict(state)
+    for memory in (broken, cut):
+        feed(memory, after)
+    for one, two in zip(broken.sample(0), cut.sample(0), strict=True):
+        assert torch.equal(one, two)
+    for one, two in zip(broken.sample_sequence(3), cut.sample_sequence(3), strict=True):
+        assert torch.equal(one, two)
+
+
 def test_a_replay_that_cannot_fit_is_refused() -> None:
     with pytest.raises(
         SpecError, match=re.escape("max_size of the replay: 1,000,000,000,000 transitions need")

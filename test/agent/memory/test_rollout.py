@@ -263,3 +263,41 @@ def test_many_updates_in_a_row(name: str, kind: type[BatchOracle | EpisodeOracle
 def test_a_memory_that_is_not_on_policy_is_refused() -> None:
     with pytest.raises(SpecError, match="Replay is not on-policy"):
         build("Replay", 2, 3)
+
+
+# --- breaks
+
+
+@pytest.mark.parametrize("ends", ["..T", "CB."])
+def test_a_break_ends_episodes_like_a_time_limit(ends: str) -> None:
+    broken, cut = build_batch(3, 4), build_batch(3, 4)
+    feed(broken, "...", ".T.", ends)
+    # what was seen after the last row, and the hidden state to see it with
+    number = torch.tensor([20.5, 21.5, 22.5])
+    broken.break_off(number[:, None], torch.stack([number, -number], 1))
+    feed(cut, "...", ".T.", ends.replace(".", "C"))
+    for memory in (broken, cut):
+        feed(memory, "...", start=3)
+    one, two = broken.sample(), cut.sample()
+    assert rows(one) == rows(two)
+    assert cuts(one) == cuts(two)
+    assert torch.equal(one.truncated, two.truncated)
+
+
+def test_a_break_finishes_episodes() -> None:
+    memory = build_episodes(2, 3)
+    assert not feed(memory, "..", ".T", "..")
+    number = torch.tensor([20.5, 21.5])
+    memory.break_off(number[:, None], torch.stack([number, -number], 1))
+    assert memory.is_ready
+    rollout = memory.sample()
+    # what env 1 finished, then what was cut
+    assert rows(rollout) == [[1.0], [11.0], [0.0], [10.0], [20.0], [21.0]]
+    assert cuts(rollout) == {4: 20.5, 5: 21.5}
+    assert not memory.rows
+
+
+def test_a_break_before_the_first_step_changes_nothing() -> None:
+    memory = build_episodes(2, 1)
+    memory.break_off(torch.zeros(2, 1), None)
+    assert not memory.is_ready
