@@ -110,7 +110,7 @@ class Agent:
         """Remember a step; on-policy memories keep the policy's own view of the observation, a replay the env's."""
         stats = self.encode.stats
         if stats is not None:
-            # what is acted on next is part of the statistics by then, so that no few samples make it look extreme
+            # the statistics include what is acted on next; beside the first few samples alone it could look extreme
             if not stats.count:
                 stats.update(obs)
             stats.update(step.obs)

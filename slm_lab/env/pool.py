@@ -53,7 +53,7 @@ class EnvPoolVecEnv(VecEnv):
     """All envs of a session.
 
     EnvPool resets an ended env at its next step, whose action it ignores: a fake row. So envs that ended are reset here
-    before that. It also calls an episode truncated that terminates at its very last step, so the clock is kept here.
+    before that. It also calls an episode truncated that terminates at its very last step, so limits are kept here.
 
     Seeds are given when a pool is made, and an episode follows from those before it. No episode can therefore be built
     again: a stopped run starts new ones.

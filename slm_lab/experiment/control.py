@@ -51,8 +51,8 @@ from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
 
-# Checkpoints by the clock come so often, or as seldom as keeps their share of the time: those of a large replay are
-# slow to write.
+# Seconds between checkpoints. Where saving is slow, as with a large replay, they come less often, so that it takes at
+# most this share of the time.
 CHECKPOINT_SECONDS = 10.0
 CHECKPOINT_SHARE = 0.005
 # a session whose parent was killed needs a moment to save and end
@@ -446,7 +446,7 @@ class Session:
         return self.frame, len(self.tracker.rows), self.evaluation.num_step, self.evaluation.is_owed, self.is_ended
 
     def _is_save_due(self, now: float) -> bool:
-        # saving changes nothing in the run, so it may follow the clock on the wall
+        # saving changes nothing in the run, so it may depend on wall time
         if self.save_due is not None:
             return self.save_due(self.frame)
         return now - self.last_save > max(CHECKPOINT_SECONDS, self.save_seconds / CHECKPOINT_SHARE)

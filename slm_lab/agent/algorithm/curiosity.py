@@ -120,7 +120,7 @@ class Curiosity:
         # what does not fill a batch is left out: a smaller one would be compiled again, for its shape
         reports = [self.step(self.whiten(obs[order[at : at + size]])) for at in range(0, len(obs) - size + 1, size)]
         self.learner.net.eval()
-        # of the numbers that other steps report too, the table has the algorithm's own
+        # the loss and the gradient norm in the table are the algorithm's own
         return [{"rnd_loss": report["loss"]} for report in reports]
 
     def state_dict(self) -> State:
