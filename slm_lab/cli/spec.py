@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +11,15 @@ import typer
 
 from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import ImportsOption, SetOption
+from slm_lab.lib.data import Document
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.io import dump_yaml
 from slm_lab.lib.runtime import import_modules
 from slm_lab.spec.document import spec_file_schema, spec_reference
+from slm_lab.spec.grid import is_experiment_file, list_runs, read_experiment
 from slm_lab.spec.loading import (
     SHIPPED,
+    Loaded,
     dump_spec,
     find_file,
     load_spec,
@@ -33,21 +38,15 @@ Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The spec in 
 
 @app.command()
 def check(file: File, name: Name = None, set_: SetOption = None, imports: ImportsOption = None) -> None:
-    """Check specs and list every mistake."""
+    """Check specs, or an experiment file, and list every mistake."""
     with user_errors():
         import_modules(imports or [])
         overrides = dict(parse_override(text) for text in set_ or [])
-        if name is None and file.endswith((".json", ".yaml", ".yml")):
-            path = find_file(Path(file))
-            names = spec_names(path)
-        else:
-            path, only = locate(file, name)
-            names = [only]
         mistakes: list[str] = []
         shown: set[str] = set()
-        for one in names:
+        for one, load in _list_loads(file, name, overrides):
             try:
-                loaded = load_spec(path, one, overrides)
+                loaded = load()
             except SpecError as error:
                 mistakes.append(str(error))
                 continue
@@ -58,6 +57,21 @@ def check(file: File, name: Name = None, set_: SetOption = None, imports: Import
             sys.stdout.write(f"{one}: valid\n")
         if mistakes:
             raise SpecError("\n".join(mistakes))
+
+
+def _list_loads(file: str, name: str | None, overrides: Document) -> Iterator[tuple[str, Callable[[], Loaded]]]:
+    """The specs to check by name, each with the call that loads it: one, those of a file, or those of an experiment."""
+    if name is not None or not file.endswith((".json", ".yaml", ".yml")):
+        path, only = locate(file, name)
+        yield only, partial(load_spec, path, only, overrides)
+    elif is_experiment_file(file):
+        path = Path(file)
+        for run in list_runs(read_experiment(path), overrides):
+            yield run.title, partial(run.load, path)
+    else:
+        path = find_file(Path(file))
+        for one in spec_names(path):
+            yield one, partial(load_spec, path, one, overrides)
 
 
 @app.command()

@@ -3,18 +3,16 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.errors import LabError, SpecError
-from slm_lab.spec.loading import SUFFIXES, Loaded, find_placeholders, load_spec, locate, resolve_spec
+from slm_lab.spec.loading import EXPERIMENT, SUFFIXES, Loaded, find_placeholders, load_spec, locate, resolve_spec
 from slm_lab.spec.problem import describe_all, refuse
 from slm_lab.spec.reader import kind_of, read_document
 from slm_lab.spec.types import Model, PositiveInt, Str
-
-KEY = "experiment"
 
 
 class SpecEntry(Model):
@@ -72,22 +70,23 @@ class ExperimentSpec(Model):
 def is_experiment_file(source: str) -> bool:
     """Whether a file is an experiment rather than specs."""
     path = Path(source)
-    return path.suffix in SUFFIXES and path.is_file() and KEY in read_document(path)
+    return path.suffix in SUFFIXES and path.is_file() and EXPERIMENT in read_document(path)
 
 
 def read_experiment(path: Path) -> ExperimentSpec:
     """The experiment of a file; all mistakes are reported at once."""
     document = read_document(path)
-    others = [key for key in document if key != KEY and not key.startswith("_")]
+    others = [key for key in document if key != EXPERIMENT and not key.startswith("_")]
     if others:
-        raise SpecError(f"{path}: '{others[0]}' beside `{KEY}`; give specs in a file of their own, or under specs")
-    return parse_experiment(document[KEY], str(path))
+        found = f"'{others[0]}' beside `{EXPERIMENT}`"
+        raise SpecError(f"{path}: {found}; give specs in a file of their own, or under specs")
+    return parse_experiment(document[EXPERIMENT], str(path))
 
 
 def parse_experiment(raw: Any, where: str) -> ExperimentSpec:
     """Plain data as an experiment."""
     if not isinstance(raw, dict):
-        raise SpecError(f"{where}: `{KEY}` is {kind_of(raw)}, a mapping expected")
+        raise SpecError(f"{where}: `{EXPERIMENT}` is {kind_of(raw)}, a mapping expected")
     try:
         return ExperimentSpec.model_validate(raw)
     except ValidationError as error:
@@ -95,20 +94,28 @@ def parse_experiment(raw: Any, where: str) -> ExperimentSpec:
         raise
 
 
-def load_specs(experiment: ExperimentSpec, path: Path, changes: ReadOnlyDocument) -> Iterator[tuple[SpecEntry, Loaded]]:
-    """The spec of every run, with the entry it is from; `changes` are those of the command line."""
-    seeds = {"meta.max_session": experiment.seeds}
-    for entry in experiment.specs:
-        for env in experiment.envs or (None,):
-            given = {**seeds, **experiment.set, **({} if env is None else env.set), **entry.set, **changes}
-            yield entry, _load(entry, None if env is None else env.name, given, path)
-    for run in experiment.runs:
-        own = seeds if run.seeds is None else {"meta.max_session": run.seeds}
-        yield run, _load(run, run.env, {**own, **experiment.set, **run.set, **changes}, path)
+class GridRun(NamedTuple):
+    """A run of an experiment: the entry it is from, its env if the experiment names one, and all keys to set."""
 
+    entry: SpecEntry
+    env: str | None
+    given: Document
 
-def _load(entry: SpecEntry, env: str | None, given: Document, path: Path) -> Loaded:
-    try:
+    @property
+    def title(self) -> str:
+        """As messages name it."""
+        told = self.entry.label or (self.entry.spec if isinstance(self.entry.spec, str) else "inline spec")
+        return f"{told}{'' if self.env is None else f' on {self.env}'}"
+
+    def load(self, path: Path) -> Loaded:
+        """Its spec; `path` is the experiment file."""
+        try:
+            return self._load(path)
+        except LabError as error:
+            raise SpecError(f"{path}: {self.title}: {error}") from None
+
+    def _load(self, path: Path) -> Loaded:
+        entry, env, given = self
         if isinstance(entry.spec, dict):
             name = entry.label and slug(entry.label)
             overrides = given if env is None else {**given, "env.name": env}
@@ -117,9 +124,23 @@ def _load(entry: SpecEntry, env: str | None, given: Document, path: Path) -> Loa
         source, name = _split(entry.spec, path)
         place = "env" if "env" in find_placeholders(source, locate(source, name)[1]) else "env.name"
         return load_spec(source, name, given if env is None else {**given, place: env})
-    except LabError as error:
-        told = entry.label or (entry.spec if isinstance(entry.spec, str) else "inline spec")
-        raise SpecError(f"{path}: {told}{'' if env is None else f' on {env}'}: {error}") from None
+
+
+def list_runs(experiment: ExperimentSpec, changes: ReadOnlyDocument) -> Iterator[GridRun]:
+    """Every run of an experiment; `changes` are those of the command line."""
+    seeds = {"meta.max_session": experiment.seeds}
+    for entry in experiment.specs:
+        for env in experiment.envs or (None,):
+            given = {**seeds, **experiment.set, **({} if env is None else env.set), **entry.set, **changes}
+            yield GridRun(entry, None if env is None else env.name, given)
+    for run in experiment.runs:
+        own = seeds if run.seeds is None else {"meta.max_session": run.seeds}
+        yield GridRun(run, run.env, {**own, **experiment.set, **run.set, **changes})
+
+
+def load_specs(experiment: ExperimentSpec, path: Path, changes: ReadOnlyDocument) -> Iterator[tuple[SpecEntry, Loaded]]:
+    """The spec of every run, with the entry it is from."""
+    return ((run.entry, run.load(path)) for run in list_runs(experiment, changes))
 
 
 def _split(text: str, path: Path) -> tuple[str, str | None]:

@@ -1,6 +1,7 @@
 """From a name or file to a validated Spec: placeholders, overrides, and errors that say what to do."""
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ SHIPPED = Path(__file__).parent
 SUFFIXES = (".json", ".yaml", ".yml")
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
 SECTIONS = ("agent", "env", "meta", "search")
+# the key of a file that is an experiment, not specs
+EXPERIMENT = "experiment"
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,9 @@ def _select(document: Document, name: str, path: Path) -> Document:
         raise SpecError(f"{path} has no spec '{printable(name)}'{nearest(name, names)} (it holds: {held})")
     if not isinstance(document[name], dict):
         raise SpecError(f"{path}: '{printable(name)}' is not a spec but {kind_of(document[name])}")
+    if name == EXPERIMENT and not {"agent", "env"} & document[name].keys():
+        command = shlex.join(["slm-lab", "run", str(path), "train"])
+        raise SpecError(f"{path} is an experiment, not a spec; {command} trains it")
     return {key: value for key, value in document[name].items() if key != "name"}
 
 

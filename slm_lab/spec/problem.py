@@ -101,7 +101,8 @@ def _describe(error: ErrorDetails, model: type[BaseModel], data: object, where: 
     if kind == "union_tag_not_found":
         return f"{shown}: needs the key {context['discriminator']}"
     if kind == "value_error":
-        return f"{shown}: {context['error']}"
+        # a check of the whole document names the key itself
+        return f"{shown}: {context['error']}" if path or where else str(context["error"])
     if kind == "literal_error":
         known = re.findall(r"'([^']+)'", str(context["expected"]))
         expected = str(context["expected"]).replace("False", "false").replace("True", "true")

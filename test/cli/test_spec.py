@@ -55,6 +55,29 @@ def test_a_wrong_spec_ends_in_its_mistakes_and_code_2(call: Call) -> None:
     )
 
 
+def test_an_experiment_is_checked_run_by_run(call: Call) -> None:
+    experiment: dict[str, Any] = {"specs": ["ppo_cartpole", "a2c_gae_cartpole"], "envs": ["CartPole-v1", "Acrobot-v1"]}
+    Path("grid.yaml").write_text(dump_yaml({"experiment": experiment}))
+    code, out, err = call("check", "grid.yaml", "-s", "env.max_frame=2000")
+    assert code == 0, err
+    assert out == "".join(f"{spec} on {env}: valid\n" for spec in experiment["specs"] for env in experiment["envs"])
+    wrong = {"specs": ["ppo_cartpol", {"spec": "ppo_cartpole", "set": {"agent.algorithm.gama": 1}}, "ppo_acrobot"]}
+    Path("grid.yaml").write_text(dump_yaml({"experiment": wrong}))
+    code, out, err = call("check", "grid.yaml")
+    assert (code, out) == (2, "ppo_acrobot: valid\n")
+    assert "grid.yaml: ppo_cartpol: no file and no shipped spec is called 'ppo_cartpol'; did you mean" in err
+    assert "grid.yaml: ppo_cartpole: -s agent.algorithm.gama=1: unknown key; did you mean 'gamma'?" in err
+
+
+def test_an_experiment_is_no_spec_to_show(call: Call) -> None:
+    Path("my grid.yaml").write_text(dump_yaml({"experiment": {"specs": ["ppo_cartpole"]}}))
+    message = "my grid.yaml is an experiment, not a spec; slm-lab run 'my grid.yaml' train trains it"
+    assert call("show", "my grid.yaml") == (2, "", f"Error: {message}\n")
+    # what a run of such a name has saved is one
+    Path("saved.yaml").write_text(dump_yaml({"experiment": demo()}))
+    assert call("show", "saved.yaml", "-s", "env=CartPole-v1")[0] == 0
+
+
 def test_a_note_that_holds_for_several_specs_is_shown_once(call: Call) -> None:
     Path("a.json").write_text(json.dumps({"one": demo(clip_val_loss=True), "two": demo(clip_val_loss=True)}))
     code, out, err = call("check", "a.json", "-s", "env=CartPole-v1")

@@ -156,7 +156,7 @@ def test_specs_by_name_by_file_and_inline(tiny_spec: Callable[..., Spec], tmp_pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"specs": []}, "give at least one spec"),
+        ({"specs": []}, r"has 1 error:\n  specs: give at least one spec"),
         ({"specs": ["ppo_cartpoll"]}, "no shipped spec is called 'ppo_cartpoll'; did you mean 'ppo_cartpole'"),
         ({"seed": 3}, "unknown key; did you mean 'seeds'"),
         ({"seeds": 0}, "seeds: .*greater than 0|seeds: .*> 0"),
