@@ -25,6 +25,8 @@ from slm_lab.env.watch import close_envs
 from slm_lab.lib.errors import EnvError
 
 Level = Literal["ok", "note", "wrong"]
+RESET_VALUES = ("observation", "info")
+STEP_VALUES = ("observation", "reward", "terminated", "truncated", "info")
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def _check_bounds(space: GymSpace) -> list[CheckItem]:
 
 def _check_mask(env: GymEnv, seed: int) -> list[CheckItem]:
     try:
-        info: Any = env.reset(seed=seed)[1]
+        info: Any = _reset(env, seed)[1]
     except MisfitError:
         return []  # reported by the steps below
     if not isinstance(info, dict) or MASK not in info:
@@ -100,7 +102,7 @@ def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[i
     lengths: list[int] = []
     env.action_space.seed(seed)
     try:
-        obs, info = env.reset(seed=seed)
+        obs, info = _reset(env, seed)
         wrong |= _check_obs(env, obs, "reset")
     except MisfitError as error:
         return {"obs": f"reset: {error}"}, [], 0.0
@@ -108,7 +110,7 @@ def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[i
     for step in range(1, num_step + 1):
         try:
             result: Any = env.step(sample_by_info(env.action_space, info))
-            obs, reward, terminated, truncated, info = result
+            obs, reward, terminated, truncated, info = _read_tuple(result, STEP_VALUES)
             is_over = read_truth("terminated", terminated) | read_truth("truncated", truncated)
         except MisfitError as error:
             wrong.setdefault("end", f"step {step}: {error}")
@@ -121,8 +123,20 @@ def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[i
         if is_over:
             lengths.append(length)
             length = 0
-            _, info = env.reset(seed=seed + step)
+            _, info = _reset(env, seed + step)
     return wrong, lengths, num_step / (time.perf_counter() - start)
+
+
+def _reset(env: GymEnv, seed: int) -> tuple[Any, ...]:
+    return _read_tuple(env.reset(seed=seed), RESET_VALUES)
+
+
+def _read_tuple(result: object, names: tuple[str, ...]) -> tuple[Any, ...]:
+    """What `reset` or `step` returns, with as many values as gymnasium says; gym before 0.26 had fewer."""
+    if isinstance(result, tuple) and len(result) == len(names):
+        return result
+    found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+    raise MisfitError(f"returned {found}, ({', '.join(names)}) expected")
 
 
 def _check_reward(reward: object, step: int) -> dict[str, str]:

@@ -161,6 +161,8 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> Gy
     except EnvHangError:
         raise
     except Exception as error:  # the env's own code: anything can come
+        if "required" in str(error) and "argument" in str(error) and isinstance(error, TypeError):
+            raise EnvError(f"env.kwargs: '{settings.name}' needs an option that is not given: {error}") from None
         if "unexpected keyword argument" not in str(error):
             if not settings.kwargs:
                 raise
@@ -249,6 +251,9 @@ def _finish(env: GymEnv, settings: EnvSettings) -> GymEnv:
     """The env with its wrappers, and with observations that nets can read."""
     name = settings.name
     try:
+        for key in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, key, None), spaces.Space):
+                raise EnvError(f"env.name: '{name}' has no {key}; set it in __init__, to a space of gymnasium.spaces")
         # wrappers that stack or reshape observations must not see a mask, and may give one themselves
         env = apply_wrappers(lift_mask(env) if settings.is_masked else env, settings.wrappers)
         env = flatten_action(lift_mask(env) if settings.is_masked else env)

@@ -116,7 +116,11 @@ def import_by_name(name: str) -> None:
     if name.endswith(".py"):
         raise ImportError(f"'{name}' is a file; name the module: {name.removesuffix('.py')}")
     add_working_folder_to_path()
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except SyntaxError as error:
+        # it names the file and the line; the traceback would show how Python imports
+        raise ImportError(str(error)) from None
 
 
 def add_working_folder_to_path() -> None:

@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from slm_lab.env.check import check_env
 from slm_lab.env.make import EnvSettings, make_env
+from slm_lab.lib.errors import EnvError
 
 
 class Env(gym.Env[Any, Any]):
@@ -45,6 +46,8 @@ class Env(gym.Env[Any, Any]):
         super().reset(seed=seed)
         self.t = 0
         self.num_episode = min(self.num_episode + 1, 5)
+        if self.mistake == "old reset":
+            return self._obs()
         return self._obs(), {}
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -55,6 +58,8 @@ class Env(gym.Env[Any, Any]):
             self.t = min(self.t, 9)
         terminated = {"parts of an end": np.zeros(2)}.get(self.mistake, terminated)
         info: Any = None if self.mistake == "no info" else {}
+        if self.mistake == "old step":
+            return self._obs(), reward, terminated, info  # type: ignore[return-value]
         return self._obs(), reward, terminated, False, info
 
 
@@ -81,6 +86,8 @@ def test_a_sound_env() -> None:
         ("text reward", "step 1: the reward is str of shape (), a number expected"),
         ("parts of an end", "step 1: terminated is ndarray, true or false expected"),
         ("no info", "step 1: info is NoneType, a dict expected"),
+        ("old reset", "reset: returned ndarray, (observation, info) expected"),
+        ("old step", "step 1: returned 4 values, (observation, reward, terminated, truncated, info) expected"),
         ("text actions", "env.name: actions of Text are not supported"),
     ],
 )
@@ -101,6 +108,25 @@ def test_what_a_user_should_know(mistake: str, start: str) -> None:
     assert texts(mistake, "wrong") == []
     (note,) = texts(mistake, "note")
     assert note.startswith(start)
+
+
+class Unfinished(Env):
+    """Needs an argument, and forgets a space."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        del self.action_space
+
+
+def test_an_env_that_is_not_finished_is_refused_in_one_line() -> None:
+    gym.register("Unfinished-v0", f"{__name__}:Unfinished")
+    try:
+        with pytest.raises(EnvError, match=r"env\.kwargs: 'Unfinished-v0' needs an option that is not given: .*'size'"):
+            make_env(EnvSettings("Unfinished-v0", 1))
+        with pytest.raises(EnvError, match=r"^env\.name: 'Unfinished-v0' has no action_space; "):
+            make_env(EnvSettings("Unfinished-v0", 1, kwargs={"size": 1}))
+    finally:
+        del gym.registry["Unfinished-v0"]
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "Hopper-v5", "Blackjack-v1"])

@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slm_lab.lib.errors import LabError
 from slm_lab.lib.runtime import (
     add_working_folder_to_path,
     derive_seed,
     git_sha,
+    import_modules,
     machine_facts,
     num_cores,
     package_versions,
@@ -136,3 +138,11 @@ def test_a_commit_with_changes_is_marked(tmp_path: Path) -> None:
     assert git_sha(tmp_path) == clean
     (tmp_path / "code.py").write_text("2")
     assert git_sha(tmp_path) == f"{clean}-dirty"
+
+
+def test_a_module_that_python_cannot_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("unfinished.py").write_text("def reset(:\n")
+    with pytest.raises(LabError, match=r"^--import unfinished: invalid syntax \(unfinished\.py, line 1\)$"):
+        import_modules(["unfinished"])
