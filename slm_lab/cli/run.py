@@ -261,12 +261,14 @@ def _conclude(result: TrialResult, options: Options, profile: bool) -> None:
         if (solved := result.run.solved) is not None:
             out.write(f"Solved   {solved}\n")
     out.write(f"Files    {result.folder}\n")
-    out.write(f"Curve    {result.curve}\n")
+    if result.curve.exists():
+        out.write(f"Curve    {result.curve}\n")
     if result.report is not None:
         out.write(f"Report   {result.report}\n")
     out.write(_time_split(result, profile))
     out.write(_doctor_line(result.conclusion))
-    out.write(f"Replay   {write_command('run', f'enjoy@{result.folder}', imports=options.imports)}\n")
+    if result.has_model:
+        out.write(f"Replay   {write_command('run', f'enjoy@{result.folder}', imports=options.imports)}\n")
     if result.failures:
         out.write(f"Failed   sessions {sorted(result.failures)}; resume them with {resume}\n")
 

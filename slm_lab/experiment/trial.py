@@ -74,6 +74,11 @@ class TrialResult:
         return self.conclusion.report if self.conclusion is not None else None
 
     @property
+    def has_model(self) -> bool:
+        """Whether a session can be played; one that failed early has no model yet."""
+        return any((self.folder / "model").glob("*_ckpt-best_*"))
+
+    @property
     def score(self) -> float:
         """The mean over sessions of their scores: of the deterministic policy at the end, where it was evaluated."""
         spread = self.run.spread if self.run is not None else None

@@ -167,6 +167,22 @@ def test_a_run_in_which_no_episode_ended_says_so(call: Call) -> None:
     assert "Score    none yet: no episode has ended" in out
 
 
+def test_a_run_that_fails_at_once_names_no_file_or_command_that_does_not_work(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_env.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Broken(CartPoleEnv):\n"
+        "    def step(self, action): raise RuntimeError('broken')\n"
+        "gym.register('Broken-v0', Broken)\n"
+    )
+    code, out, log = call("run", "tiny.yaml", "train", "-s", "env.name=broken_env:Broken-v0")
+    assert (code, "RuntimeError: broken" in log) == (1, True)
+    assert re.fullmatch(r"Files    (data/\S+)\nFailed   sessions \[0\]; resume them with slm-lab run train@\1\n", out)
+
+
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("number", "code", "num_session"),
