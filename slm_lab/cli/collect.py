@@ -1,5 +1,6 @@
 """`slm-lab collect DIR -o FILE`: steps of a trained agent, for BC and offline learning."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -37,4 +38,5 @@ def collect(
         done = collect_steps(folder, output, options, frames, num_envs, deterministic, at, format=format)
         mean = f", mean return {np.mean(done.returns):.2f}" if done.returns else ""
         sys.stdout.write(f"{done.num_step:,} steps, {len(done.returns)} episodes{mean}\n")
-        sys.stdout.write(f"Steps    {done.path}\nLearn    -s agent.algorithm.data={done.path}\n")
+        learn = shlex.join(["-s", f"agent.algorithm.data={done.path}"])
+        sys.stdout.write(f"Steps    {done.path}\nLearn    {learn}\n")

@@ -60,7 +60,7 @@ def split_arguments(arguments: list[str]) -> tuple[str, str | None, str]:
     words = list(arguments)
     mode = words.pop() if words and _is_mode(words[-1]) else "dev"
     if words and _is_mode(words[0]):
-        raise LabError(f"the mode comes last: slm-lab run {' '.join([*words[1:], words[0]])}")
+        raise LabError(f"the mode comes last: {write_command('run', *words[1:], words[0])}")
     if len(words) > 2 or (
         # a bare name needs no second one, so the second word was meant as the mode
         len(words) == 2 and Path(words[0]).suffix not in SUFFIXES and find_bare_file(*words) is None
@@ -159,7 +159,8 @@ def run(
         sys.exit(conclude(found, options, validate, continue_, upload_hf))
     if not where and is_experiment_file(source):
         if name is not None or (arguments and arguments[-1] == "dev"):
-            raise LabError(f"{source} is an experiment, which is run as a whole: slm-lab run {source} train")
+            command = write_command("run", source, "train")
+            raise LabError(f"{source} is an experiment, which is run as a whole: {command}")
         # loaded only here: importing the statistics takes a second
         grids, show = (import_module(f"slm_lab.{place}") for place in ("experiment.grid_run", "cli.experiment"))
         given = dict(parse_override(text) for text in changes)

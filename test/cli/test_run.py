@@ -47,6 +47,7 @@ def _specs(tmp_path: Path) -> None:
         (["a.json", "b", "trian"], "unknown mode 'trian'; did you mean 'train'"),
         (["ppo_cartpole", "tran"], "unknown mode 'tran'"),
         (["train", "ppo_cartpole"], "the mode comes last: slm-lab run ppo_cartpole train"),
+        (["train", "my specs.yaml"], "the mode comes last: slm-lab run 'my specs.yaml' train"),
     ],
 )
 def test_words_are_file_name_and_mode(words: list[str], expected: tuple[str, str | None, str] | str) -> None:
@@ -81,6 +82,9 @@ def test_a_run_from_its_start_to_its_damaged_end(call: Call) -> None:
         assert code == 0
         assert re.search(r"Time     \d.*: .*\d%", out)
     assert list(Path("data").iterdir()) == [folder]
+
+    code, out, _ = call("collect", str(folder), "-o", "my steps.safetensors", "--frames", "16")
+    assert (code, out.splitlines()[-1]) == (0, "Learn    -s 'agent.algorithm.data=my steps.safetensors'")
 
     for file in (folder / "model").iterdir():
         file.write_bytes(b"garbage")
