@@ -43,7 +43,7 @@ def export_agent(
 ) -> Exported:
     """Write the agent of a run, or of an exported file, in a format; by default that of the file's ending."""
     path = Path(output)
-    form = form or _guess_form(path)
+    form = _pick_form(path, form)
     trained, origin = open_agent(source, Path(data_dir), session, at)
     contract = trained.contract or describe_agent(trained, origin)
     if form == "slm":
@@ -69,9 +69,12 @@ def open_agent(
     return load_with_origin(source, data_dir, session, at, device="cpu")
 
 
-def _guess_form(path: Path) -> Format:
-    for form in get_args(Format):
-        if path.suffix == SUFFIXES[form]:
-            return form
-    known = ", ".join(SUFFIXES.values())
-    raise LabError(f"--output {path}: its ending is none of {known}; use one of them, or name the --format")
+def _pick_form(path: Path, given: Format | None) -> Format:
+    """The format that is given, or that of the file's ending; a file with the ending of another would be misread."""
+    ending = next((form for form in get_args(Format) if path.suffix == SUFFIXES[form]), None)
+    if given is not None and ending not in (None, given):
+        raise LabError(f"--output {path}: --format {given} has the ending {SUFFIXES[given]}; change one of them")
+    if (form := given or ending) is None:
+        known = ", ".join(SUFFIXES.values())
+        raise LabError(f"--output {path}: its ending is none of {known}; use one of them, or name the --format")
+    return form

@@ -185,6 +185,7 @@ def test_a_run_of_an_older_version_needs_its_env(run: Path, monkeypatch: pytest.
     [
         ("agent.zip", {}, "its ending is none of .slm, .onnx, .pt2"),
         ("agent.slm", {"session": 7}, "has no session 7"),
+        ("agent.slm", {"form": "onnx"}, r"agent\.slm: --format onnx has the ending \.onnx; change one of them"),
     ],
 )
 def test_a_mistake_writes_nothing(
