@@ -19,7 +19,7 @@ from slm_lab.experiment.options import Options
 from slm_lab.experiment.play import enjoy
 from slm_lab.experiment.trial import Here, TrialResult
 from slm_lab.lib.data import Document
-from slm_lab.lib.errors import LabError
+from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
 from slm_lab.results.folder import DATA_DIR, open_run_folder
@@ -42,6 +42,21 @@ def load(source: str | Path, name: str | None = None, **overrides: Any) -> Spec:
     return load_spec(source, name, changes).spec
 
 
+def _read_spec(spec: Spec | Document) -> Spec:
+    if isinstance(spec, dict):
+        return parse_spec(spec)[0]
+    if not isinstance(spec, Spec):
+        raise SpecError(f"spec: a spec or a dict expected, got {spec!r}; slm_lab.load(...) reads one from a file")
+    return spec
+
+
+def _keep_here(callbacks: Sequence[Callback], env: EnvFactory | None) -> Here | None:
+    """What keeps the sessions in this process, if anything does."""
+    if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
+        raise LabError(f"callbacks: a list of slm_lab.Callback objects expected, such as [Mine()], got {callbacks!r}")
+    return Here(callbacks) if callbacks or env is not None else None
+
+
 def run(
     spec: Spec | Document,
     data_dir: str | Path = DATA_DIR,
@@ -55,19 +70,17 @@ def run(
     `env` makes the env that the spec names, and `callbacks` watch the sessions. With either, sessions train in this
     process, one after the other.
     """
-    if isinstance(spec, dict):
-        spec = parse_spec(spec)[0]
+    spec = _read_spec(spec)
+    here = _keep_here(callbacks, env)
     setup_console(log_level)
     if env is not None:
         spec = _register(spec, env)
-    here = Here(callbacks) if callbacks or env is not None else None
     return start(spec, Options(Path(data_dir), log_level, imports=tuple(imports)), here)
 
 
 def build(spec: Spec | Document, session: int = 0, env: EnvFactory | None = None) -> tuple[VecEnv, Agent]:
     """The envs and the agent of a session, for your own training loop."""
-    if isinstance(spec, dict):
-        spec = parse_spec(spec)[0]
+    spec = _read_spec(spec)
     if env is not None:
         spec = _register(spec, env)
     spec, _ = prepare(spec)
@@ -108,10 +121,10 @@ def resume(
     **changes: Any,
 ) -> TrialResult:
     """Resume a stopped run, or make one longer: `resume(folder, env__max_frame=200_000)`."""
+    here = _keep_here(callbacks, env)
     setup_console(log_level)
     if env is not None:
         _register(open_run_folder(str(folder), Path(data_dir))[1], env)
-    here = Here(callbacks) if callbacks or env is not None else None
     options = Options(Path(data_dir), log_level, imports=tuple(imports))
     given = {key.replace("__", "."): value for key, value in changes.items()}
     return resume_run(str(folder), options, changes=given, schedules=schedules, here=here)
@@ -140,8 +153,7 @@ def search(
     keep: int = 3,
 ) -> "SearchResult":
     """Search a spec and return its trials, best first, and the file with the best spec."""
-    if isinstance(spec, dict):
-        spec = parse_spec(spec)[0]
+    spec = _read_spec(spec)
     setup_console(log_level)
     options = Options(Path(data_dir), log_level, imports=tuple(imports), keep=keep)
     # loaded only here: the sampler takes a second

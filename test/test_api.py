@@ -313,3 +313,17 @@ def test_keys_without_their_name_are_refused_when_registered() -> None:
 
     with pytest.raises(SpecError, match='Nameless: its keys need `name: Literal\\["Mine"\\] = "Mine"`'):
         register_algorithm("Mine", Nameless, Random)
+
+
+@pytest.mark.parametrize("callbacks", [slm_lab.Callback(), [slm_lab.Callback], [3]])
+def test_what_is_no_callback_is_refused_before_anything_is_written(tmp_path: Path, callbacks: Any) -> None:
+    spec = slm_lab.load("ppo_cartpole", env__max_frame=400)
+    with pytest.raises(LabError, match=r"^callbacks: a list of slm_lab\.Callback objects expected"):
+        slm_lab.run(spec, tmp_path, callbacks=callbacks)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", [slm_lab.run, slm_lab.build, slm_lab.search])
+def test_a_name_in_place_of_a_spec_is_refused(call: Callable[..., Any]) -> None:
+    with pytest.raises(SpecError, match=r"^spec: a spec or a dict expected, got 'ppo_cartpole'; slm_lab\.load"):
+        call("ppo_cartpole")

@@ -76,6 +76,8 @@ def is_experiment_file(source: str) -> bool:
 def read_experiment(path: Path) -> ExperimentSpec:
     """The experiment of a file; all mistakes are reported at once."""
     document = read_document(path)
+    if EXPERIMENT not in document:
+        raise SpecError(f"{path} is no experiment: the key `{EXPERIMENT}` is missing")
     others = [key for key in document if key != EXPERIMENT and not key.startswith("_")]
     if others:
         found = f"'{others[0]}' beside `{EXPERIMENT}`"

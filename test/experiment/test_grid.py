@@ -184,4 +184,7 @@ def test_a_run_that_has_begun_keeps_its_spec(
     write_yaml(tmp_path / "both.yaml", {"experiment": experiment, "other": {}})
     with pytest.raises(SpecError, match="beside `experiment`"):
         run_experiment(tmp_path / "both.yaml", data_dir=tmp_path)
+    write_yaml(tmp_path / "specs.yaml", {"other": {}})
+    with pytest.raises(SpecError, match="is no experiment: the key `experiment` is missing"):
+        run_experiment(tmp_path / "specs.yaml", data_dir=tmp_path)
     assert len(trained) == 8
