@@ -118,7 +118,10 @@ def _describe(error: ErrorDetails, model: type[BaseModel], data: object, where: 
         amount = f"at {'most' if kind == 'too_long' else 'least'} {limit} item{'' if limit == 1 else 's'}"
         return f"{shown}: {amount} expected, got {given}"
     message = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ").removeprefix("a ")
-    return f"{shown}: {message} expected, got {given}"
+    # what a YAML file may hold is text on the command line
+    is_yaml = message in ("mapping", "list") and isinstance(error["input"], str) and error["input"][:1] in ("{", "[")
+    hint = "; -s takes JSON, with double quotes around keys and text" if is_yaml else ""
+    return f"{shown}: {message} expected, got {given}{hint}"
 
 
 def _keys(error: ErrorDetails, data: object) -> Iterator[str | int]:

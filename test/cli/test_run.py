@@ -115,6 +115,11 @@ def test_older_forms_without_run_work(call: Call) -> None:
         ),
         (["run", "ppo_cartpole", "-s", "env.num_envs=four"], "-s env.num_envs=four: whole number expected"),
         (["run", "ppo_cartpole", "-s", "agent.algorithm.lam=2"], "-s agent.algorithm.lam=2: less than"),
+        (
+            ["run", "ppo_cartpole", "-s", "meta.stop={total_reward: 475}"],
+            'mapping expected, got "{total_reward: 475}"; -s takes JSON, with double quotes around keys and text\n',
+        ),
+        (["run", "ppo_cartpole", "-s", "meta.stop=[475]"], "mapping expected, got [475]\n"),
         (["run", "ppo_cartpole", "-s", "env.name=CartPole-v9"], "no env 'CartPole-v9'"),
         (["run", "ppo_cartpole", "-s", "env.kwargs.colour=red"], "env.kwargs"),
         (["run", "ppo_cartpole", "-s", "agent.algorithm.action_pdtype=Normal"], "does not fit actions"),
