@@ -113,7 +113,7 @@ class PPO(OnPolicy[PPOSpec]):
     def _explore(self, obs: Tensor, carry: Carry, noise: Any) -> tuple[Tensor, Carry, Report]:
         param, value, next_carry = self.net.step_both(obs, carry)
         action = self.policy.choose(param, noise)
-        # pi_old is the policy as it acts: its log probability is stored here and never recomputed
+        # pi_old is the net's distribution as it acts, before any action_policy: stored here and never recomputed
         return action, next_carry, {"value": value, "log_prob": self.context.family.log_prob(param, action)}
 
     def train(self, rollout: Rollout) -> Metrics:
