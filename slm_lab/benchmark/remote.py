@@ -72,8 +72,8 @@ def find_submitted(data_dir: Path) -> list[str]:
 
 
 def name_row(row: Row) -> str:
-    """The name of a row's run at dstack; a short row shares the spec of another."""
-    return make_run_name(row.load_spec().name + ("-short" if row.is_short else ""))
+    """The name of a row's run at dstack; a short row shares the spec of others."""
+    return make_run_name(row.load_spec().name + (f"-{row.max_frame // 1000}k" if row.is_short else ""))
 
 
 class RemoteRuns:
