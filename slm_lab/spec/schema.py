@@ -250,7 +250,7 @@ class MetaSpec(Model):
     )
     precision: Literal["float32", "bf16"] = Field(
         "float32",
-        description="bf16 computes the layers of nets, but not their output layers, in bfloat16: faster for wide "
+        description="bf16 computes hidden layers, but those that read vectors, in bfloat16: faster for wide "
         "layers and convolutions on GPUs and on CPUs with AVX512-BF16 or AMX. All else stays float32.",
     )
     num_threads: PositiveInt = Field(1, description="Torch threads per session; more than one is rarely faster.")

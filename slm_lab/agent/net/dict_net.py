@@ -57,6 +57,8 @@ class DictNet(nn.Module):
         self.encoders = nn.ModuleList(encoders)
         self.trunk = MLPNet(spec, (sum(encoder.out_size for encoder in encoders),))
         self.out_size = self.trunk.out_size
+        # what reads the observation itself: the bodies of its parts, and the trunk if a part has none
+        self.readers: list[nn.Module] = [encoder.body or self.trunk for encoder in encoders]
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features (B, out_size)."""

@@ -1,15 +1,19 @@
 """Bodies with their output layers: policies, values of states, values of actions."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from slm_lab.agent.action.distribution import bound_log_std
 from slm_lab.agent.net.activation import build_activation
 from slm_lab.agent.net.build import build_body
+from slm_lab.agent.net.dict_net import DictNet
 from slm_lab.agent.net.head import Head, ImplicitHead, calc_middles
 from slm_lab.agent.net.init import init_head, init_weights
+from slm_lab.agent.net.mlp import Flatten
 from slm_lab.agent.net.noisy import NoisyLinear
 from slm_lab.agent.net.parts import Parts, build_view, for_acting
 from slm_lab.agent.net.recurrent import RecurrentBody
@@ -56,7 +60,7 @@ HEADS: dict[tuple[bool, bool], type[nn.Linear]] = {
 
 
 def use_bf16(net: nn.Module) -> None:
-    """Compute the bodies of a net in bfloat16; weights, output layers and losses stay in float32."""
+    """Compute the bodies of a net in bfloat16, but for layers that read vectors; weights and losses stay in float32."""
     bodies = []
     for part in net.modules():
         if isinstance(part, OutputNet) and part.state_size:
@@ -65,8 +69,25 @@ def use_bf16(net: nn.Module) -> None:
             bodies.append(part.body)
     # actor and critic may share one
     for body in dict.fromkeys(bodies):
-        body.register_forward_pre_hook(_enter_bf16)
-        body.register_forward_hook(_leave_bf16, always_call=True)
+        body.register_forward_pre_hook(partial(_enter_precision, is_rough=True))
+        body.register_forward_hook(_leave_precision, always_call=True)
+        for layer in _find_input_layers(body):
+            layer.register_forward_pre_hook(partial(_enter_precision, is_rough=False))
+            layer.register_forward_hook(_leave_precision, always_call=True)
+
+
+def _find_input_layers(body: nn.Module) -> list[nn.Linear]:
+    """The layers that read numbers of observations and actions: bfloat16 would round these to two or three digits.
+
+    Pixels have no more digits than that.
+    """
+    readers = [body]
+    for part in body.modules():
+        if isinstance(part, DictNet):
+            readers = part.readers
+    kinds = (nn.Linear, _ConvNd, Flatten)
+    firsts = [next((part for part in reader.modules() if isinstance(part, kinds)), None) for reader in readers]
+    return list(dict.fromkeys(layer for layer in firsts if isinstance(layer, nn.Linear)))
 
 
 def use_mask(net: nn.Module, mask: OutputMask) -> None:
@@ -76,15 +97,15 @@ def use_mask(net: nn.Module, mask: OutputMask) -> None:
             part.mask = mask
 
 
-def _enter_bf16(body: nn.Module, args: tuple[Tensor, ...]) -> None:
+def _enter_precision(part: nn.Module, args: tuple[Tensor, ...], is_rough: bool) -> None:
     # no cache: weights change between calls
-    precision = torch.autocast(args[0].device.type, torch.bfloat16, cache_enabled=False)
+    precision = torch.autocast(args[0].device.type, torch.bfloat16, enabled=is_rough, cache_enabled=False)
     precision.__enter__()
-    body.__dict__["precision"] = precision
+    part.__dict__["precision"] = precision
 
 
-def _leave_bf16(body: nn.Module, args: tuple[Tensor, ...], out: Tensor | None) -> Tensor | None:
-    body.__dict__.pop("precision").__exit__(None, None, None)
+def _leave_precision(part: nn.Module, args: tuple[Tensor, ...], out: Tensor | None) -> Tensor | None:
+    part.__dict__.pop("precision").__exit__(None, None, None)
     return out if out is None else out.float()
 
 
