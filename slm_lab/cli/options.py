@@ -33,7 +33,9 @@ RayAddressOption = Annotated[
 ]
 RenderOption = Annotated[bool, typer.Option("--render", help="Show the first env in a window.")]
 ProfileOption = Annotated[bool, typer.Option("--profile", help="Show the time by phase for each session.")]
-EpisodesOption = Annotated[int, typer.Option(help="Number of episodes.", min=1, rich_help_panel="Play")]
+EpisodesOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Number of episodes; 10 by default.", min=1, rich_help_panel="Play")
+]
 VideoOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write the episodes as FILE.mp4 or FILE.gif.", rich_help_panel="Play"),

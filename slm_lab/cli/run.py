@@ -90,7 +90,7 @@ def run(
     keep: KeepOption = None,
     validate: ValidateOption = 0,
     schedules: SchedulesOption = None,
-    episodes: EpisodesOption = 10,
+    episodes: EpisodesOption = None,
     video: VideoOption = None,
     at: AtOption = None,
     imports: ImportsOption = None,
@@ -138,6 +138,8 @@ def run(
         raise LabError("--schedules is for a run that grows: slm-lab resume DIR -s env.max_frame=N --schedules keep")
     if at is not None and verb != "enjoy":
         raise LabError(f"--at works with enjoy@DIR, not with {mode}")
+    if episodes is not None and verb != "enjoy":
+        raise LabError(f"--episodes works with enjoy@DIR, not with {mode}; set the length of a training by env.max_frame")
     if verb == "enjoy":
         # UPLOAD_HF may be set for all runs, and playing makes none
         _enjoy(where, options, episodes, at)
@@ -208,7 +210,7 @@ def resume(
 @app.command(help="Play episodes with the best agent of a run, without exploration; the run stays unchanged.")
 def enjoy(
     folder: FolderArgument = "latest",
-    episodes: EpisodesOption = 10,
+    episodes: EpisodesOption = None,
     render: RenderOption = False,
     video: VideoOption = None,
     at: AtOption = None,
@@ -237,12 +239,14 @@ def _load(source: str, name: str | None, changes: list[str], mode: str) -> Spec:
     return spec
 
 
-def _enjoy(where: str, options: Options, episodes: int, at: int | None, session: int | None = None) -> None:
-    def on_episode(index: int, value: float) -> None:
-        logger.info(f"Episode {index + 1}/{episodes}: total_reward {value:.2f}")
+def _enjoy(where: str, options: Options, episodes: int | None, at: int | None, session: int | None = None) -> None:
+    num = episodes or 10
 
-    returns = play(where, options, episodes, on_episode, at, session)
-    sys.stdout.write(f"mean total_reward {sum(returns) / len(returns):.2f} over {len(returns)} episodes\n")
+    def on_episode(index: int, value: float) -> None:
+        logger.info(f"Episode {index + 1}/{num}: total_reward {value:.2f}")
+
+    returns = play(where, options, num, on_episode, at, session)
+    sys.stdout.write(f"mean total_reward {sum(returns) / num:.2f} over {num} episode{'s' if num > 1 else ''}\n")
     if options.video is not None:
         sys.stdout.write(f"Video    {options.video}\n")
 

@@ -328,9 +328,9 @@ class Session:
     def _restore(self, state: State, path: Path) -> tuple[Obs, Any]:
         """Resume from where a checkpoint was written."""
         if state.get("format") != FORMAT:
-            raise CheckpointError(f"{path}: was written by another version of the lab; continue it with that one")
+            raise CheckpointError(f"{path}: was written by another version of the lab; resume it with that one")
         if not self._is_own(state):
-            raise CheckpointError(f"{path}: belongs to another spec; continue it with the spec it was made with")
+            raise CheckpointError(f"{path}: belongs to another spec; resume it with the spec it was made with")
         if (place := state["place"]) != self._place():
             told = printable(f"trial {place.get('trial')} session {place.get('session')}")
             raise CheckpointError(f"{path}: is that of {told}; was it copied? Put the right one in its place")

@@ -200,7 +200,7 @@ def resume(
     check_executor(options)
     folder, saved = open_run_folder(where, options.data_dir, name)
     if folder.study_file.exists():
-        raise RunFolderError(f"{folder.path} is a search; continue it with search@{folder.path}")
+        raise RunFolderError(f"{folder.path} is a search; resume it with search@{folder.path}")
     before = saved
     with import_hint(folder):
         if changes:
@@ -224,7 +224,7 @@ def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str], he
             return Trial(spec, folder, options, here=here).run()
     except StorageError as error:
         raise StorageError(
-            f"{error}; checkpoints are whole: make room, then continue with slm-lab run train@{folder.path}"
+            f"{error}; checkpoints are whole: make room, then resume with slm-lab run train@{folder.path}"
         ) from None
 
 

@@ -93,7 +93,7 @@ def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
         if folder.study_file.exists():
             raise RunFolderError(f"{folder.path} has kept no model; --keep N of a search keeps those of N trials")
         what = "no *_ckpt-best_net_model.pt; pull it again" if folder.is_published else "no trained model yet"
-        more = "" if folder.is_published else f"; continue it with train@{folder.path}"
+        more = "" if folder.is_published else f"; resume it with train@{folder.path}"
         raise RunFolderError(f"{folder.path} has {what}{more}")
     return max(scores, key=lambda session: scores[session])
 

@@ -107,7 +107,7 @@ def resume_search(where: str, options: Options, name: str | None = None) -> Sear
         where = _find_latest(options.data_dir, name)
     folder, spec = open_run_folder(where, options.data_dir, name)
     if not folder.study_file.exists():
-        raise RunFolderError(f"{folder.path} is no search; continue it with train@{folder.path}")
+        raise RunFolderError(f"{folder.path} is no search; resume it with train@{folder.path}")
     check_known_to_processes(spec, options)
     if not is_playground(spec.env.name):
         # trials whose env is not known would fail one after the other

@@ -161,7 +161,7 @@ class Trial:
 
         def on_hang(error: EnvHangError, is_stopping: bool) -> None:
             end_by(error, is_stopping)
-            logger.warning(f"Its last checkpoint stays; continue with slm-lab run train@{self.named.path}")
+            logger.warning(f"Its last checkpoint stays; resume with slm-lab run train@{self.named.path}")
 
         here = Path.cwd()
         try:

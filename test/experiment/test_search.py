@@ -721,7 +721,7 @@ def test_a_killed_driver_leaves_a_search_that_is_resumed(
 
 def test_what_is_no_search_is_not_continued_as_one(tmp_path: Path) -> None:
     make_folder(tmp_path / "run", make_spec())
-    with pytest.raises(RunFolderError, match="is no search; continue it with train@"):
+    with pytest.raises(RunFolderError, match="is no search; resume it with train@"):
         search_run.resume_search("run", Options(data_dir=tmp_path))
 
 

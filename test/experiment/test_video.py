@@ -251,6 +251,7 @@ def test_enjoy_ends_with_one_line_when_nothing_can_be_drawn(
         (["enjoy@{folder}", "--render"], "no window can be opened"),
         (["ppo_cartpole", "train", "--render"], "no window can be opened"),
         (["ppo_cartpole", "train", "--video", "film.mp4"], "--video works with enjoy@DIR, not with train"),
+        (["ppo_cartpole", "train", "--episodes", "3"], "--episodes works with enjoy@DIR, not with train"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_played(

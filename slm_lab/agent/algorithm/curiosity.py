@@ -68,7 +68,8 @@ class Curiosity:
             )
         self.config = config
         self.generator = generator
-        net = without_division(net)
+        # actors start with small outputs; features to predict must differ from the start
+        net = without_division(net).model_copy(update={"init_std": None})
         nets = [OutputNet(net, obs_shape, config.feature_size, parts=parts) for _ in range(2)]
         self.random, self.learner = (Learner(each, net, device) for each in nets)
         self.stats = RunningStats(obs_shape)

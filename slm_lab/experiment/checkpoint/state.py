@@ -244,9 +244,9 @@ def load_latest(path: Path, finish: Callable[[State], None] = lambda _: None) ->
                 os.replace(path, path.with_name(f"{path.name}.damaged"))
             return state, problems
     if problems:
-        raise CheckpointError("; ".join(problems) + "; no good checkpoint is left to continue from")
+        raise CheckpointError("; ".join(problems) + "; no good checkpoint is left to resume from")
     if (old := path.with_suffix(".pt")).exists():
-        raise CheckpointError(f"{old}: was written by another version of the lab; continue it with that one")
+        raise CheckpointError(f"{old}: was written by another version of the lab; resume it with that one")
     return None, problems
 
 
