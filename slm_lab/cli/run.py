@@ -139,7 +139,9 @@ def run(
     if at is not None and verb != "enjoy":
         raise LabError(f"--at works with enjoy@DIR, not with {mode}")
     if episodes is not None and verb != "enjoy":
-        raise LabError(f"--episodes works with enjoy@DIR, not with {mode}; set the length of a training by env.max_frame")
+        raise LabError(
+            f"--episodes works with enjoy@DIR, not with {mode}; set the length of a training by env.max_frame"
+        )
     if verb == "enjoy":
         # UPLOAD_HF may be set for all runs, and playing makes none
         _enjoy(where, options, episodes, at)

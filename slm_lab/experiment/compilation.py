@@ -12,7 +12,7 @@ from loguru import logger
 from torch import nn
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.compile.engine import GRAPH, find_missing_part
+from slm_lab.agent.compile.engine import find_missing_part
 from slm_lab.experiment.step_time import KnownTimes, time_step
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import OffPolicySpec
@@ -117,7 +117,7 @@ def _find_spec_obstacle(spec: Spec, agent: Agent) -> str | None:
 
 def _find_machine_obstacle(agent: Agent) -> str | None:
     """What on this machine is missing."""
-    if (part := find_missing_part(GRAPH.read_text())) is not None:
+    if (part := find_missing_part()) is not None:
         return f"torch {torch.__version__} has no {part}, which compiling needs"
     if agent.device.type == "mps":
         return "code for GPUs of Apple cannot be compiled"

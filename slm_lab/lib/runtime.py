@@ -48,6 +48,7 @@ def share_niceness() -> None:
         Path("/proc/self/autogroup").write_text(str(os.nice(0)), encoding="utf-8")
 
 
+CPU_FILE = Path("/proc/cpuinfo")
 # set by remote runs, whose code comes without its history
 COMMIT_VARIABLE = "SLM_LAB_COMMIT"
 
@@ -92,12 +93,17 @@ def machine_facts() -> dict[str, str | int]:
 
 def processor_name() -> str:
     """The model of the processor."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
+    return describe_processor().get("model name") or platform.processor()
+
+
+def describe_processor() -> dict[str, str]:
+    """What Linux says about the first core; empty elsewhere."""
+    try:
+        text = CPU_FILE.read_text()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def import_modules(names: Iterable[str]) -> None:

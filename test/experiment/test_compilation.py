@@ -1,6 +1,7 @@
 """Whether updates are compiled is decided once, said, and kept."""
 
 import sysconfig
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from slm_lab.agent.algorithm import ppo
-from slm_lab.agent.compile.engine import GRAPH, find_missing_part
+from slm_lab.agent.compile.engine import PRIVATE, find_missing_part
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import EnvFacts, build_settings
@@ -230,10 +231,10 @@ def test_the_choice_is_told_before_the_run(timed: list[bool]) -> None:
 
 
 def test_a_torch_without_what_compiling_needs_trains_plainly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert find_missing_part(GRAPH.read_text()) is None
+    assert find_missing_part() is None
     later = tmp_path / "graph.py"
-    later.write_text(GRAPH.read_text().replace("import compile_fx_inner", "import compile_fx_innermost"))
-    monkeypatch.setattr("slm_lab.experiment.compilation.GRAPH", later)
+    later.write_text(PRIVATE[0].read_text().replace("import compile_fx_inner", "import compile_fx_innermost"))
+    monkeypatch.setattr("slm_lab.experiment.compilation.find_missing_part", partial(find_missing_part, [later]))
     is_compiled, note = resolve(build_spec(True))
     assert not is_compiled
     assert "has no torch._inductor.compile_fx.compile_fx_innermost, which compiling needs" in note

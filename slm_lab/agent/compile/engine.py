@@ -25,7 +25,8 @@ from slm_lab.lib.system import user_number, wait_for_lock
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 # each takes seconds; a function that meets more forms of arguments than this should not be compiled
 MAX_GRAPHS = 8
-GRAPH = Path(__file__).parent / "graph.py"
+# what uses private parts of torch
+PRIVATE = tuple(Path(__file__).parent / name for name in ("graph.py", "products.py"))
 
 
 class CompileError(RuntimeError):
@@ -151,12 +152,12 @@ class CompiledFunction:
         return lambda inputs: build(iter(compiled([*state, *inputs])))
 
 
-def find_missing_part(source: str) -> str | None:
-    """A part of torch that a module imports and that this version lacks: compiling needs private ones.
+def find_missing_part(modules: Iterable[Path] = PRIVATE) -> str | None:
+    """A part of torch that modules import and that this version lacks: compiling needs private ones.
 
     Looked up in torch's own files, since importing its compiler takes seconds.
     """
-    for node in ast.parse(source).body:
+    for node in (node for module in modules for node in ast.parse(module.read_text()).body):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("torch."):
             place = Path(torch.__file__).parent.joinpath(*str(node.module).split(".")[1:])
             files = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]

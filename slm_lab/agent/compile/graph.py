@@ -23,6 +23,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from slm_lab.agent.compile.products import build_decompositions
+
 Call = Callable[[list[Tensor]], Sequence[Any]]
 
 
@@ -50,7 +52,7 @@ def compile_graph(
     }
     decompositions = select_decomp_table()
     if not is_cuda:
-        decompositions = {**decompositions, torch.ops.aten.mm.default: _multiply}
+        decompositions = {**decompositions, **build_decompositions()}
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in (*state, *inputs)]
     with torch.no_grad(), config.patch(options):
@@ -59,18 +61,6 @@ def compile_graph(
         with V.set_fake_mode(mode), tracing(TracingContext(mode)):
             compiled = assemble(graph, fakes, len(state), is_cuda, is_captured)
     return _copy_results(compiled) if is_captured else compiled
-
-
-def _multiply(left: Tensor, right: Tensor) -> Tensor:
-    """A product of matrices; one with few columns as the transpose of one with few rows.
-
-    MKL takes up to six times as long for few columns, such as the gradient of a first layer has one for each input.
-    Only whole vectors of 16 are as fast either way.
-    """
-    num_column = right.shape[1]
-    if 1 < num_column < left.shape[0] and num_column % 16:
-        return torch.mm(right.t(), left.t()).t()
-    return NotImplemented
 
 
 def assemble(graph: GraphModule, fakes: list[Any], num_state: int, is_cuda: bool, is_captured: bool) -> Call:

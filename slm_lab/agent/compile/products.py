@@ -1,0 +1,96 @@
+"""Products of matrices in compiled code on a CPU: by MKL, as in plain calls, or by oneDNN where MKL is slow.
+
+torch has both; its own products of float32 are always MKL's, which does without AVX-512 on processors of AMD. From the
+Zen 5 on, where AVX-512 is twice as fast, a product of three 256 x 256 takes 320 us with MKL and 150 with oneDNN.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor.ir import FixedLayout, TensorBox
+from torch._inductor.lowering import permute, register_lowering
+from torch._inductor.mkldnn_ir import LinearUnary, _create_output_node
+
+from slm_lab.lib.runtime import describe_processor
+
+# multiplications from which a call of oneDNN, which takes longer to begin, pays
+MIN_SIZE = 2**21
+# the Zen 5; the Zen 4 has AVX-512 too, at half the rate, which is that of AVX2
+MIN_FAMILY = 26
+
+
+def build_decompositions() -> dict[Any, Callable[..., Any]]:
+    """How compiled code on this machine's CPU multiplies matrices."""
+    aten = torch.ops.aten
+    if not prefers_onednn():
+        return {aten.mm.default: _multiply_by_mkl}
+    return {aten.mm.default: _multiply, aten.addmm.default: _multiply_and_add}
+
+
+@lru_cache(maxsize=1)
+def prefers_onednn() -> bool:
+    """Whether oneDNN is faster than MKL for large products. Not measured, so that a run repeats to the bit."""
+    facts = describe_processor()
+    family = facts.get("cpu family", "")
+    is_new = facts.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= MIN_FAMILY
+    return is_new and "avx512f" in facts.get("flags", "").split() and torch.backends.mkldnn.is_available()
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    return multiply(left, right) if _is_large(left, right) else _multiply_by_mkl(left, right)
+
+
+def _multiply_and_add(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if beta == 1 and alpha == 1 and _is_large(left, right):
+        # the sum becomes a part of the activation's loop
+        return bias + multiply(left, right)
+    return NotImplemented
+
+
+def _is_large(left: Tensor, right: Tensor) -> bool:
+    """Whether a product is worth a call of oneDNN."""
+    return left.dtype == torch.float32 and left.shape[0] * left.shape[1] * right.shape[1] >= MIN_SIZE
+
+
+def _multiply_by_mkl(left: Tensor, right: Tensor) -> Tensor:
+    """A product of matrices; one with few columns as the transpose of one with few rows.
+
+    MKL takes up to six times as long for few columns, such as the gradient of a first layer has one for each input.
+    Only whole vectors of 16 are as fast either way.
+    """
+    num_column = right.shape[1]
+    if 1 < num_column < left.shape[0] and num_column % 16:
+        return torch.mm(right.t(), left.t()).t()
+    return NotImplemented
+
+
+@torch.library.custom_op("slm_lab::multiply", mutates_args=(), device_types="cpu")
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` by oneDNN."""
+    # made for layers: the weights (out, in) are transposed
+    return torch.ops.mkldnn._linear_pointwise(left, right.t(), None, "none", [], "")
+
+
+@multiply.register_fake
+def _(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_empty(left.shape[0], right.shape[1])
+
+
+@register_lowering(torch.ops.slm_lab.multiply.default, type_promotion_kind=None)
+def _lower(left: TensorBox, right: TensorBox) -> TensorBox:
+    """The call in the machine code. Inductor's own lowering takes constant weights alone."""
+    device = left.get_device()
+    assert device is not None
+    size = [left.get_size()[0], right.get_size()[1]]
+    # the weights may have any strides
+    inputs = [
+        LinearUnary.require_contiguous(LinearUnary.realize_input(left)),
+        LinearUnary.realize_input(permute(right, [1, 0])),
+    ]
+    layout = FixedLayout(device=device, dtype=left.get_dtype(), size=size)
+    # without a bias or an activation
+    call = LinearUnary(layout=layout, inputs=inputs, constant_args=[None, "none", [-1], ""])
+    return TensorBox.create(_create_output_node(call))
