@@ -64,5 +64,25 @@ NET_CASES: dict[str, dict[str, Any]] = {
     },
 }
 CASES = {**ALGORITHM_CASES, **NET_CASES}
+# Updates of the size of MuJoCo Playground's, 480 gradient steps, and Atari's, 32.
+LARGE_CASES: dict[str, dict[str, Any]] = {
+    "ppo_2048_envs": {
+        "env": "Pendulum-v1",
+        "num_envs": 2048,
+        "normalize_obs": True,
+        "algorithm": {**PPO, "time_horizon": 30, "minibatch_size": 2048, "training_epoch": 16},
+    },
+    "ppo_atari": {
+        "env": "ALE/Pong-v5",
+        "num_envs": 16,
+        "algorithm": {**PPO, "time_horizon": 128, "minibatch_size": 256, "training_epoch": 4},
+        "net": {
+            **CONV,
+            "conv_hid_layers": [[32, 8, 4], [64, 4, 2], [64, 3, 1]],
+            "fc_hid_layers": [512],
+            "shared": True,
+        },
+    },
+}
 # other kernels, other last bits
 ROUNDED = ("conv", "dict", "gru", "lstm", "stack")

@@ -13,7 +13,7 @@ from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
 from slm_lab.env.vec_env import VecEnv
 from test.agent.conftest import Lab
-from test.gpu.cases import CASES
+from test.gpu.cases import CASES, LARGE_CASES
 from test.gpu.ledger import LEDGER
 from test.gpu.pretend import CUDA
 
@@ -23,7 +23,7 @@ Waits = Counter[tuple[str, str]]
 
 def build(name: str, device: torch.device, is_compiled: bool = False) -> tuple[Agent, VecEnv]:
     """The agent and the envs of a case."""
-    spec = Lab().spec(**CASES[name]).replace(meta={"compile": is_compiled})
+    spec = Lab().spec(**{**CASES, **LARGE_CASES}[name]).replace(meta={"compile": is_compiled})
     env = build_vec_env(build_settings(spec.env, (1, 0, 0)))
     agent = Agent(spec, env.facts, env.num_envs, (0, 0), device)
     # dropout draws from the device's own generator, which initial weights are not drawn from

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from test.gpu.cases import LARGE_CASES
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # A100, H100, RTX 50
@@ -49,7 +51,7 @@ def run(*command: str, environment: dict[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "crossq", "ppo_conv"])
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "crossq", "ppo_conv", *LARGE_CASES])
 def test_updates_on_the_null_gpu(name: str, environment: dict[str, str], tmp_path: Path) -> None:
     environment = {**environment, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     updates = str(HERE / "null" / "updates.py")

@@ -133,6 +133,9 @@ API CUresult cuMemGetInfo_v2(size_t* f, size_t* t) {
   return CUDA_SUCCESS;
 }
 API CUresult cuStreamSynchronize(CUstream s) { return (CUresult)cudaStreamSynchronize(s); }
+API CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus* v) {
+  return (CUresult)cudaStreamIsCapturing(s, (cudaStreamCaptureStatus*)v);
+}
 static CUresult nothing() { return CUDA_SUCCESS; }
 API CUresult cuGetProcAddress_v2(const char* name, void** f, int, cuuint64_t, CUdriverProcAddressQueryResult* st) {
   *f = dlsym(RTLD_DEFAULT, name);

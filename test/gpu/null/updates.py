@@ -9,7 +9,7 @@ from slm_lab.agent.algorithm.base import Metrics
 from test.gpu.measure import build, train
 
 # the first updates compile and capture
-NUM_UPDATE = 6
+NUM_UPDATE = 4
 # what the null GPU was asked, as runtime.cpp has it
 FIELDS = "launch", "graph_launch", "graph_kernel", "sync", "upload", "download", "copy", "unsafe"
 # Waits and calls of an update at most: launches, graphs and copies together.
@@ -24,6 +24,11 @@ MOST: dict[tuple[str, bool], tuple[int, int]] = {
     ("crossq", True): (2, 71),
     ("ppo_conv", False): (6, 1571),
     ("ppo_conv", True): (3, 54),
+    ("ppo_2048_envs", False): (482, 65628),
+    ("ppo_2048_envs", True): (3, 266),
+    # most are of the convolutions that take cuDNN's place
+    ("ppo_atari", False): (34, 135098),
+    ("ppo_atari", True): (3, 177),
 }
 
 
