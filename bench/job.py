@@ -6,7 +6,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,9 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def run_module(module: str, content: dict[str, Any], cores: set[int]) -> dict[str, Any]:
+def run_module(
+    module: str, content: dict[str, Any], cores: set[int], variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Run a module in a fresh process on the given cores; what it answers."""
     with tempfile.TemporaryDirectory() as folder:
         question, answer = Path(folder, "job.json"), Path(folder, "answer.json")
@@ -74,7 +76,7 @@ def run_module(module: str, content: dict[str, Any], cores: set[int]) -> dict[st
         process = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", module, str(question), str(answer)],
             cwd=ROOT,
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, **(variables or {})},
             # before any import, for libraries count the cores when they are loaded
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
             capture_output=True,

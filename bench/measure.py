@@ -14,7 +14,7 @@ import torch
 from bench.job import ROOT, Job, Measured, run_module
 from bench.rows import Row, build_spec
 from slm_lab.lib.io import write_json
-from slm_lab.lib.runtime import git_sha, machine_facts, package_versions
+from slm_lab.lib.runtime import MEMORY_VARIABLES, git_sha, machine_facts, package_versions
 from slm_lab.spec.loading import dump_spec
 
 RESULTS = Path(__file__).parent / "results"
@@ -72,7 +72,9 @@ def list_contenders(row: Row, peers: Sequence[str] | None) -> list[str]:
 
 def run_once(job: Job, core: int) -> Measured:
     """One measurement in a fresh process on one core."""
-    return Measured(**run_module(MODULES[job.contender], asdict(job), {core}))
+    # sessions of the lab are started with these
+    variables = MEMORY_VARIABLES if job.contender.startswith("lab") else {}
+    return Measured(**run_module(MODULES[job.contender], asdict(job), {core}, variables))
 
 
 def measure_row(

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from slm_lab.experiment.messages import Progress, SessionEnd
 from slm_lab.experiment.options import DEFAULTS, Options
 from slm_lab.lib.errors import LabError
-from slm_lab.lib.runtime import num_cores
+from slm_lab.lib.runtime import MEMORY_VARIABLES, num_cores
 
 # a session that has not saved by then is killed: Docker, for one, gives a command ten seconds in all
 STOP_SECONDS = 8.0
@@ -285,6 +285,7 @@ def _start(task: SessionTask) -> _Running:
         pass_fds=[write_end],
         stdin=subprocess.DEVNULL,
         env={
+            **MEMORY_VARIABLES,
             **os.environ,
             # libraries read these once, at import
             "OMP_NUM_THREADS": threads,

@@ -47,9 +47,10 @@ class Sweep:
             else:
                 yield from self._read(rows, samples, batch, orders, args)
                 return
+        fields = [_by_pixel(field) for field in _given(batch)]
         for order in self._join(orders, batch):
             # one gather per field; minibatches are views of it
-            parts = [field.index_select(0, order).split(self.size) for field in _given(batch)]
+            parts = [_gather(field, order).split(self.size) for field in fields]
             for minibatch in zip(*parts, strict=True):
                 yield self.step(type(batch)(*minibatch), *args)
 
@@ -101,3 +102,15 @@ class Sweep:
 
 def _given(batch: Any) -> list[Tensor]:
     return [field for field in batch if field is not None]
+
+
+def _by_pixel(field: Tensor) -> Tensor:
+    """Images (N, C, H, W) with the channels of a pixel side by side, as convolutions read them: once for all epochs."""
+    return field.contiguous(memory_format=torch.channels_last) if field.dim() == 4 else field
+
+
+def _gather(field: Tensor, index: Tensor) -> Tensor:
+    if field.dim() != 4:
+        return field.index_select(0, index)
+    # as rows of memory, which are copied whole
+    return field.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
