@@ -73,6 +73,17 @@ def build_share_table(results: Mapping[str, Any], shown: Sequence[str]) -> str:
     return build_table(["update / env / rest", *shown], lines)
 
 
+def build_memory_table(results: Mapping[str, Any], shown: Sequence[str]) -> str:
+    """The most memory that each had in use."""
+    contenders = [name for name in shown if name != "limit"]
+    lines = []
+    for row in ROWS:
+        if row.name in results:
+            summary = summarize(results[row.name])
+            lines.append([row.name, *(f"{summary[name].peak_mb:,.0f}" if name in summary else NONE for name in contenders)])
+    return build_table(["peak memory, MB", *contenders], lines)
+
+
 def build_notes(results: Mapping[str, Any]) -> str:
     """What could not be set equal: what is known beforehand, and what counting found."""
     lines = []
@@ -181,6 +192,7 @@ def write_page(folder: Path, quick: bool) -> Path:
         chart="![Speed as a part of the limit](plots/speed.png)\n" if drawn else "",
         ratio=build_ratio_table(results, shown),
         share=build_share_table(results, shown),
+        memory=build_memory_table(results, shown),
         notes=build_notes(results),
         startup=build_startup(results),
         to_score=build_to_score(results),
