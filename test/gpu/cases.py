@@ -27,6 +27,7 @@ ARC: dict[str, Any] = {
 NET_CASES: dict[str, dict[str, Any]] = {
     "ppo_multi": {"env": "probe/MultiAction-v0", "algorithm": PPO},
     "ppo_conv": {**IMAGE, "algorithm": PPO, "net": CONV},
+    "ppo_rnd": {**CARTPOLE, "algorithm": {**PPO, "rnd": {}}},
     "ppo_gru": {**CARTPOLE, "algorithm": PPO, "net": GRU},
     "ppo_dict": {"env": "test/Picture-v0", "algorithm": PPO, "net": {"obs_keys": ["image", "vector"], **DICT_NET}},
     "a2c_lstm": {
@@ -47,6 +48,7 @@ NET_CASES: dict[str, dict[str, Any]] = {
         "memory": REPLAY,
         "net": {**CONV, "type": "DuelingConvNet"},
     },
+    "dqn_masked": {"env": "probe/Masked-v0", "algorithm": {"name": "DQN", **START}, "memory": REPLAY},
     "dqn_gru": {
         **CARTPOLE,
         "algorithm": {"name": "DoubleDQN", **START},

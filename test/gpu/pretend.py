@@ -234,9 +234,11 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _run_on_host(func: Any, args: Sequence[Any], kwargs: dict[str, Any], generators: list[Any]) -> Any:
     if any(generator._cdata in PretendGenerator.known for generator in generators):
         raise DeviceError(f"{func}: expected a generator of cpu but found cuda at {find_site()}")
-    if func in (aten.is_pinned.default, aten._pin_memory.default):
-        host = args[0]
-        return LEDGER.is_pinned(host) if func is aten.is_pinned.default else LEDGER.pin(host.clone())
+    if func is aten.is_pinned.default:
+        return LEDGER.is_pinned(args[0])
+    # inference mode does not take the first apart
+    if func in (aten.pin_memory.default, aten._pin_memory.default):
+        return LEDGER.pin(args[0].clone())
     if kwargs.get("pin_memory"):
         return LEDGER.pin(func(*args, **{**kwargs, "pin_memory": False}))
     return func(*args, **kwargs)

@@ -1,7 +1,10 @@
 """Every algorithm and kind of net on a GPU that is not there: the same numbers, and no wait that is not known."""
 
+from pathlib import Path
+
 import pytest
 
+from test.agent.algorithm.test_offline import write_steps
 from test.gpu.cases import CASES, ROUNDED
 from test.gpu.graphs import pretend_graphs
 from test.gpu.measure import HOST, Measured, build, measure, train
@@ -41,12 +44,15 @@ WAITS: dict[str, tuple[int, int]] = {
     "ppo_sil": (1, 9),
     "ppo_multi": (1, 6),
     "ppo_conv": (1, 6),
+    # bonuses are scaled on the host
+    "ppo_rnd": (3, 8),
     "ppo_gru": (1, 22),
     "ppo_dict": (1, 6),
     "a2c_lstm": (1, 7),
     "dqn_arc": (1, 2),
     "dqn_radam": (1, 2),
     "dqn_dueling_conv": (1, 2),
+    "dqn_masked": (1, 2),
     "dqn_gru": (1, 8),
     "sac_conv": (1, 9),
     "dqn_stack": (1, 3),
@@ -67,6 +73,7 @@ COMPILED_WAITS: dict[str, tuple[int, int]] = {
     "rainbow": (1, 4),
     "pqn": (1, 3),
     "ppo_conv": (1, 3),
+    "ppo_rnd": (3, 4),
 }
 
 
@@ -97,6 +104,20 @@ def test_compiled_under_the_rules_of_cuda_graphs(name: str) -> None:
         # what breaks the rules is NaN; in CrossQ rounding errors move weights without a true gradient
         assert two == pytest.approx(one, rel=1e-2, abs=1e-2)
     check_waits(COMPILED_WAITS, name, measured)
+
+
+@pytest.mark.parametrize(("name", "num_wait"), [("BC", 2), ("IQL", 2), ("TD3BC", 3)])
+def test_recorded_steps_are_learned_from(
+    name: str, num_wait: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    algorithm = {"name": name, "data": str(write_steps(tmp_path / "steps.safetensors"))}
+    memory = {"name": "Replay", "batch_size": 64}
+    monkeypatch.setitem(CASES, name, {"env": "Pendulum-v1", "algorithm": algorithm, "memory": memory})
+    host = train(*build(name, HOST), NUM_UPDATE)
+    with pretend_gpu():
+        measured = measure(name, NUM_UPDATE)
+    assert measured.rows == host
+    check_waits({name: (1, num_wait)}, name, measured)
 
 
 def check_waits(table: dict[str, tuple[int, int]], name: str, measured: Measured) -> None:

@@ -12,6 +12,7 @@ from slm_lab.agent.net.model import OutputNet
 from slm_lab.agent.net.parts import Parts
 from slm_lab.env.normalize import RewardScaler, RunningStats
 from slm_lab.lib.data import State
+from slm_lab.lib.device import upload
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import RNDSpec
 from slm_lab.spec.net import (
@@ -82,7 +83,7 @@ class Curiosity:
     def whiten(self, obs: Tensor) -> Tensor:
         """Observations with mean 0 and std 1 over all that were seen, clipped."""
         moments = (self.stats.mean, self.stats.var)
-        mean, var = (torch.as_tensor(part, dtype=torch.float32, device=obs.device) for part in moments)
+        mean, var = (upload(torch.as_tensor(part, dtype=torch.float32), obs.device) for part in moments)
         return ((obs.float() - mean) / torch.sqrt(var + EPS)).clamp(-MAX_OBS, MAX_OBS)
 
     def _calc_error(self, obs: Tensor) -> Tensor:
