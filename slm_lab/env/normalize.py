@@ -89,9 +89,9 @@ class ObsEncoder:
         self.is_host = device is None or device.type == "cpu"
         # mean and log std when the shift was last measured
         self._mark: tuple[Array, Array] | None = None
-        # mean and variance where batches on a GPU are, and the count that they belong to
+        # mean and variance where batches on a GPU are, and the mean that they were uploaded from
         self._there: tuple[Tensor, Tensor] | None = None
-        self._there_count = -1.0
+        self._source: Any = None
 
     def __call__(self, obs: Array | Tensor) -> Tensor:
         """Encode a batch; tensors give the same bits as arrays, computed where they are."""
@@ -120,8 +120,9 @@ class ObsEncoder:
             return mean, var
         if not has_float64(device):
             mean, var = mean.float(), var.float()
-        if self._there is None or self._there_count != stats.count:
-            self._there, self._there_count = (upload(mean, device), upload(var, device)), stats.count
+        # statistics that change, or are loaded, are new arrays
+        if self._there is None or self._source is not stats.mean:
+            self._there, self._source = (upload(mean, device), upload(var, device)), stats.mean
         return self._there
 
     def measure_shift(self) -> float:
@@ -151,7 +152,6 @@ class ObsEncoder:
         if self.stats is None or state is None:
             return
         self.stats.load_state_dict(state)
-        self._there = None
         # states of before shifts were measured have none
         mark = state.get("mark")
         shape = tuple(self.stats.mean.shape)

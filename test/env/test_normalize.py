@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slm_lab.env.normalize import ObsEncoder, RewardScaler, RunningStats
+from test.gpu.pretend import CUDA, pretend_gpu
 
 Array = np.ndarray[Any, Any]
 NO = np.zeros(2, bool)
@@ -54,6 +55,20 @@ def test_statistics_of_tensors_are_those_of_arrays_and_saved_as_such() -> None:
             np.testing.assert_allclose(state[name], value, rtol=1e-12)
         if index == 1:
             tensors.stats.load_state_dict(state)
+
+
+def test_batches_on_a_gpu_follow_statistics_that_are_loaded() -> None:
+    """Also those of another run that has seen as much."""
+    rng = np.random.default_rng(0)
+    with pretend_gpu():
+        encode = ObsEncoder((3,), True, None, device=CUDA)
+        assert encode.stats is not None
+        obs = torch.from_numpy(rng.normal(5, 9, (20, 3))).to(CUDA)
+        for mean in (5.0, -5.0):
+            stats = RunningStats((3,))
+            stats.update(rng.normal(mean, 3, (50, 3)))
+            encode.stats.load_state_dict(stats.state_dict())
+            assert torch.equal(encode(obs).cpu(), encode(obs.cpu().numpy()).cpu())
 
 
 # --- statistics
