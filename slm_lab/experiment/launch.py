@@ -29,7 +29,7 @@ from slm_lab.experiment.stopping import check_stop
 from slm_lab.experiment.tracker import list_columns
 from slm_lab.experiment.trial import Here, Trial, TrialResult
 from slm_lab.lib.data import Document, ReadOnlyDocument
-from slm_lab.lib.device import pick_device
+from slm_lab.lib.device import free_memory, pick_device
 from slm_lab.lib.errors import EnvError, RunFolderError, SpecError, StorageError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json
 from slm_lab.lib.log import log_to
@@ -55,6 +55,13 @@ def prepare(spec: Spec, render: bool = False, place: Path | None = None, is_new:
     run takes of the disk is shown and checked if it is known where its files will be: in a run folder or a new one. The
     weights that a new run starts from must fit; one that exists has its own.
     """
+    try:
+        return _prepare(spec, render, place, is_new)
+    finally:
+        free_memory()
+
+
+def _prepare(spec: Spec, render: bool, place: Path | None, is_new: bool) -> tuple[Spec, list[str]]:
     # a spec from Python has not been read from a file
     refuse_secrets(dump_spec(spec), f"spec '{spec.name}'")
     if render:

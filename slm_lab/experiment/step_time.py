@@ -16,6 +16,7 @@ from slm_lab.env.vec_env import Step
 from slm_lab.lib.io import cache_folder, write_text
 from slm_lab.lib.runtime import processor_name
 from slm_lab.spec.algorithm import OffPolicySpec
+from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.schema import Spec
 
 # steps that are timed after those that warm up, and seconds after which fewer are enough
@@ -23,6 +24,8 @@ NUM_WARM_UP, NUM_TIMED = 3, 40
 ENOUGH_SECONDS = 1.0
 # rows that a replay holds before the first step
 NUM_ROW = 64
+# transitions that it has room for: one of full size would fill a GPU beside that of the session
+MAX_SIZE = 20_000
 # env steps after which a spec that has not trained is not waited for
 MAX_ROW = 100_000
 
@@ -68,7 +71,7 @@ def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bo
     No env is touched: the agent learns from one made-up step, again and again.
     """
     num_envs, algorithm = spec.env.num_envs, spec.agent.algorithm
-    agent = Agent(spec.replace(meta={"compile": is_compiled}), facts, num_envs, (0, 0), device)
+    agent = Agent(_shrink(spec).replace(meta={"compile": is_compiled}), facts, num_envs, (0, 0), device)
     space, nothing = facts.obs_space, np.zeros(num_envs, bool)
     obs = np.random.default_rng(0).random((num_envs, *(space.shape or ()))).astype(space.dtype)
     act = agent.act(obs, agent.init_carry(num_envs), explore=True)
@@ -90,6 +93,22 @@ def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bo
         is_plain = any(part.graph is None for part in agent.context.guard.steps)
         return None if is_compiled and is_plain else timer.seconds
     return None
+
+
+def _shrink(spec: Spec) -> Spec:
+    """The spec with small replays: none is filled."""
+    size = max(MAX_SIZE, NUM_ROW * spec.env.num_envs)
+    memory, algorithm = spec.agent.memory, spec.agent.algorithm
+    if isinstance(memory, ReplaySpec):
+        spec = spec.replace(agent={"memory": _cut(memory, size)})
+    # of self-imitation
+    if (past := getattr(algorithm, "sil_memory", None)) is not None:
+        spec = spec.replace(agent={"algorithm": algorithm.model_copy(update={"sil_memory": _cut(past, size)})})
+    return spec
+
+
+def _cut(memory: ReplaySpec, size: int) -> ReplaySpec:
+    return memory.model_copy(update={"max_size": min(memory.max_size, size)})
 
 
 class KnownTimes:

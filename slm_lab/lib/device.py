@@ -1,5 +1,7 @@
 """Which device a session computes on, and the ways to it and back."""
 
+import gc
+
 import torch
 from torch import Tensor
 
@@ -62,3 +64,11 @@ def to_widest(tensor: Tensor) -> Tensor:
 def count_gpus() -> int:
     """GPUs that torch finds."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def free_memory() -> None:
+    """Give a GPU's memory that is no longer used back: torch would keep it from the processes of sessions."""
+    if torch.cuda.is_initialized():
+        # agents are parts of cycles
+        gc.collect()
+        torch.cuda.empty_cache()

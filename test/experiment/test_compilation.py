@@ -1,6 +1,8 @@
 """Whether updates are compiled is decided once, said, and kept."""
 
 import sysconfig
+import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from bench.faults.specs import make_spec
 from slm_lab.agent.algorithm import ppo
 from slm_lab.agent.compile.engine import PRIVATE, find_missing_part
+from slm_lab.agent.memory.ring import Ring
 from slm_lab.agent.registry import ALGORITHMS
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import EnvFacts, build_settings
@@ -23,10 +27,12 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.lib.io import CACHE_VARIABLE
 from slm_lab.results.folder import open_run_folder
 from slm_lab.spec.schema import Spec
+from test.gpu.pretend import pretend_gpu
 from test.tiny import make_tiny_spec
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 MLP: dict[str, Any] = {"type": "MLPNet", "hid_layers": [8]}
+LARGE: dict[str, Any] = {"name": "Replay", "max_size": 10**6}
 
 
 def build_spec(wish: Any = "auto", max_frame: int = 100_000, max_session: int = 4, **agent: Any) -> Spec:
@@ -130,6 +136,43 @@ def test_steps_are_timed_without_an_env(name: str) -> None:
     seconds = step_time.time_step(spec, env.facts, torch.device("cpu"), is_compiled=False)
     assert seconds is not None
     assert 0 < seconds < 1
+
+
+def time_plainly(
+    time_step: Callable[..., float | None], spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bool
+) -> float | None:
+    """Without machine code, as which a tenth is given."""
+    seconds = time_step(spec, facts, device, is_compiled=False)
+    return seconds and seconds * (0.1 if is_compiled else 1)
+
+
+@pytest.mark.parametrize("name", ["DQN", "SIL"])
+def test_preparing_a_run_leaves_a_gpu_empty(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """There is one replay of full size at a time, and none once the run is prepared."""
+    alive: weakref.WeakSet[Ring] = weakref.WeakSet()
+    sizes: list[int] = []
+    build = Ring.__init__
+
+    def count(self: Ring, *args: Any) -> None:
+        build(self, *args)
+        alive.add(self)
+        sizes.append(sum(ring.num_position for ring in alive))
+
+    monkeypatch.setattr(Ring, "__init__", count)
+    monkeypatch.setattr(step_time, "NUM_TIMED", 2)
+    monkeypatch.setattr(compilation, "_find_machine_obstacle", lambda agent: None)
+    monkeypatch.setattr(compilation, "time_step", partial(time_plainly, step_time.time_step))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    keys, memory = ({}, LARGE) if name == "DQN" else ({"sil_memory": LARGE}, None)
+    meta = {"compile": "auto", "device": "cuda:0"}
+    spec = make_spec(name, env={"max_frame": 10**10}, meta=meta, keys=keys, memory=memory)
+    with pretend_gpu():
+        prepare(spec)
+    # timed plain, compiled and in bf16
+    assert sizes[0] == LARGE["max_size"]
+    assert len(sizes) == 4
+    assert max(sizes) <= sizes[0] + 3 * step_time.MAX_SIZE
+    assert not alive
 
 
 def test_a_file_of_times_that_is_broken_is_measured_again(timed: list[bool], tmp_path: Path) -> None:

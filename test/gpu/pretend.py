@@ -417,6 +417,7 @@ def pretend_gpu() -> Iterator[Ledger]:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "synchronize": lambda *_: LEDGER.wait("synchronize"),
+        "empty_cache": lambda: None,
         "get_device_capability": lambda *_: (8, 0),
         "get_device_properties": lambda *_: SimpleNamespace(name="Pretend GPU", major=8, minor=0),
         "set_sync_debug_mode": LEDGER.set_warning,
