@@ -4,6 +4,7 @@ import hashlib
 import json
 import time
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,10 @@ class KnownTimes:
         parts = [
             spec.agent.model_dump(mode="json", serialize_as_any=True),
             [spec.env.num_envs, str(facts.obs_space), str(facts.action_space), facts.frame_stack],
-            [spec.meta.precision, spec.meta.num_threads, torch.__version__, processor_name(), gpu],
+            [spec.env.normalize_obs, spec.env.clip_obs, facts.mask is not None],
+            [spec.meta.precision, spec.meta.num_threads, processor_name(), gpu],
+            # another version may be faster
+            [torch.__version__, metadata.version("slm-lab")],
         ]
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
         self.path: Path = cache_folder() / "step_time" / f"{digest}.json"

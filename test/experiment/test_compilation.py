@@ -79,6 +79,16 @@ def test_auto_compiles_what_saves_time(timed: list[bool]) -> None:
     assert timed == [False, True, False, True]
 
 
+def test_what_is_measured_holds_for_the_same_work(timed: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = build_spec(max_frame=80_000)
+    resolve(spec)
+    resolve(spec.replace(env={"normalize_obs": True}))
+    assert timed == [False, True] * 2
+    monkeypatch.setattr("slm_lab.experiment.step_time.metadata.version", lambda name: "99.0.0")
+    resolve(spec)
+    assert timed == [False, True] * 3
+
+
 def test_auto_compiles_nothing_that_is_short(timed: list[bool]) -> None:
     assert resolve(build_spec(max_frame=60_000)) == (
         False,
