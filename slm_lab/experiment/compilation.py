@@ -67,7 +67,7 @@ def _measure(spec: Spec, agent: Agent) -> tuple[bool, str]:
     known = KnownTimes(spec, agent.facts, agent.device)
     plain = known.get("plain") or time_step(spec, agent.facts, agent.device, is_compiled=False)
     if plain is None:
-        return False, f"{count}, none of which came about when it was tried"
+        return False, f"{count}, none of which could be timed"
     known.set(plain=plain)
     if num_step * plain * (1 - MIN_SHARE) < COMPILE_SECONDS + LOAD_SECONDS * num_session:
         return False, f"{count} of {format_ms(plain)} each, compiling would take longer than it saves"

@@ -14,6 +14,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.compile.engine import CLOCK
 from slm_lab.env.make import EnvFacts
 from slm_lab.env.vec_env import Step
+from slm_lab.lib.errors import DivergenceError
 from slm_lab.lib.io import cache_folder, write_text
 from slm_lab.lib.runtime import processor_name
 from slm_lab.spec.algorithm import OffPolicySpec
@@ -67,7 +68,7 @@ class _Timer:
 
 
 def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bool) -> float | None:
-    """Seconds of a gradient step with its batch; None if the spec does not train, or should compile and cannot.
+    """Seconds of a gradient step with its batch; None if none can be timed, or it should be compiled and cannot.
 
     No env is touched: the agent learns from one made-up step, again and again.
     """
@@ -93,6 +94,9 @@ def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bo
     except _EnoughError:
         is_plain = any(part.graph is None for part in agent.context.guard.steps)
         return None if is_compiled and is_plain else timer.seconds
+    except DivergenceError:
+        # as may happen on made-up data; whether the run diverges is for the run to say
+        return None
     return None
 
 

@@ -148,6 +148,13 @@ def test_steps_are_timed_without_an_env(name: str) -> None:
     assert 0 < seconds < 1
 
 
+def test_a_spec_that_diverges_on_made_up_data_is_not_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    spec = build_spec(max_frame=10**7, net={**MLP, "optim_spec": {"name": "SGD", "lr": 1e20}})
+    count = "about 5,000,000 gradient steps in all"
+    assert resolve(spec) == (False, f"Updates are not compiled: {count}, none of which could be timed")
+
+
 def time_plainly(
     time_step: Callable[..., float | None], spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bool
 ) -> float | None:
