@@ -119,9 +119,10 @@ def read_model(path: Path) -> State:
 
 
 def to_play(spec: Spec) -> Spec:
-    """A copy for an agent that only acts: nothing of it is compiled, and no GPU is asked for where there is none."""
-    spec = spec.replace(meta={"compile": False})
-    return spec if count_gpus() else spec.replace(meta={"device": "cpu"})
+    """A copy for an agent that only acts: nothing of it is compiled, and a device that is not here is not asked for."""
+    kind, _, index = spec.meta.device.partition(":")
+    is_here = kind in ("auto", "cuda") and int(index or 0) < count_gpus()
+    return spec.replace(meta={"compile": False, "device": spec.meta.device if is_here else "cpu"})
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,8 @@ def load_saved(saved: Saved, num_envs: int = 1, render_mode: RenderMode | None =
     published = PublishedAgent(folder, saved.trial, session) if folder.is_published else None
     if published is not None:
         spec = published.fit_spec(spec)
-    if not count_gpus():
-        # playing needs no GPU, whatever the run was trained on
-        spec = spec.replace(meta={"device": "cpu"})
+    # whatever the run was trained on
+    spec = spec.replace(meta={"device": to_play(spec).meta.device})
     torch.set_num_threads(spec.meta.num_threads)
     with import_hint(folder):
         env = build_env(spec, ENJOY_ENV, session, num_envs, render_mode=render_mode)

@@ -284,6 +284,17 @@ def test_playing_compiles_nothing() -> None:
     assert to_play(build_spec(True)).meta.compile is False
 
 
+@pytest.mark.parametrize(
+    ("trained_on", "played_on"),
+    [("cuda:0", "cuda:0"), ("auto", "auto"), ("cpu", "cpu"), ("cuda:1", "cpu"), ("mps", "cpu")],
+)
+def test_a_machine_with_one_gpu_plays_what_others_trained(trained_on: str, played_on: str) -> None:
+    spec = build_spec().replace(meta={"device": trained_on})
+    with pretend_gpu():
+        assert to_play(spec).meta.device == played_on
+    assert to_play(spec).meta.device == "cpu"
+
+
 def test_the_choice_is_told_before_the_run(timed: list[bool]) -> None:
     spec, notes = prepare(build_spec("auto", max_frame=10**7))
     assert spec.meta.compile is True
