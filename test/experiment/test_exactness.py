@@ -67,6 +67,8 @@ IMAGE: dict[str, Any] = {
     "batch_norm": True,
 }
 GAME: dict[str, Any] = {"type": "ConvNet", "conv_hid_layers": [[4, 8, 4], [4, 4, 4]], "fc_hid_layers": [8]}
+# in bfloat16 from the second layer on: the first reads vectors
+DEEP: dict[str, Any] = {"type": "MLPNet", "hid_layers": [16, 16], "optim_spec": {"name": "Adam", "lr": 1e-3}}
 NORMALIZED = {"name": "Pendulum-v1", "normalize_obs": True, "normalize_reward": True}
 # lost lives, games that end between checkpoints, frames kept once, no seed at most games
 BREAKOUT = {"name": "ALE/Breakout-v5", "num_envs": 2, "max_frame": 480, "max_t": 90, "kwargs": {"life_loss_info": True}}
@@ -104,6 +106,7 @@ GRID: dict[str, Case] = {
     **{f"{name}, RecurrentNet": Case(name, RECURRENT) for name in ("Reinforce", "ActorCritic", "PPO", "VanillaDQN")},
     **{f"{name}, parts": Case(name, PARTS, BLACKJACK) for name in ("ActorCritic", "SoftActorCritic")},
     **{f"{name}, normalised": Case(name, env=NORMALIZED, stops=(148, 300, 752)) for name in ("PPO", "SoftActorCritic")},
+    **{f"{name}, bf16": Case(name, DEEP, meta={"precision": "bf16"}) for name in ("PPO", "SoftActorCritic", "CrossQ")},
     "PPO, LunarLander": Case("PPO", env={"name": "LunarLander-v3", "max_t": 150}),
     "PPO, a worker": Case(
         "PPO", env={"name": "Acrobot-v1", "num_envs": 1, "max_t": 60, "num_workers": 1}, stops=(300,)
