@@ -134,11 +134,15 @@ class Tracker:
         return self.rows[-1][self.columns.index(column)]
 
     def is_best(self) -> bool:
-        """Whether the last row has the best moving average so far; remembers it."""
-        value = self.rows[-1][1] if self.rows else math.nan
+        """Whether no row has a better mean return; remembers it.
+
+        Means of fewer episodes are not compared, since a lucky one at the start would stay the best; the newest counts.
+        """
+        value = self.rows[-1][0] if self.rows else math.nan
         if math.isnan(value) or value < self.best:
             return False
-        self.best = value
+        if len(self.recent) == MA_WINDOW:
+            self.best = value
         return True
 
     def _format(self, row: list[float]) -> str:
