@@ -64,6 +64,8 @@ class AlgorithmSpec(Model):
     takes_critic_net: ClassVar[bool] = False
     # whether it has a critic, which `critic_KEY` is for and which may share the actor's body
     has_critic: ClassVar[bool] = True
+    # whether a policy for continuous actions has a std, which `log_std_init` may set
+    has_std: ClassVar[bool] = True
     # memories that it learns from, where not all of its kind will do
     memories: ClassVar[tuple[str, ...]] = ()
 

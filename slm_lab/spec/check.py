@@ -16,10 +16,12 @@ from slm_lab.spec.net import (
     TARGET_KEYS,
     DuelingConvNetSpec,
     DuelingMLPNetSpec,
+    LossSpec,
     NetSpec,
     RecurrentNetSpec,
     TorchArcNetSpec,
 )
+from slm_lab.spec.roles import Role
 from slm_lab.spec.schema import ALGORITHM_SPECS, Spec
 from slm_lab.spec.search_space import search_problems
 
@@ -45,6 +47,7 @@ def check_combination(spec: Spec) -> list[str]:
     problems += [f"agent.algorithm.{key}: {text}" for key, text in algorithm.find_conflicts(memory.name).items()]
     problems += _data_problems(spec) if algorithm.learns_from == "data" else _memory_problems(spec)
     problems += _net_problems(spec)
+    problems += _part_problems(spec)
     problems += _recurrent_problems(spec)
     problems += search_problems(spec).values()
     return problems
@@ -183,8 +186,6 @@ def _net_problems(spec: Spec) -> list[str]:
             f"agent.net.{role}_{key}: {algorithm.name} has one net; give the key without prefix"
             for role, key in _role_keys(net)
         ]
-        if net.log_std_init is not None:
-            problems.append(f"agent.net.log_std_init: {algorithm.name} has no policy with a std; remove it")
     else:
         problems += [
             f"agent.{where}.type: {one.type} is for algorithms that value each action, not {algorithm.name}; "
@@ -192,6 +193,10 @@ def _net_problems(spec: Spec) -> list[str]:
             for where, one in nets.items()
             if isinstance(one, (DuelingMLPNetSpec, DuelingConvNetSpec))
         ]
+    if (is_valuing or not algorithm.has_std) and spec.agent.actor.log_std_init is not None:
+        problems.append(
+            f"{_where(spec, 'log_std_init', 'actor')}: {algorithm.name} has no policy with a std; remove it"
+        )
     if not algorithm.takes_noisy:
         problems += [
             f"agent.{where}.noisy: {algorithm.name} draws no noise for its layers; remove it"
@@ -203,6 +208,36 @@ def _net_problems(spec: Spec) -> list[str]:
     if net.shared and (is_valuing or algorithm.takes_critic_net or not algorithm.has_critic):
         problems.append(f"agent.net.shared: {algorithm.name} has no net to share; remove it")
     return problems
+
+
+def _part_problems(spec: Spec) -> list[str]:
+    """Nets and policies that a kind of critic, gSDE or RND does not go with."""
+    algorithm, agent = spec.agent.algorithm, spec.agent
+    is_recurrent = isinstance(agent.net, RecurrentNetSpec)
+    problems = []
+    kind = getattr(getattr(algorithm, "critic", None), "kind", "value")
+    if kind != "value" and agent.critic.loss_spec != LossSpec():
+        where = _where(spec, "loss_spec", "critic")
+        problems.append(f"{where}: a critic of kind {kind} has a loss of its own; remove it")
+    if kind == "implicit" and is_recurrent:
+        problems.append("agent.algorithm.critic.kind: implicit takes no RecurrentNet; use quantile")
+    if algorithm.state_noise is not None:
+        if agent.actor.log_std_init is not None:
+            where = _where(spec, "log_std_init", "actor")
+            problems.append(f"{where}: the stds of sde begin at its own log_std_init; remove it")
+        if algorithm.action_policy != "default":
+            problems.append("agent.algorithm.action_policy: sde is a policy itself; use default, or remove sde")
+    if getattr(algorithm, "rnd", None) is not None and is_recurrent:
+        problems.append("agent.algorithm.rnd: its nets see one observation at a time; use a net that is not recurrent")
+    return problems
+
+
+def _where(spec: Spec, key: str, role: Role) -> str:
+    """The place of a key of the actor's or the critic's net."""
+    if role == "critic" and spec.agent.critic_net is not None:
+        return f"agent.critic_net.{key}"
+    own = spec.agent.net.actor if role == "actor" else spec.agent.net.critic
+    return f"agent.net.{role}_{key}" if key in own else f"agent.net.{key}"
 
 
 def _join(names: Iterable[str]) -> str:

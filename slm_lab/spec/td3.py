@@ -14,6 +14,7 @@ class TD3Spec(OffPolicySpec):
 
     name: Literal["TD3"] = "TD3"
     actions: ClassVar = "continuous"
+    has_std: ClassVar = False
     has_target: ClassVar = True
     starts_random: ClassVar = True
     trains_every_frame: ClassVar = True

@@ -27,7 +27,7 @@ from slm_lab.env.goal import Goal
 from slm_lab.env.layout import ObsPart
 from slm_lab.lib.data import State
 from slm_lab.lib.due import Due
-from slm_lab.lib.errors import DivergenceError, SpecError
+from slm_lab.lib.errors import DivergenceError
 from slm_lab.spec.algorithm import AlgorithmSpec, OffPolicySpec, OnPolicySpec
 from slm_lab.spec.net import NetSpec
 from slm_lab.spec.schema import AgentSpec
@@ -176,8 +176,6 @@ class Algorithm(ABC, Generic[Config]):
         spec, context = self.config.state_noise, self.context
         if spec is None:
             return policy
-        if policy is not context.family:
-            raise SpecError("agent.algorithm.action_policy: sde is a policy itself; use default, or remove sde")
         sizes = (context.num_envs, actor.linear.in_features)
         self.sde = StateNoise(context.family, *sizes, spec.sample_frequency, context.act_generator)
         return self.sde

@@ -13,14 +13,12 @@ from slm_lab.agent.net.parts import Parts
 from slm_lab.env.normalize import RewardScaler, RunningStats
 from slm_lab.lib.data import State
 from slm_lab.lib.device import upload
-from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import RNDSpec
 from slm_lab.spec.net import (
     ConvNetSpec,
     DictNetSpec,
     MLPBodySpec,
     NetSpec,
-    RecurrentNetSpec,
     TorchArcNetSpec,
 )
 
@@ -63,10 +61,6 @@ class Curiosity:
         guard: Guard,
         is_compiled: bool,
     ) -> None:
-        if isinstance(net, RecurrentNetSpec):
-            raise SpecError(
-                "agent.algorithm.rnd: its nets see one observation at a time; use a net that is not recurrent"
-            )
         self.config = config
         self.generator = generator
         # actors start with small outputs; features to predict must differ from the start

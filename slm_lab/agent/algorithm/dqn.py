@@ -54,7 +54,7 @@ class DQN(OffPolicy[QLearningSpec]):
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         self.family = require_choices(context.family, spec.algorithm.name)
         config = cast(QLearningSpec, spec.algorithm)
-        self.critic = build_head(config.critic, spec.net, ELEMENT_LOSSES[spec.net.loss_spec.name], is_summed=True)
+        self.critic = build_head(config.critic, ELEMENT_LOSSES[spec.net.loss_spec.name], is_summed=True)
         seen = for_acting(spec.net, context.parts)
         net = build_q_net(self.critic, seen, context.obs_shape, self.family.param_size, context.parts)
         super().__init__(spec, context, net.state_size)

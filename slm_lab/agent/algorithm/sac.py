@@ -76,9 +76,7 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         self.net = PolicyNet(actor_spec, *shapes, self.config.state_noise)
         size = family.param_size if self.is_discrete else math.prod(family.action_shape)
         element_loss = ELEMENT_LOSSES[critic_spec.loss_spec.name]
-        self.head = build_head(
-            self.config.critic, critic_spec, symlogged(element_loss) if self.config.symlog else element_loss
-        )
+        self.head = build_head(self.config.critic, symlogged(element_loss) if self.config.symlog else element_loss)
         if self.is_discrete and self.config.critic.kind != "value":
             raise SpecError(
                 f"agent.algorithm.critic.kind: {self.config.critic.kind} is for continuous actions here; "

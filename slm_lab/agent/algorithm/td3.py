@@ -20,7 +20,6 @@ from slm_lab.agent.net.head import build_head
 from slm_lab.agent.net.model import OutputNet, QEnsemble
 from slm_lab.agent.net.parts import for_acting
 from slm_lab.lib.data import State
-from slm_lab.lib.errors import SpecError
 from slm_lab.spec.net import TARGET_KEYS
 from slm_lab.spec.offline import TD3BCSpec
 from slm_lab.spec.schedule import calc_schedule
@@ -64,9 +63,7 @@ class TD3(OffPolicy[TD3Spec]):
         self.family = Deterministic(size)
         self.policy = NoisyAction(self.family, config.action_noise)
         actor_spec, critic_spec = spec.actor, spec.critic
-        if actor_spec.log_std_init is not None:
-            raise SpecError(f"agent.net.log_std_init: {config.name} has no policy with a std; remove it")
-        self.head = build_head(config.critic, critic_spec, ELEMENT_LOSSES[critic_spec.loss_spec.name])
+        self.head = build_head(config.critic, ELEMENT_LOSSES[critic_spec.loss_spec.name])
         self.net = OutputNet(for_acting(actor_spec, parts), shape, size, parts=parts)
         # if critics have a net of their own, its target keys also hold for the actor's target
         keys = critic_spec.model_dump(include=TARGET_KEYS)

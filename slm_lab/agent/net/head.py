@@ -11,9 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from slm_lab.lib.errors import SpecError
 from slm_lab.spec.critic import CategoricalCritic, CriticSpec, EnsembleQuantileCritic, ImplicitCritic, QuantileCritic
-from slm_lab.spec.net import LossSpec, NetSpec
 
 Reduction = Literal["min", "mean"]
 
@@ -174,12 +172,10 @@ def calc_middles(num: int, device: torch.device) -> Tensor:
     return (torch.arange(num, device=device) + 0.5) / num
 
 
-def build_head(spec: CriticSpec, net: NetSpec, element_loss: Callable[..., Tensor], is_summed: bool = False) -> Head:
+def build_head(spec: CriticSpec, element_loss: Callable[..., Tensor], is_summed: bool = False) -> Head:
     """The kind of critic that a spec asks for; `element_loss`, of the net's `loss_spec`, is for plain values."""
     if spec.kind == "value":
         return ValueHead(element_loss)
-    if net.loss_spec != LossSpec():
-        raise SpecError(f"agent.net.loss_spec: a critic of kind {spec.kind} has a loss of its own; remove it")
     match spec:
         case CategoricalCritic():
             return CategoricalHead(spec)

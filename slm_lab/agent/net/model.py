@@ -208,8 +208,6 @@ class PolicyNet(OutputNet):
         if spec.log_std_init is not None and not is_gaussian:
             raise SpecError("agent.net.log_std_init: only a Normal or TanhNormal policy has a log std; remove it")
         start = spec.log_std_init
-        if start is not None and sde is not None:
-            raise SpecError("agent.net.log_std_init: the stds of sde begin at its own log_std_init; remove it")
         is_whole = start is None and sde is None
         super().__init__(for_acting(spec, parts), obs_shape, param_size if is_whole else param_size // 2, parts=parts)
         self.log_std = None if start is None else nn.Parameter(torch.full((param_size // 2,), start))
@@ -354,8 +352,6 @@ class ImplicitQNet(QNet):
         self, spec: NetSpec, obs_shape: tuple[int, ...], num_action: int, parts: Parts, critic: ImplicitHead
     ) -> None:
         super().__init__(spec, obs_shape, num_action, parts, critic)
-        if self.state_size:
-            raise SpecError("agent.algorithm.critic.kind: implicit takes no RecurrentNet; use quantile")
         self.num_middle = critic.num_act
         self.embedding = nn.Linear(critic.num_cosine, self.linear.in_features)
         init_weights(self.embedding, spec.init_fn, "relu")

@@ -146,9 +146,5 @@ def test_an_agent_that_only_acts_draws_again_too(name: str, lab: Any) -> None:
 def test_what_does_not_fit_is_refused(lab: Any) -> None:
     with pytest.raises(SpecError, match=r"agent\.algorithm\.sde: needs continuous actions, these are Categorical"):
         lab.build(make_spec(PPO, "OnPolicyBatchReplay", "CartPole-v1"))
-    with pytest.raises(SpecError, match=r"agent\.net\.log_std_init: the stds of sde begin at its own log_std_init"):
-        lab.build(make_spec(PPO, "OnPolicyBatchReplay", log_std_init=0.0))
-    with pytest.raises(SpecError, match=r"agent\.algorithm\.action_policy: sde is a policy itself"):
-        lab.build(make_spec({**PPO, "action_policy": "random"}, "OnPolicyBatchReplay"))
     with pytest.raises(SpecError, match="needs continuous actions"):
         use_state_noise(Categorical(2))

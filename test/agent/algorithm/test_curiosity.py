@@ -10,8 +10,6 @@ import torch
 
 from slm_lab.audit.difference import find_difference
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.launch import prepare
-from slm_lab.lib.errors import SpecError
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.schema import Spec
@@ -102,12 +100,3 @@ def test_whitened_images_are_not_divided_by_255(kind: str, lab: Any) -> None:
         curiosity.stats.update(obs.numpy())
         errors.append(curiosity.calc_error(curiosity.whiten(obs)).tolist())
     assert errors[0] == errors[1]
-
-
-def test_recurrent_nets_are_refused() -> None:
-    spec = make_spec(PPO, {})
-    net = {"type": "RecurrentNet", "rnn_hidden_size": 8, "seq_len": 8}
-    raw = {**spec.model_dump(mode="json", serialize_as_any=True), "name": "tiny"}
-    raw["agent"]["net"] = net
-    with pytest.raises(SpecError, match=r"agent\.algorithm\.rnd: its nets see one observation"):
-        prepare(parse_spec(raw)[0])

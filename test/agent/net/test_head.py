@@ -13,9 +13,8 @@ from slm_lab.agent.net.head import CategoricalHead, Head, ImplicitHead, Quantile
 from slm_lab.agent.net.model import DuelingHead, build_q_net
 from slm_lab.agent.net.noisy import NoisyLinear, find_noisy, quiet, resample
 from slm_lab.agent.net.simba import SimbaNet
-from slm_lab.lib.errors import SpecError
-from slm_lab.spec.critic import CategoricalCritic, EnsembleQuantileCritic, ImplicitCritic, QuantileCritic, ValueCritic
-from slm_lab.spec.net import DuelingMLPNetSpec, LossSpec, MLPNetSpec, SimbaNetSpec
+from slm_lab.spec.critic import CategoricalCritic, ImplicitCritic, QuantileCritic, ValueCritic
+from slm_lab.spec.net import DuelingMLPNetSpec, MLPNetSpec, SimbaNetSpec
 
 MSE = ELEMENT_LOSSES["MSELoss"]
 FIVE = CategoricalHead(CategoricalCritic(num_atom=5, v_min=-2.0, v_max=2.0))
@@ -89,7 +88,7 @@ def test_an_ensemble_as_one_critic() -> None:
 
 @pytest.mark.parametrize("critic", [ValueCritic(), QuantileCritic(num_quantile=3), CategoricalCritic(num_atom=3)])
 def test_dueling_numbers_are_centred_over_the_actions(critic: Any) -> None:
-    net = build_q_net(build_head(critic, MLPNetSpec(), MSE), DuelingMLPNetSpec(hid_layers=(8,)), (4,), 5)
+    net = build_q_net(build_head(critic, MSE), DuelingMLPNetSpec(hid_layers=(8,)), (4,), 5)
     assert isinstance(net.linear, DuelingHead)
     obs = torch.randn(6, 4)
     raw = torch.nn.functional.linear(net.body(obs), net.linear.weight, net.linear.bias).view(6, 6, -1)
@@ -101,7 +100,7 @@ def test_dueling_numbers_are_centred_over_the_actions(critic: Any) -> None:
 
 def test_an_implicit_net_is_given_its_fractions() -> None:
     torch.manual_seed(0)
-    head = build_head(ImplicitCritic(num_quantile=7, num_act_quantile=4), MLPNetSpec(), MSE)
+    head = build_head(ImplicitCritic(num_quantile=7, num_act_quantile=4), MSE)
     assert isinstance(head, ImplicitHead)
     net = build_q_net(head, MLPNetSpec(hid_layers=(8,)), (4,), 3)
     obs, (fraction, other) = torch.randn(6, 4), head.draw(6, torch.Generator().manual_seed(0))
@@ -118,14 +117,9 @@ def test_an_implicit_net_is_given_its_fractions() -> None:
     assert_close(net.step(obs, None)[0], net(obs, torch.tensor([0.125, 0.375, 0.625, 0.875]).expand(6, 4)).mean(-1))
 
 
-def test_a_loss_of_its_own_is_not_another() -> None:
-    with pytest.raises(SpecError, match=r"agent\.net\.loss_spec: a critic of kind quantile has a loss of its own"):
-        build_head(EnsembleQuantileCritic(), MLPNetSpec(loss_spec=LossSpec(name="HuberLoss")), MSE)
-
-
 def test_noise_is_sampled_and_can_be_silenced() -> None:
     torch.manual_seed(0)
-    net = build_q_net(build_head(ValueCritic(), MLPNetSpec(), MSE), MLPNetSpec(hid_layers=(8,), noisy=True), (4,), 2)
+    net = build_q_net(build_head(ValueCritic(), MSE), MLPNetSpec(hid_layers=(8,), noisy=True), (4,), 2)
     layers = find_noisy(net)
     assert len(layers) == 2
     obs, generator = torch.randn(3, 4), torch.Generator().manual_seed(0)
