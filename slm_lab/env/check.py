@@ -19,7 +19,7 @@ from slm_lab.env.layout import (
     read_truth,
     show_parts,
 )
-from slm_lab.env.mask import MASK, count_choices, sample_by_info
+from slm_lab.env.mask import MASK, count_choices, read_mask, sample_by_info
 from slm_lab.env.vec_env import ActionMap
 from slm_lab.env.watch import close_envs
 from slm_lab.lib.errors import EnvError
@@ -104,27 +104,48 @@ def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[i
     try:
         obs, info = _reset(env, seed)
         wrong |= _check_obs(env, obs, "reset")
+        is_masked = isinstance(info, dict) and MASK in info
+        _check_step_mask(env, info, is_masked)
     except MisfitError as error:
         return {"obs": f"reset: {error}"}, [], 0.0
     length, start = 0, time.perf_counter()
     for step in range(1, num_step + 1):
+        at = f"step {step}"
         try:
             result: Any = env.step(sample_by_info(env.action_space, info))
             obs, reward, terminated, truncated, info = _read_tuple(result, STEP_VALUES)
-            is_over = read_truth("terminated", terminated) | read_truth("truncated", truncated)
+            is_terminated = read_truth("terminated", terminated)
+            is_over = is_terminated | read_truth("truncated", truncated)
+            _check_step_mask(env, info, is_masked, is_terminated)
         except MisfitError as error:
-            wrong.setdefault("end", f"step {step}: {error}")
+            wrong.setdefault("end", f"{at}: {error}")
             break
         length += 1
         # the first mistake of each kind is enough
-        wrong = {**_check_obs(env, obs, f"step {step}"), **_check_reward(reward, step), **wrong}
+        wrong = {**_check_obs(env, obs, at), **_check_reward(reward, step), **wrong}
         if not isinstance(info, dict):
-            wrong.setdefault("info", f"step {step}: info is {type(info).__name__}, a dict expected")
+            wrong.setdefault("info", f"{at}: info is {type(info).__name__}, a dict expected")
         if is_over:
             lengths.append(length)
             length = 0
-            _, info = _reset(env, seed + step)
+            try:
+                _, info = _reset(env, seed + step)
+                _check_step_mask(env, info, is_masked)
+            except MisfitError as error:
+                wrong.setdefault("end", f"reset after {at}: {error}")
+                break
     return wrong, lengths, num_step / (time.perf_counter() - start)
+
+
+def _check_step_mask(env: GymEnv, info: Any, is_masked: bool, is_terminated: bool = False) -> None:
+    """Raise for a mask that training would refuse; `is_masked` if the first reset gave one."""
+    choices = count_choices(env.action_space)
+    if not is_masked or not choices:
+        return
+    if isinstance(info, dict) and MASK in info:
+        read_mask(info[MASK], choices, is_terminated)
+    elif not is_terminated:
+        raise MisfitError(f"info has no '{MASK}', which earlier steps had")
 
 
 def _reset(env: GymEnv, seed: int) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from slm_lab.env.layout import MisfitError, find_misfit, in_one_line, read_number, read_reward, read_truth
 from slm_lab.env.make import EnvSettings, describe, make_env
-from slm_lab.env.mask import MASK, MaskedObservation, count_choices
+from slm_lab.env.mask import MASK, MaskedObservation, count_choices, read_mask
 from slm_lab.env.render import RenderMode, draw
 from slm_lab.env.vec_env import RENDER_FPS, SUCCESS, Step, VecEnv, calc_episode_seed
 from slm_lab.env.watch import close_envs, watch
@@ -93,11 +93,16 @@ class Slots:
             self.calls += 1
         if not isinstance(info, dict) or MASK not in info:
             return False
-        if not count_choices(env.action_space):
+        choices = count_choices(env.action_space)
+        if not choices:
             raise EnvError(
                 f"env.name: '{self.settings.name}' gives an {MASK}, which only discrete actions can have, and its "
                 f"actions are {in_one_line(env.action_space)}; set env.{MASK}: ignore"
             )
+        try:
+            read_mask(info[MASK], choices)
+        except MisfitError as error:
+            raise EnvError(f"env.name: the first reset of '{self.settings.name}' gives a wrong mask: {error}") from None
         return True
 
     def _check_spaces(self, env: Any) -> Any:

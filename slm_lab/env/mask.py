@@ -66,7 +66,7 @@ def read_mask(mask: object, choices: tuple[int, ...], is_over: bool = False) -> 
         if is_over:
             return np.ones_like(allowed)
         what = f"every choice of part {int(np.argmin(is_open))} of the action" if many else "every action"
-        raise MaskMisfitError(f"the action mask forbids {what}")
+        raise MaskMisfitError(f"the action mask forbids {what}; allow at least one")
     return allowed
 
 

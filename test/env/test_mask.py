@@ -174,6 +174,7 @@ FAULTS: dict[str, tuple[type[Scripted], str]] = {
 ENVS: dict[str, type[Scripted]] = {
     **{kind.__name__: kind for kind in (Scripted, Closing, Picture, Keyed)},
     **{name: kind for name, (kind, _) in FAULTS.items()},
+    "NoStart": fail_at(lambda env: np.zeros(3) if env.t == 0 else np.array([0, 1, 1])),
     "Continuous": type("Continuous", (Scripted,), {"action_space": spaces.Box(-1, 1, (3,))}),
     "Later": type("Later", (Scripted,), {"info": lambda env: {}}),
 }
@@ -324,6 +325,25 @@ def test_masks_of_continuous_actions_are_refused_before_training(tmp_path: Path)
     env.close()
 
 
+def test_a_wrong_mask_at_the_first_reset_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(EnvError) as error:
+        slm_lab.run(make_tiny_spec(env={"name": "mask/NoStart-v0", "max_frame": 64}), tmp_path)
+    assert str(error.value) == (
+        "env.name: the first reset of 'mask/NoStart-v0' gives a wrong mask: the action mask forbids every action; "
+        "allow at least one"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["NoStart", *FAULTS])
+def test_a_check_names_the_step_of_a_wrong_mask(name: str) -> None:
+    items = check_env(make_env(EnvSettings(f"mask/{name}-v0", 1)), 50)
+    (wrong,) = [item.text for item in items if item.level == "wrong"]
+    at, message = ("reset", "forbids every action") if name == "NoStart" else ("step 4", FAULTS[name][1])
+    assert wrong.startswith(f"{at}: ")
+    assert message in wrong
+
+
 def test_ignored_masks() -> None:
     env = make("Keyed", action_mask="ignore")
     assert env.facts.mask is None
@@ -367,7 +387,7 @@ def test_a_trained_agent_takes_masks(in_obs: bool, tmp_path: Path) -> None:
     alone = {"board": board} if in_obs else board
     for mask, message in (
         (None, "mask: the agent was trained with masks; give it mask=info['action_mask']"),
-        (np.zeros(9), "mask: the action mask forbids every action"),
+        (np.zeros(9), "mask: the action mask forbids every action; allow at least one"),
         (np.ones(4), "mask: the action mask has the shape (4,); expected (9,)"),
     ):
         with pytest.raises(LabError) as error:
