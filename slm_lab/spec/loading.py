@@ -287,7 +287,7 @@ def _fill(raw: Document, values: ReadOnlyDocument) -> tuple[Document, set[str]]:
 def _override(raw: Document, values: ReadOnlyDocument, where: str, used: Iterable[str]) -> Document:
     for key, value in values.items():
         path = nested_path(key).split(".")
-        if len(path) < 2 or path[0] not in SECTIONS or "" in path:
+        if path != ["search"] and (len(path) < 2 or path[0] not in SECTIONS or "" in path):
             leaves = [leaf for leaf, _ in _walk(raw)]
             ends = [leaf for leaf in leaves if leaf.endswith(f".{key}")]
             hint = f"; did you mean '{ends[0]}'?" if ends else nearest(key, [*_placeholders(raw), *used, *leaves])

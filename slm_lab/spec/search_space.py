@@ -112,7 +112,7 @@ def read_dimensions(spec: Spec) -> list[Dimension]:
 def search_problems(spec: Spec) -> dict[str, str]:
     """Mistakes in the search section of a spec, by key."""
     problems: dict[str, str] = {}
-    known = set(_paths(spec.model_dump(mode="json", serialize_as_any=True)))
+    known = set(_paths(spec.model_dump(mode="json", serialize_as_any=True, exclude={"search"})))
     written = {written_path(path) for path in known}
     searched: set[str] = set()
     for key, arguments in dimensions(spec.search):
@@ -129,12 +129,20 @@ def search_problems(spec: Spec) -> dict[str, str]:
         elif space != "choice" and (problem := _argument_problem(space, arguments)):
             problems[key] = f"{shown}: {space} {problem}"
         elif nested_path(path) not in known:
-            hint = nearest(path, written) if with_hint else ""
+            hint = _nearest_path(path, written) if with_hint else ""
+            hint = hint or "; remove it, or search nothing with -s 'search={}'"
             problems[key] = f"{shown}: the spec has no key '{printable(path, limit=160)}'{hint}"
         elif nested_path(path) in searched:
             problems[key] = f"{shown}: '{path}' is searched twice; keep one of them"
         searched.add(nested_path(path))
     return problems
+
+
+def _nearest_path(path: str, known: set[str]) -> str:
+    """The nearest key as a hint; in a section that exists, only one whose own name is near."""
+    place, _, leaf = path.rpartition(".")
+    beside = [one.removeprefix(f"{place}.") for one in known if one.rpartition(".")[0] == place]
+    return "" if place in known and not nearest(leaf, beside) else nearest(path, known)
 
 
 def _argument_problem(space: str, arguments: list[Any]) -> str | None:

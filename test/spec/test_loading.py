@@ -408,6 +408,20 @@ def test_an_override_that_matches_nothing_is_an_error(write_data: WriteData, key
     assert "\n" not in str(caught.value)
 
 
+def test_the_search_of_a_spec_is_left_out() -> None:
+    """A key that is taken out of a shipped spec may be searched there."""
+    without = {"agent.algorithm.sde": None}
+    with pytest.raises(
+        SpecError, match=r"the spec has no key 'agent\.algorithm\.sde\.sample_frequency'; remove it, or"
+    ):
+        load_spec("sac_sde_pendulum", overrides=without)
+    spec = load_spec("sac_sde_pendulum", overrides={**without, "search": {}}).spec
+    assert spec.agent.algorithm.state_noise is None
+    assert spec.search == {}
+    with pytest.raises(SpecError, match=r"^-s search=null: mapping expected, got null$"):
+        load_spec("sac_sde_pendulum", overrides={"search": None})
+
+
 # --- lookup
 
 
