@@ -13,6 +13,8 @@ class OfflineSpec(OffPolicySpec):
     """Algorithms that learn from recorded steps; a frame of the run is a training."""
 
     learns_from: ClassVar = "data"  # type: ignore[assignment]
+    # parts of the recorded steps that it learns from
+    needs: ClassVar[tuple[str, ...]] = ("obs", "action", "reward", "terminated", "next_obs")
     data: Str = Field(
         min_length=1,
         description="File of recorded steps, as `slm-lab collect` writes it, or a Minari dataset: `minari:ID` or its "
@@ -32,6 +34,7 @@ class BCSpec(OfflineSpec):
 
     name: Literal["BC"] = "BC"
     has_critic: ClassVar = False
+    needs: ClassVar = ("obs", "action")
     action_pdtype: ActionPdtype = Field(
         "default", description="Distribution of actions; to start another algorithm from the weights, choose its own."
     )

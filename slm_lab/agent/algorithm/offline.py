@@ -42,6 +42,7 @@ class Offline(OffPolicy[OfflineConfig]):
             memory.batch_size,
             context.device,
             context.train_generator,
+            self.config.needs,
         )
         encoder = context.encode
         if isinstance(encoder, ObsEncoder) and encoder.stats is not None:

@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -39,36 +39,44 @@ def load_minari(where: str) -> ModuleType:
         raise LabError(f"{where}: {error.name} is not installed; get it with `uv sync --group minari`") from None
 
 
-def load_steps(source: str | Path) -> tuple[dict[str, Tensor], Document]:
+def load_steps(source: str | Path, needs: Collection[str] = FIELDS) -> tuple[dict[str, Tensor], Document]:
     """Steps (M, ...) and the facts about them, of a file, or of a dataset by `minari:ID` or its folder.
 
-    Nothing in a file is run.
+    A file must have the fields in `needs`. Nothing in it is run.
     """
     name, path = str(source), Path(source)
     if name.startswith(MINARI) or path.is_dir():
         steps, facts = load_minari("agent.algorithm.data").read_minari(name.removeprefix(MINARI))
         return {field: torch.from_numpy(np.ascontiguousarray(steps[field])) for field in FIELDS}, facts
-    return _load_file(path)
+    return _load_file(path, needs)
 
 
-def _load_file(path: Path) -> tuple[dict[str, Tensor], Document]:
+def _load_file(path: Path, needs: Collection[str]) -> tuple[dict[str, Tensor], Document]:
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {}).get(KEY, "null"))
-            missing = [name for name in FIELDS if name not in file.keys()]  # noqa: SIM118  it is no dict
-            steps = {} if missing else {name: file.get_tensor(name) for name in FIELDS}
+            steps = {name: file.get_tensor(name) for name in FIELDS if name in file.keys()}  # noqa: SIM118  it is no dict
     except FileNotFoundError:
         raise SpecError(f"agent.algorithm.data: there is no file {path}; write one with slm-lab collect") from None
     except (OSError, ValueError, SafetensorError) as error:
         raise SpecError(f"agent.algorithm.data: {path} cannot be read: {error}") from None
-    if missing or not isinstance(facts, dict):
-        lacking = f" (no {', '.join(missing)})" if missing else ""
+    if not isinstance(facts, dict):
+        raise SpecError(f"agent.algorithm.data: {path} holds no recorded steps; write some with slm-lab collect")
+    if missing := [name for name in needs if name not in steps]:
         raise SpecError(
-            f"agent.algorithm.data: {path} holds no recorded steps{lacking}; write some with slm-lab collect"
+            f"agent.algorithm.data: {path} has no {' and no '.join(missing)}; write the steps with slm-lab collect"
         )
-    if len({len(part) for part in steps.values()}) != 1 or not len(steps["reward"]):
+    if len({part.shape[:1] for part in steps.values()}) != 1 or not steps["obs"].numel():
         raise SpecError(f"agent.algorithm.data: {path} is empty, or its parts are of unequal length")
     return steps, facts
+
+
+def _find_not_finite(part: Tensor) -> int | None:
+    """The first step with a number that is not finite."""
+    if not part.is_floating_point():
+        return None
+    is_finite = part.isfinite().reshape(len(part), -1).all(1)
+    return None if is_finite.all() else int(is_finite.logical_not().nonzero()[0])
 
 
 class Dataset:
@@ -84,19 +92,32 @@ class Dataset:
         batch_size: int,
         device: torch.device,
         generator: torch.Generator,
+        needs: Collection[str] = FIELDS,
     ) -> None:
-        steps, self.facts = load_steps(path)
+        steps, self.facts = load_steps(path, needs)
         where = f"agent.algorithm.data: {path} is of {self.facts.get('env')}"
-        for name, wanted in (("obs", obs_shape), ("next_obs", obs_shape), ("action", action_shape)):
-            if tuple(steps[name].shape[1:]) != wanted:
-                raise SpecError(f"{where}, whose {name} has shape {list(steps[name].shape[1:])}, not {list(wanted)}")
+        wanted = {"obs": obs_shape, "next_obs": obs_shape, "action": action_shape}
+        for name, part in steps.items():
+            if name not in wanted and part.dim() != 1:
+                raise SpecError(f"{where}, whose {name} has shape {list(part.shape)}; one number per step expected")
+            shape, expected = list(part.shape[1:]), list(wanted.get(name, ()))
+            if shape != expected:
+                raise SpecError(f"{where}, whose {name} has shape {shape}, not {expected}; use steps of this env")
         if steps["action"].is_floating_point() != action_dtype.is_floating_point:
-            raise SpecError(f"{where}, whose actions are of another kind than this env's")
+            raise SpecError(f"{where}, whose actions are of another kind than this env's; use steps of this env")
+        for name in needs:
+            if (row := _find_not_finite(steps[name])) is not None:
+                raise SpecError(
+                    f"agent.algorithm.data: {name} of step {row} in {path} is not finite; leave the step out"
+                )
         # for the statistics of a normaliser
         self.obs = steps["obs"]
         self.batch_size = batch_size
         self.generator = generator
-        self.size = len(steps["reward"])
+        self.size = len(steps["obs"])
+        # of what the algorithm does without, a file may have nothing
+        none = torch.zeros(self.size)
+        steps = {"reward": none, "terminated": none, "next_obs": steps["obs"], **steps}
         discount = gamma * (1 - steps["terminated"].float())
         parts = {
             "obs": steps["obs"],

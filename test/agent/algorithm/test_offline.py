@@ -1,5 +1,6 @@
 """Learning from recorded steps: the losses, exact runs, compiled steps, files that do not fit, and warm starts."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.testing import assert_close
 
 from slm_lab.agent.algorithm.iql import calc_expectile_loss
-from slm_lab.agent.memory.dataset import FIELDS, load_steps, save_steps
+from slm_lab.agent.memory.dataset import FIELDS, KEY, load_steps, save_steps
 from slm_lab.audit.difference import find_difference
 from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.experiment.collect import collect
@@ -43,6 +45,12 @@ def write_steps(path: Path, is_discrete: bool = False, **changes: Any) -> Path:
     }
     save_steps(path, {**steps, **changes}, {"env": "CartPole-v1" if is_discrete else "Pendulum-v1"})
     return path
+
+
+def spoil(part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same with one number that is not finite."""
+    part[7] = np.nan
+    return part
 
 
 def make_spec(name: str, data: Path, is_discrete: bool = False, **keys: Any) -> Spec:
@@ -194,12 +202,32 @@ def test_compiled_steps_are_plain_ones(name: str, is_discrete: bool, tmp_path: P
         ({"action": np.zeros(NUM_ROW, np.int64)}, r"whose action has shape \[\], not \[1\]"),
         ({"action": np.zeros((NUM_ROW, 1), np.int64)}, "whose actions are of another kind"),
         ({"reward": np.zeros(3)}, "its parts are of unequal length"),
+        ({"reward": np.zeros((NUM_ROW, 1))}, r"whose reward has shape \[400, 1\]; one number per step expected"),
+        ({"reward": spoil(np.zeros(NUM_ROW))}, "reward of step 7 in .* is not finite; leave the step out"),
+        ({"next_obs": spoil(np.zeros((NUM_ROW, 3), np.float32))}, "next_obs of step 7 in .* is not finite"),
     ],
 )
 def test_steps_that_do_not_fit_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     data = write_steps(tmp_path / "steps.safetensors", **change)
     with pytest.raises(SpecError, match=message):
-        prepare(make_spec("BC", data))
+        prepare(make_spec("IQL", data))
+
+
+def test_bc_needs_observations_and_actions_alone(tmp_path: Path) -> None:
+    data = write_steps(tmp_path / "steps.safetensors", reward=spoil(np.zeros(NUM_ROW)))
+    prepare(make_spec("BC", data))
+    steps, facts = load_steps(data)
+    bare = tmp_path / "bare.safetensors"
+    save_file({name: steps[name] for name in ("obs", "action")}, bare, {KEY: json.dumps(facts)})
+    whole, cloned = (Session(make_spec("BC", path), RunFolder(tmp_path / path.stem, "tiny")) for path in (data, bare))
+    for session in (whole, cloned):
+        session.run()
+    assert whole.tracker.last("loss") == cloned.tracker.last("loss")
+    for name in ("IQL", "TD3BC"):
+        with pytest.raises(
+            SpecError, match=r"bare\.safetensors has no reward and no terminated and no next_obs; write"
+        ):
+            prepare(make_spec(name, bare))
 
 
 def test_files_that_hold_no_steps_are_refused(tmp_path: Path) -> None:
