@@ -47,11 +47,25 @@ def _load_actor(agent: Agent, spec: InitSpec, modules: State, path: Path) -> Non
     saved = modules.get("actor")
     if saved is None:
         saved = {key.removeprefix("actor."): value for key, value in modules.get("net", {}).items() if "actor." in key}
-    net = agent.algorithm.net
-    actor = net.actor if isinstance(net, ActorCriticNet) else net
-    if not saved or not isinstance(actor, PolicyNet):
+    net, own = agent.algorithm.net, agent.algorithm.modules
+    actor = net.actor if isinstance(net, ActorCriticNet) else own.get("actor", net)
+    if not saved or actor is None or not (isinstance(actor, PolicyNet) or "actor" in own):
         raise SpecError(f"{KEY}: parts actor: there is no policy net in {path if not saved else 'this agent'}")
+    if not isinstance(actor, PolicyNet):
+        saved = _take_means(saved, actor)
     actor.load_state_dict(_fit(saved, actor, f"{KEY}: {path}: actor", spec.head == "new"))
+    if "target_actor" in own:
+        own["target_actor"].load_state_dict(actor.state_dict())
+
+
+def _take_means(saved: State, actor: nn.Module) -> State:
+    """A policy with a std as a deterministic one: its means, the first half of its outputs."""
+    sizes = {key: len(value) for key, value in actor.state_dict().items() if key.startswith("head.")}
+    return {
+        key: value[: sizes[key]] if key in sizes and len(value) == 2 * sizes[key] else value
+        for key, value in saved.items()
+        if key != "log_std"
+    }
 
 
 def _load_all(agent: Agent, spec: InitSpec, modules: State, path: Path) -> None:

@@ -21,6 +21,7 @@ from slm_lab.experiment.collect import collect
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.launch import prepare, start
 from slm_lab.experiment.options import Options
+from slm_lab.experiment.play import load_trained
 from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import dump_spec, parse_spec
@@ -263,6 +264,26 @@ def test_collected_steps_are_those_of_the_env(tiny_spec: Callable[..., Spec], tm
     assert set(FIELDS) == set(steps)
     with pytest.raises(LabError, match=r"must end in \.safetensors"):
         collect(str(folder), tmp_path / "steps.csv", Options(tmp_path / "data"))
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(("name", "net"), [("BC", {}), ("BC", {"log_std_init": -1.0}), ("TD3BC", {})])
+def test_a_deterministic_policy_starts_from_recorded_steps(name: str, net: dict[str, Any], tmp_path: Path) -> None:
+    data = write_steps(tmp_path / "steps.safetensors")
+    keys = {"action_pdtype": "TanhNormal"} if name == "BC" else {}
+    cloned = start(make_spec(name, data, algorithm=keys, net=net), Options(tmp_path / "data")).folder
+    document = dump_spec(make_spec("TD3BC", data))["tiny"]
+    document["agent"] |= {"algorithm": {"name": "TD3"}, "init_from": {"path": str(cloned), "parts": "actor"}}
+    document["env"]["max_frame"] = 2000
+    session = Session(
+        parse_spec({**document, "name": "tiny"})[0], RunFolder(tmp_path / "td3", "tiny"), should_stop=lambda: True
+    )
+    session.run()
+    modules, (steps, _) = session.agent.algorithm.modules, load_steps(data)
+    assert_close(modules["target_actor"].state_dict(), modules["actor"].state_dict(), rtol=0, atol=0)
+    agent, env, _ = load_trained(str(cloned))
+    env.close()
+    assert_close(session.agent.act(steps["obs"].numpy()).action, agent.act(steps["obs"].numpy()).action)
 
 
 @pytest.mark.usefixtures("undrawn")
