@@ -87,7 +87,11 @@ def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
         path = folder.session_metrics_file(trial, session)
         if folder.is_published:
             path = path.with_name(f"{path.stem}_scalar_train.json")
-        score = read_document(path).get("total_reward_ma") if path.exists() else None
+        metrics = read_document(path) if path.exists() else {}
+        score = metrics.get("total_reward_ma")
+        if score is None and metrics.get("final_eval"):
+            # of learning from recorded steps, which plays no episodes
+            score = float(np.mean(metrics["final_eval"]))
         scores[session] = float(score) if isinstance(score, (int, float)) else float("-inf")
     if not scores:
         if folder.study_file.exists():

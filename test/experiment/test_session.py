@@ -176,6 +176,16 @@ def test_a_score_of_null_is_no_reason_to_fail(tmp_path: Path) -> None:
     assert best_session(folder, make_tiny_spec(meta={"max_session": 2})) == 1
 
 
+def test_the_best_session_of_learning_from_a_file_has_the_best_evaluation(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "x")
+    folder.model_file(0, 0, "best").parent.mkdir(parents=True)
+    folder.spec_file.touch()
+    for session, score in enumerate((1.0, 3.0, 2.0)):
+        folder.model_file(0, session, "best").touch()
+        write_json(folder.session_metrics_file(0, session), {"total_reward_ma": None, "final_eval": [score, score + 1]})
+    assert best_session(folder, make_tiny_spec(meta={"max_session": 3})) == 1
+
+
 # --- evaluation
 
 
