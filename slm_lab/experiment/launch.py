@@ -11,6 +11,7 @@ import gymnasium as gym
 import torch
 from loguru import logger
 
+from slm_lab.agent.algorithm.offline import Offline
 from slm_lab.agent.memory.replay import check_fits
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
@@ -102,6 +103,8 @@ def _prepare(spec: Spec, render: bool, place: Path | None, is_new: bool) -> tupl
             f"{replay.spec.name} of {replay.spec.max_size:,} transitions: up to {replay.num_bytes / 1e6:,.1f} MB of "
             "memory per session, and as much on disk"
         )
+    if isinstance(agent.algorithm, Offline):
+        notes.append(str(agent.algorithm.memory))
     if place is not None:
         need = estimate_disk(spec, agent)
         check_disk(need, place)

@@ -72,6 +72,9 @@ def can_judge(run: Run) -> bool:
 def describe_health(run: Run) -> str:
     """The text for a run without symptoms."""
     rows = Case(run).num_row
+    name = str(look_up(run.spec, "agent", "algorithm", "name"))
+    if ALGORITHM_SPECS.get(name, AlgorithmSpec).learns_from == "data":
+        return f"Nothing to judge: {name} learns from recorded steps, so its rows have no score; compare evaluations."
     if rows < MIN_ROWS:
         return f"Too short to judge: {rows} row(s) with a score, {MIN_ROWS} are needed (meta.log_frequency)."
     return f"No warnings: {len(RULES)} rules looked at {rows} rows."

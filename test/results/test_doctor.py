@@ -394,6 +394,9 @@ def test_the_command_says_that_all_is_well_or_too_short(tmp_path: Path) -> None:
     tables = {0: {name: column[:7] for name, column in run.tables[0].items()}}
     short = write(replace(run, tables=tables), tmp_path / "short")
     assert "Too short to judge: 7 row(s) with a score, 20 are needed" in call(str(short))[1]
+    spec = {**run.spec, "agent": {"name": "BC", "algorithm": {"name": "BC"}}}
+    cloned = write(replace(run, tables=tables, spec=spec), tmp_path / "cloned")
+    assert "Nothing to judge: BC learns from recorded steps, so its rows have no score" in call(str(cloned))[1]
 
 
 def test_a_bad_folder_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from slm_lab.lib.array import Array
 from slm_lab.lib.data import Document, State
 from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.lib.io import write_bytes
+from slm_lab.spec.reader import printable
 
 KEY = "slm_lab_steps"
 # what a dataset's id in a spec begins with
@@ -95,7 +96,7 @@ class Dataset:
         needs: Collection[str] = FIELDS,
     ) -> None:
         steps, self.facts = load_steps(path, needs)
-        where = f"agent.algorithm.data: {path} is of {self.facts.get('env')}"
+        where = f"agent.algorithm.data: {path} is of {printable(str(self.facts.get('env')))}"
         wanted = {"obs": obs_shape, "next_obs": obs_shape, "action": action_shape}
         for name, part in steps.items():
             if name not in wanted and part.dim() != 1:
@@ -128,6 +129,12 @@ class Dataset:
         }
         self.parts = {name: part.to(device) for name, part in parts.items()}
         self.weight = torch.ones(batch_size, device=device)
+
+    def __str__(self) -> str:
+        env, score = printable(str(self.facts.get("env"))), self.facts.get("mean_return")
+        mean = f" with a mean return of {score:.2f}" if isinstance(score, int | float) else ""
+        num_bytes = sum(part.numel() * part.element_size() for part in self.parts.values())
+        return f"{self.size:,} recorded steps of {env}{mean}: {num_bytes / 1e6:,.1f} MB of memory per session"
 
     def sample(self, frame: int) -> Batch:
         """A batch, with raw observations."""

@@ -231,6 +231,11 @@ def test_bc_needs_observations_and_actions_alone(tmp_path: Path) -> None:
             prepare(make_spec(name, bare))
 
 
+def test_a_run_tells_what_it_learns_from(tmp_path: Path) -> None:
+    _, notes = prepare(make_spec("IQL", write_steps(tmp_path / "steps.safetensors")))
+    assert "400 recorded steps of Pendulum-v1: 0.0 MB of memory per session" in notes
+
+
 def test_files_that_hold_no_steps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"there is no file .*; write one with slm-lab collect"):
         prepare(make_spec("BC", tmp_path / "none.safetensors"))
