@@ -63,8 +63,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One session of this process, with two checkpoints."""
     path = tmp_path_factory.mktemp("trained")
-    session = run_session(make_tiny_spec(meta={"checkpoint_frequency": 300}), path)
-    assert session.tracker.best == max(row[1] for row in session.tracker.rows)
+    run_session(make_tiny_spec(meta={"checkpoint_frequency": 300}), path)
     return path
 
 
