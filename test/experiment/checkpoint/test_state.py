@@ -290,5 +290,5 @@ def test_a_state_larger_than_the_memory_is_refused_before_it_is_read(
 
 def test_a_checkpoint_of_the_version_before_is_not_continued(tmp_path: Path) -> None:
     (tmp_path / "x_ckpt-last_resume.pt").write_bytes(b"of torch")
-    with pytest.raises(CheckpointError, match=r"resume\.pt: was written by another version of the lab; continue it"):
+    with pytest.raises(CheckpointError, match=r"resume\.pt: was written by another version of the lab; resume it"):
         load_latest(tmp_path / "x_ckpt-last_resume.safetensors")
