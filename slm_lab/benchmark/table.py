@@ -101,23 +101,30 @@ def build_page(docs: Path, rows: Sequence[Row], results: Mapping[str, Result]) -
 
 
 def _summary(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
-    """Envs by algorithms: the score, the reference, and the comparison."""
+    """Envs by algorithms: the score, the reference, and the comparison; rows of our own in a second table."""
     full = [row for row in rows if not row.is_short]
-    done = [row for row in full if row.key in results]
-    algorithms = list(dict.fromkeys(row.algorithm for row in full if row.env in {other.env for other in done}))
+    published, own = ([row for row in full if (row.phase == "further") is is_own] for is_own in (False, True))
     lines = [
         "## Summary",
         "",
         "Score, and below it the reference with the verdict; - marks a row without a result.",
         "",
-        f"| env | {' | '.join(algorithms)} |",
-        f"|---|{'---|' * len(algorithms)}",
+        *_score_table(published, results),
     ]
-    for env in dict.fromkeys(row.env for row in done):
-        mine = {row.algorithm: row for row in full if row.env == env}
+    if any(row.key in results for row in own):
+        lines += ["The lab's own rows, which have no reference:", "", *_score_table(own, results)]
+    return "\n".join(lines)
+
+
+def _score_table(rows: Sequence[Row], results: Mapping[str, Result]) -> list[str]:
+    envs = list(dict.fromkeys(row.env for row in rows if row.key in results))
+    algorithms = list(dict.fromkeys(row.algorithm for row in rows if row.env in envs))
+    lines = [f"| env | {' | '.join(algorithms)} |", f"|---|{'---|' * len(algorithms)}"]
+    for env in envs:
+        mine = {row.algorithm: row for row in rows if row.env == env}
         cells = [_cell(mine[name], results.get(mine[name].key)) if name in mine else "" for name in algorithms]
         lines.append(f"| {env} | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+    return [*lines, ""]
 
 
 def _cell(row: Row, result: Result | None) -> str:
