@@ -80,7 +80,8 @@ def build_memory_table(results: Mapping[str, Any], shown: Sequence[str]) -> str:
     for row in ROWS:
         if row.name in results:
             summary = summarize(results[row.name])
-            lines.append([row.name, *(f"{summary[name].peak_mb:,.0f}" if name in summary else NONE for name in contenders)])
+            cells = [f"{summary[name].peak_mb:,.0f}" if name in summary else NONE for name in contenders]
+            lines.append([row.name, *cells])
     return build_table(["peak memory, MB", *contenders], lines)
 
 

@@ -59,8 +59,10 @@ def _decide(spec: Spec, agent: Agent) -> tuple[bool, str]:
 
 def _measure(spec: Spec, agent: Agent) -> tuple[bool, str]:
     """Whether compiling saves more time than it takes: a few steps are timed, plain and, if it may pay, compiled."""
-    num_session = spec.meta.max_session
-    num_step = spec.env.max_frame * spec.agent.algorithm.calc_utd(spec.env.num_envs) * num_session
+    num_session, algorithm = spec.meta.max_session, spec.agent.algorithm
+    untrained = algorithm.training_start_step if isinstance(algorithm, OffPolicySpec) else 0
+    num_frame = max(0, spec.env.max_frame - untrained)
+    num_step = num_frame * algorithm.calc_utd(spec.env.num_envs) * num_session
     count = f"about {num_step:,.0f} gradient steps in all"
     if num_step < MIN_STEP:
         return False, f"{count}, too few for it to pay"

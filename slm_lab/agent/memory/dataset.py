@@ -1,5 +1,6 @@
 """Recorded steps, in a file of `slm-lab collect` or a dataset of Minari: learned from without an env."""
 
+import hashlib
 import importlib
 import json
 from collections.abc import Collection, Mapping
@@ -15,7 +16,7 @@ from torch import Tensor
 from slm_lab.agent.memory.batch import Batch
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import Document, State
-from slm_lab.lib.errors import LabError, SpecError
+from slm_lab.lib.errors import CheckpointError, LabError, SpecError
 from slm_lab.lib.io import write_bytes
 from slm_lab.spec.reader import printable
 
@@ -95,6 +96,7 @@ class Dataset:
         generator: torch.Generator,
         needs: Collection[str] = FIELDS,
     ) -> None:
+        self.path = path
         steps, self.facts = load_steps(path, needs)
         where = f"agent.algorithm.data: {path} is of {printable(str(self.facts.get('env')))}"
         wanted = {"obs": obs_shape, "next_obs": obs_shape, "action": action_shape}
@@ -127,6 +129,7 @@ class Dataset:
             "next_obs": steps["next_obs"],
             "discount": discount,
         }
+        self.digest = _calc_digest(parts)
         self.parts = {name: part.to(device) for name, part in parts.items()}
         self.weight = torch.ones(batch_size, device=device)
 
@@ -147,8 +150,21 @@ class Dataset:
         """Nothing: all steps are drawn alike."""
 
     def state_dict(self) -> State:
-        """Nothing: the file stays where it is."""
-        return {}
+        """What tells these steps from others; the file stays where it is."""
+        return {"digest": self.digest}
 
     def load_state_dict(self, state: State) -> None:
-        """Nothing to take."""
+        """Refuse to continue on other steps; states of before the digest have none."""
+        if state.get("digest", self.digest) != self.digest:
+            raise CheckpointError(
+                f"agent.algorithm.data: {self.path} has changed since the run began; put the old steps back, or start "
+                "a new run"
+            )
+
+
+def _calc_digest(parts: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, part in parts.items():
+        digest.update(f"{name} {part.dtype} {tuple(part.shape)}".encode())
+        digest.update(part.contiguous().numpy().data)
+    return digest.hexdigest()

@@ -22,7 +22,7 @@ from slm_lab.experiment.control import Session
 from slm_lab.experiment.launch import prepare, start
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.play import load_trained
-from slm_lab.lib.errors import LabError, SpecError
+from slm_lab.lib.errors import CheckpointError, LabError, SpecError
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.schema import Spec
@@ -91,6 +91,20 @@ def test_a_stopped_run_ends_like_a_whole_one(name: str, is_discrete: bool, tmp_p
         session.should_stop = lambda session=session, frame=frame: session.frame >= frame  # type: ignore[misc]
         session.run()
     assert find_difference(whole.path, stopped.path, "tiny") is None
+
+
+def test_other_steps_under_the_same_name_end_nothing_that_began(tmp_path: Path) -> None:
+    data = write_steps(tmp_path / "steps.safetensors")
+    folder = RunFolder(tmp_path / "run", "tiny")
+    session = Session(make_spec("IQL", data), folder)
+    session.should_stop = lambda: session.frame >= 100  # type: ignore[method-assign]
+    session.run()
+    write_steps(data, reward=np.ones(NUM_ROW))
+    with pytest.raises(CheckpointError, match=r"agent\.algorithm\.data: .*steps\.safetensors has changed"):
+        Session(make_spec("IQL", data), folder).run()
+    # the same steps written again are the same
+    write_steps(data)
+    assert Session(make_spec("IQL", data), folder).run().is_done
 
 
 def test_bc_finds_the_rule_of_the_expert(tmp_path: Path) -> None:
