@@ -97,7 +97,7 @@ def test_other_steps_under_the_same_name_end_nothing_that_began(tmp_path: Path) 
     data = write_steps(tmp_path / "steps.safetensors")
     folder = RunFolder(tmp_path / "run", "tiny")
     session = Session(make_spec("IQL", data), folder)
-    session.should_stop = lambda: session.frame >= 100  # type: ignore[method-assign]
+    session.should_stop = lambda: session.frame >= 100
     session.run()
     write_steps(data, reward=np.ones(NUM_ROW))
     with pytest.raises(CheckpointError, match=r"agent\.algorithm\.data: .*steps\.safetensors has changed"):
