@@ -33,8 +33,8 @@ def build_family(space: GymSpace, pdtype: str, actions: Actions = "any") -> Acti
         return _build_mixed(space, pdtype, actions)
     if actions == "continuous" and not isinstance(space, spaces.Box):
         raise SpecError(
-            f"agent.algorithm.name: it needs continuous actions, this env's are {in_one_line(space)}; "
-            "use PPO or DoubleDQN"
+            f"agent.algorithm.name: the algorithm needs continuous actions, this env's are {in_one_line(space)}; "
+            "use PPO or DoubleDQN, or BC for recorded steps"
         )
     if is_joint and isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
         choices = [_build_joint(space)]
