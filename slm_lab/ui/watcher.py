@@ -12,9 +12,10 @@ from slm_lab.lib.data import Document
 from slm_lab.ui.library import Library
 
 TICK_SECONDS = 0.5
-# a look at all runs; where that takes long, it is done less often
+# a look at all runs; where there are many, it is taken less often
 SWEEP_SECONDS = 3.0
-SWEEP_SHARE = 0.03
+# of a core, for finding the runs; asking each whether it has changed costs as much again
+SCAN_SHARE = 0.015
 HEARTBEAT_SECONDS = 15.0
 # rows are sent together, so that a page is drawn once for many
 BATCH_SECONDS = 0.3
@@ -120,16 +121,16 @@ class Watcher:
                 self._changed.wait_for(lambda: self._is_over, TICK_SECONDS)
 
     def _tick(self, watched: frozenset[str]) -> None:
-        started = time.monotonic()
-        is_sweep = started >= self._next_sweep
+        is_sweep = time.monotonic() >= self._next_sweep
         if is_sweep:
+            # the core's time: on a busy machine, or while new runs are read, the clock would put the next look far off
+            started = time.thread_time()
             rows, gone = self.library.scan()
+            took = time.thread_time() - started
+            self._next_sweep = time.monotonic() + max(SWEEP_SECONDS, took / SCAN_SHARE)
             if rows or gone:
                 self.publish({"type": "rows", "rows": rows, "gone": gone})
         self._send(self.library.refresh(None if is_sweep else self.library.find_hot() | watched))
-        if is_sweep:
-            took = time.monotonic() - started
-            self._next_sweep = time.monotonic() + max(SWEEP_SECONDS, took / SWEEP_SHARE)
         for id_ in watched:
             self._look_at_logs(id_)
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slm_lab.lib.data import Document
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.ui import files, watcher
 from slm_lab.ui.files import list_files
@@ -70,3 +71,28 @@ def test_a_page_that_missed_events_is_made_to_connect_again(tmp_path: Path, monk
     assert events[0] == {"type": "hello"}
     # the stream has ended, so the browser opens another one and asks for everything
     assert len(events) < 6
+
+
+def test_runs_that_are_slow_to_read_do_not_put_off_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(watcher.time, "monotonic", lambda: now[0])
+    library = Library(tmp_path)
+
+    def read_slowly(_ids: object) -> Iterator[Document]:
+        now[0] += 2.0
+        yield from ()
+
+    looks: list[float] = []
+
+    def scan() -> tuple[list[Document], list[str]]:
+        looks.append(now[0])
+        return [], []
+
+    monkeypatch.setattr(library, "refresh", read_slowly)
+    monkeypatch.setattr(library, "scan", scan)
+    follower = Watcher(library)
+    for _ in range(4):
+        follower._tick(frozenset())
+    assert looks == [0.0, 4.0]

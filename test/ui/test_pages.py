@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 
 from slm_lab.experiment.study import Study
 from slm_lab.lib.io import lock_file, write_text, write_yaml
@@ -253,6 +253,40 @@ def test_a_run_that_appears_and_goes_is_followed(served: Served, look: Look) -> 
     expect(page.locator("[data-run]")).to_have_count(10)
     write_run(served.data_dir / "newcomer", {0: make_table()}, spec=make_shipped_spec())
     expect(page.locator('[data-run="newcomer"] .pill')).to_have_text("done")
+
+
+def test_an_event_that_overtakes_the_list_of_runs_is_kept(served: Served, look: Look) -> None:
+    """The page asks for all runs when its stream opens; the answer may be older than what the stream has told."""
+    page = look(served, "run/one").page
+    held: list[tuple[Route, APIResponse]] = []
+    page.route("**/api/runs", lambda route: held.append((route, route.fetch())))
+    page.evaluate("location.hash = '#/'")
+    # the page asks when it opens, and again when its stream does
+    answer(page, held)
+    page.locator("[data-run='one']").wait_for()
+    wait_for(page, held)
+    write_run(served.data_dir / "overtaker", {0: make_table()}, spec=make_shipped_spec())
+    newcomer = page.locator("[data-run='overtaker'] .pill")
+    expect(newcomer).to_have_text("done")
+    answer(page, held)
+    page.wait_for_timeout(500)
+    expect(newcomer).to_have_text("done")
+
+
+def wait_for(page: Page, held: list[tuple[Route, APIResponse]]) -> None:
+    """Wait for a request that is held back."""
+    for _ in range(600):
+        if held:
+            return
+        page.wait_for_timeout(50)
+    pytest.fail("the page has not asked for the runs")
+
+
+def answer(page: Page, held: list[tuple[Route, APIResponse]]) -> None:
+    """Answer a request that is held back, with what the server said when it was made."""
+    wait_for(page, held)
+    route, response = held.pop(0)
+    route.fulfill(response=response)
 
 
 def test_a_run_between_two_sessions_is_running(tmp_path: Path) -> None:

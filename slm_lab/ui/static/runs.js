@@ -44,6 +44,8 @@ export async function openRuns() {
   for (const row of (await get("/api/runs")).rows) rows.set(row.id, row);
   let shown = [];
   let isWaiting = false;
+  // events that come while all rows are asked for: the answer may not know them yet
+  let late = null;
   // the rows in the page, by their run
   let drawn = new Map();
   // ages are written again now and then
@@ -197,6 +199,11 @@ export async function openRuns() {
     }
   }
 
+  function take(event) {
+    for (const row of event.rows) rows.set(row.id, row);
+    for (const id of event.gone) rows.delete(id);
+  }
+
   // many events, one drawing
   function schedule() {
     if (isWaiting) return;
@@ -227,16 +234,20 @@ export async function openRuns() {
     onResize: render,
     close: () => clearInterval(clock),
     onConnect: async () => {
+      const heard = [];
+      late = heard;
       const known = (await get("/api/runs")).rows;
       // some may have gone while nothing was heard
       rows.clear();
       for (const row of known) rows.set(row.id, row);
+      heard.forEach(take);
+      if (late === heard) late = null;
       schedule();
     },
     onEvent: (event) => {
       if (event.type !== "rows") return;
-      for (const row of event.rows) rows.set(row.id, row);
-      for (const id of event.gone) rows.delete(id);
+      if (late) late.push(event);
+      take(event);
       schedule();
     },
     onKey: (event) => {
