@@ -70,10 +70,12 @@ class Row:
     @property
     def changes(self) -> dict[str, str | int]:
         """Values of the placeholders in the row's spec, and the budget of a short row."""
-        if self.is_short:
-            return {"env.max_frame": self.max_frame, "meta.log_frequency": self.log_frequency}
         values: dict[str, str | int] = {"env": self.env, "max_frame": self.max_frame}
-        return {key: values[key] for key in find_placeholders(self.spec_file, self.spec_name)}
+        filled = {key: values[key] for key in find_placeholders(self.spec_file, self.spec_name)}
+        if not self.is_short:
+            return filled
+        budget = {} if "max_frame" in filled else {"env.max_frame": self.max_frame}
+        return {**filled, **budget, "meta.log_frequency": self.log_frequency, "meta.max_session": self.max_session}
 
     @property
     def command(self) -> list[str]:

@@ -12,6 +12,7 @@ from slm_lab.benchmark.result import Result, is_stale, load_notes, load_results
 from slm_lab.benchmark.state import RowState, Standing
 from slm_lab.lib.io import write_text
 from slm_lab.results.baseline import find_shipped_random_return
+from slm_lab.results.table import Table
 
 PAGE = "BENCHMARKS.md"
 PLOTS = Path("plots") / "benchmark"
@@ -53,6 +54,10 @@ SHORT = """### Short budgets
 
 The same specs with fewer frames than the settings above, to see how soon they reach the published score; Pong has a
 spec for one CPU core. These runs do not count as rows of the benchmark.
+"""
+COMPARED = """### Beside SAC
+
+Algorithms that the published SLM-Lab lacks, with the frames of SAC and one update per frame, as SAC has.
 """
 
 
@@ -166,12 +171,45 @@ def _reach(docs: Path, rows: Sequence[Row], results: Mapping[str, Result], notes
     """How soon rows reach the reference: those with its settings, and those with fewer frames, in separate tables."""
     done = [row for row in rows if row.key in results and row.reference is not None]
     full, short = ([row for row in done if row.is_short is is_short] for is_short in (False, True))
+    # groups in which algorithms without a reference stand beside those that have one
+    compared = {row.group for row in rows if row.is_short and row.reference is None and row.key in results}
     parts = [REACH, "### At the published settings\n", _reach_table(docs, full, results)]
     if short:
-        parts += [SHORT, _reach_table(docs, short, results)]
-        parts += [f"- **{row.key}**: {notes[row.key]}" for row in short if row.key in notes]
-        parts += [_figure(docs, group) for group in dict.fromkeys(row.group for row in short)] + [""]
+        parts += [SHORT, _reach_table(docs, short, results), *_notes(short, notes)]
+        parts += [_figure(docs, group) for group in dict.fromkeys(row.group for row in short) if group not in compared]
+        parts.append("")
+    if compared:
+        chosen = [row for row in rows if row.group in compared and row.key in results]
+        parts += [COMPARED, _compared_table(docs, chosen, results)]
+        parts += _notes([row for row in chosen if row.reference is None], notes)
+        parts += [_figure(docs, group) for group in dict.fromkeys(row.group for row in chosen)] + [""]
     return parts
+
+
+def _notes(rows: Sequence[Row], notes: Mapping[str, str]) -> list[str]:
+    return [f"- **{row.key}**: {notes[row.key]}" for row in rows if row.key in notes]
+
+
+def _compared_table(docs: Path, rows: Sequence[Row], results: Mapping[str, Result]) -> str:
+    lines = [
+        "| env | frames | algorithm | last 100 episodes | at end | sessions at end | spec |",
+        "|---|--:|---|--:|--:|---|---|",
+    ]
+    for row in rows:
+        result = results[row.key]
+        last = _number(_calc_last(load_curves(docs, row.group)[result.run]))
+        end = "" if result.final_eval is None else _number(result.final_eval)
+        lines.append(
+            f"| {row.env} | {row.max_frame:,} | {row.algorithm} | {last} | {end} "
+            f"| {', '.join(map(_number, result.final_values))} | [{row.spec_name}](../{row.spec_file}) |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _calc_last(sessions: Mapping[int, Table]) -> float:
+    """The mean return of the last 100 episodes, averaged over sessions."""
+    column = pick_column({"": sessions})
+    return sum(float(table[column][-1]) for table in sessions.values()) / len(sessions)
 
 
 def _reach_table(docs: Path, rows: Sequence[Row], results: Mapping[str, Result]) -> str:
@@ -188,11 +226,10 @@ def _reach_table(docs: Path, rows: Sequence[Row], results: Mapping[str, Result])
         frame = find_reach(sessions, row.reference)
         # the average of a hundred rows shows it later than it was
         reached = "not" if frame is None else f"{'' if column == CURVES[0] else 'at most '}{frame:,.0f}"
-        last = sum(float(table[column][-1]) for table in sessions.values()) / len(sessions)
         end = "" if result.final_eval is None else _number(result.final_eval)
         lines.append(
             f"| {row.env} | {row.algorithm} | {_number(row.reference)} | {reached} | {row.max_frame:,} "
-            f"| {_number(last)} | {end} | {', '.join(map(_number, result.final_values))} |"
+            f"| {_number(_calc_last(sessions))} | {end} | {', '.join(map(_number, result.final_values))} |"
         )
     return "\n".join([*lines, ""])
 
