@@ -42,9 +42,11 @@ _ALGORITHMS = {
     "PPO+SIL": ("red", 1),
     "SAC": ("green", 0),
     "TQC": ("green", 1),
+    "SimBa-SAC": ("green", 2),
     "CrossQ": ("pink", 0),
     "TD3": ("pink", 1),
     "DDPG": ("pink", 2),
+    "XQC": ("pink", 3),
     "Random": ("grey", 2),
 }
 # those of an algorithm from elsewhere; ink and grey would look like text

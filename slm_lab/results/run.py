@@ -54,6 +54,7 @@ _LABEL_OF_CRITIC = {
     **{(name, "categorical"): "C51" for name in ("DQN", "DDQN")},
     **{(name, "implicit"): "IQN" for name in ("DQN", "DDQN")},
     ("SAC", "quantile"): "TQC",
+    ("CrossQ", "categorical"): "XQC",
 }
 
 
@@ -275,6 +276,8 @@ def name_algorithm(spec: Any) -> str:
         return "Rainbow"
     if (label, kind) in _LABEL_OF_CRITIC:
         return _LABEL_OF_CRITIC[label, kind]
+    if label == "SAC" and look_up(spec, "agent", "critic_net", "type") == "SimbaNet":
+        return "SimBa-SAC"
     return f"{label}+PER" if is_prioritized and label in ("DQN", "DDQN") else label
 
 

@@ -20,7 +20,7 @@ from slm_lab.results.comparison import build_rows
 from slm_lab.results.metrics import MeanMetrics, TrialMetrics, calc_trial_metrics
 from slm_lab.results.plot import to_drawn
 from slm_lab.results.run import find_runs, load_run, name_algorithm
-from slm_lab.spec.loading import dump_spec, load_spec
+from slm_lab.spec.loading import dump_spec, find_placeholders, load_spec
 from test.cli.command import call as call_main
 from test.results.sample import HOSTILE, make_spec, make_table, write_run, write_table
 from test.results.test_report import read_data
@@ -80,10 +80,15 @@ def test_algorithms_have_the_names_of_papers(algorithm: str, memory: str, label:
         ("rainbow_cartpole", "Rainbow"),
         ("tqc_pendulum", "TQC"),
         ("td3_pendulum", "TD3"),
+        ("xqc_mujoco", "XQC"),
+        ("simba_sac_mujoco", "SimBa-SAC"),
     ],
 )
 def test_combinations_have_the_names_of_papers(name: str, label: str) -> None:
-    assert name_algorithm(dump_spec(load_spec(name).spec)[name]) == label
+    values = {"env": "Hopper-v5", "max_frame": 100_000}
+    filled = {key: values[key] for key in find_placeholders(name, name)}
+    spec = load_spec(name, overrides=filled).spec
+    assert name_algorithm(dump_spec(spec)[spec.name]) == label
 
 
 def test_a_run_is_read_by_name_path_and_file(tmp_path: Path) -> None:
