@@ -60,6 +60,9 @@ class Agent:
         family = family if config.state_noise is None else use_state_noise(family)
         family.is_masked = mask is not None
         has_goal = isinstance(spec.agent.memory, HindsightReplaySpec)
+        env, algorithm = spec.env, ALGORITHMS[config.name].for_actions(family)
+        scaling = (env.reward_scale, env.normalize_reward, env.clip_reward)
+        self.reward_scaler = RewardScaler(num_envs, config.gamma, *scaling, at_sampling=algorithm.stores_raw)
         # initial weights come from torch's global generator; nothing after them does, but for dropout layers
         torch.manual_seed(derive_seed(*seed_key, _INIT))
         context = Context(
@@ -67,6 +70,7 @@ class Agent:
             raw_dtype=raw_dtype,
             obs_dtype=obs_dtype,
             encode=self.encode,
+            finish_reward=self.reward_scaler.finish,
             frame_stack=facts.frame_stack,
             parts=facts.parts,
             family=family,
@@ -81,7 +85,7 @@ class Agent:
             goal=build_goal(spec.env, facts) if has_goal and not only_acts else None,
         )
         self.context = context
-        self.algorithm = ALGORITHMS[config.name].for_actions(context.family)(spec.agent, context)
+        self.algorithm = algorithm(spec.agent, context)
         if context.mask is not None:
             for module in self.algorithm.modules.values():
                 use_mask(module, context.mask)
@@ -91,10 +95,6 @@ class Agent:
         context.guard.count = lambda: self.algorithm.opt_step
         if config.action_policy == "boltzmann" and not context.family.is_discrete:
             raise SpecError("agent.algorithm.action_policy: boltzmann needs discrete actions; use default")
-        env = spec.env
-        self.reward_scaler = RewardScaler(
-            num_envs, config.gamma, env.reward_scale, env.normalize_reward, env.clip_reward
-        )
         is_on = (env.normalize_obs, env.normalize_reward)
         self.norm_names = tuple(name for name, is_own in zip(NORM_COLUMNS, is_on, strict=True) if is_own)
 
@@ -117,7 +117,7 @@ class Agent:
         reward = self.reward_scaler(step.reward, step.terminated | step.truncated)
         self.algorithm.observe(
             Transition(
-                obs=as_tensor(obs) if self.algorithm.stores_raw_obs else act.obs,
+                obs=as_tensor(obs) if self.algorithm.stores_raw else act.obs,
                 action=act.sample,
                 reward=torch.from_numpy(reward.astype(np.float32)),
                 terminated=torch.from_numpy(step.terminated),

@@ -10,6 +10,7 @@ from torch import Tensor
 from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
 from slm_lab.lib.device import as_tensor, has_float64, upload
+from slm_lab.lib.errors import CheckpointError
 
 
 class RunningStats:
@@ -181,7 +182,11 @@ class MaskedEncoder(ObsEncoder):
 
 
 class RewardScaler:
-    """Turns raw rewards into what the agent learns from: scaled, normalised, clipped; scores stay raw."""
+    """Turns raw rewards into what the agent learns from: scaled, normalised, clipped; scores stay raw.
+
+    The std of returns changes by orders of magnitude while an agent learns, and a replay keeps rewards for long: there
+    they are normalised when they are sampled, all by the std of that time.
+    """
 
     def __init__(
         self,
@@ -190,26 +195,37 @@ class RewardScaler:
         scale: float,
         normalize: bool,
         clip: float | tuple[float, float] | None,
+        at_sampling: bool = False,
     ) -> None:
         self.gamma = gamma
         self.scale = scale
         self.normalize = normalize
+        self.at_sampling = normalize and at_sampling
         self.bounds = (-clip, clip) if isinstance(clip, (int, float)) else clip
         self.stats = RunningStats(())
         self.ret = np.zeros(num_envs)
         self.is_identity = scale == 1.0 and not normalize and clip is None
 
     def __call__(self, reward: Array, done: Array) -> Array:
-        """Rewards (N,) for learning; the statistics follow the discounted return of each env."""
+        """Rewards (N,) to remember; the statistics follow the discounted return of each env."""
         if self.is_identity:
             return reward
         reward = reward * self.scale
         if self.normalize:
             self.ret = self.ret * self.gamma + reward
             self.stats.update(self.ret)
-            reward = reward / self.std
             self.ret[done] = 0
+            if self.at_sampling:
+                return reward
+            reward = reward / self.std
         return np.clip(reward, *self.bounds) if self.bounds else reward
+
+    def finish(self, reward: Tensor) -> Tensor:
+        """Sampled rewards, or discounted sums of several, for learning."""
+        if not self.at_sampling:
+            return reward
+        reward = reward / self.std
+        return reward.clamp(*self.bounds) if self.bounds else reward
 
     @property
     def std(self) -> float:
@@ -221,9 +237,15 @@ class RewardScaler:
 
     def state_dict(self) -> State:
         """Statistics and running returns."""
-        return {"stats": self.stats.state_dict(), "ret": self.ret.copy()}
+        return {"stats": self.stats.state_dict(), "ret": self.ret.copy(), "at_sampling": self.at_sampling}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a saved state."""
+        """Resume from a saved state."""
+        # older versions normalised rewards before a replay kept them, and did not note it
+        if self.at_sampling and not state.get("at_sampling", False):
+            raise CheckpointError(
+                "an older version of the lab filled its replay with normalised rewards, this one normalises them when "
+                "they are sampled: train it again with `slm-lab run`"
+            )
         self.stats.load_state_dict(state["stats"])
         self.ret = _take(state["ret"], self.ret.shape)

@@ -69,8 +69,8 @@ def test_a_rollout_holds_what_the_policy_saw(lab) -> None:
 
 
 @pytest.mark.parametrize("name", OFF_POLICY)
-def test_a_replay_holds_raw_observations_that_are_normalised_when_drawn(lab, name: str) -> None:
-    agent, env = lab.build(lab.spec(**OFF_POLICY[name], memory=REPLAY, normalize_obs=True))
+def test_a_replay_holds_raw_numbers_that_are_normalised_when_sampled(lab, name: str) -> None:
+    agent, env = lab.build(lab.spec(**OFF_POLICY[name], memory=REPLAY, normalize_obs=True, normalize_reward=True))
     obs, _ = play(agent, env, 20)
     memory, generator = agent.algorithm.memory, agent.algorithm.memory.generator
     np.testing.assert_array_equal(memory.rows(0, 20)["obs"].view(20, 4, -1), obs[:20])
@@ -83,6 +83,23 @@ def test_a_replay_holds_raw_observations_that_are_normalised_when_drawn(lab, nam
     mean, std = everything.mean(0), everything.std(0)
     np.testing.assert_allclose(seen.obs, (raw.obs.numpy() - mean) / std, atol=1e-3)
     np.testing.assert_allclose(seen.next_obs, (raw.next_obs.numpy() - mean) / std, atol=1e-3)
+    assert agent.reward_scaler.std > 2
+    np.testing.assert_allclose(seen.reward, raw.reward / agent.reward_scaler.std, rtol=1e-6)
+    if name == "DQN":
+        assert raw.reward.unique().tolist() == [1.0]
+
+
+def test_sequences_of_a_replay_have_their_rewards_normalised(lab) -> None:
+    net = {"type": "RecurrentNet", "fc_hid_layers": [], "rnn_hidden_size": 8, "seq_len": 4}
+    agent, env = lab.build(lab.spec(**OFF_POLICY["DQN"], memory=REPLAY, net=net, normalize_reward=True))
+    obs, carry = env.reset(), agent.init_carry(4)
+    for _ in range(20):
+        act = agent.act(obs, carry, explore=True)
+        step = env.step(act.action.numpy())
+        agent.observe(obs, act, step)
+        obs, carry = step.obs, reset_rows(act.carry, step.done)
+    env.close()
+    assert agent.algorithm.sample().reward.unique().tolist() == pytest.approx([1 / agent.reward_scaler.std])
 
 
 def test_rewards_are_scaled_for_learning_only(lab) -> None:

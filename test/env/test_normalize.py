@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slm_lab.env.normalize import ObsEncoder, RewardScaler, RunningStats
+from slm_lab.lib.errors import CheckpointError
 from test.gpu.pretend import CUDA, pretend_gpu
 
 Array = np.ndarray[Any, Any]
@@ -251,6 +252,32 @@ def test_reward_normaliser_against_numpy() -> None:
         expected = np.clip(2 * reward / np.std([0, *seen]), -1.5, 1.5)
         np.testing.assert_allclose(out, expected, rtol=1e-6)
         running = np.where(done, 0, running)
+
+
+def test_a_replay_keeps_rewards_that_are_normalised_when_they_are_sampled() -> None:
+    """Else a first reward, divided by the small std of that time, would outweigh all later ones."""
+    rewards = np.random.default_rng(0).normal(0, [[1.0], [1000.0]], (2, 2))
+    late, early = (scaler(normalize=True, scale=2.0, clip=3.0, at_sampling=is_late) for is_late in (True, False))
+    kept = np.array([late(reward, NO) for reward in rewards])
+    for reward in rewards:
+        early(reward, NO)
+    np.testing.assert_array_equal(kept, 2 * rewards)
+    # the statistics are the same
+    assert late.std == early.std
+    sampled = late.finish(torch.from_numpy(kept))
+    np.testing.assert_allclose(sampled.numpy(), np.clip(kept / late.std, -3, 3))
+    # an algorithm without a replay gets them as they are
+    assert early.finish(sampled) is sampled
+
+
+def test_a_replay_of_normalised_rewards_is_not_resumed() -> None:
+    state = scaler(normalize=True).state_dict()
+    state.pop("at_sampling")
+    with pytest.raises(CheckpointError, match="filled its replay with normalised rewards"):
+        scaler(normalize=True, at_sampling=True).load_state_dict(state)
+    # without a replay, or without normalising, nothing has changed
+    scaler(normalize=True).load_state_dict(state)
+    scaler(normalize=False, at_sampling=True).load_state_dict(state)
 
 
 def test_reward_scaler_round_trip() -> None:

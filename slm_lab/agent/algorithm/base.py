@@ -55,13 +55,15 @@ class Act(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """What an algorithm is built from: shapes, device, random generators, and the way to normalised observations."""
+    """What an algorithm is built from: shapes, device, random generators, and what normalises what it samples."""
 
     obs_shape: tuple[int, ...]
     # types of raw and of encoded observations, and what encodes them
     raw_dtype: torch.dtype
     obs_dtype: torch.dtype
     encode: Callable[[Tensor], Tensor]
+    # rewards of a replay as it learns from them
+    finish_reward: Callable[[Tensor], Tensor]
     frame_stack: int
     # which numbers of an observation belong to which key
     parts: tuple[ObsPart, ...]
@@ -130,8 +132,8 @@ class Algorithm(ABC, Generic[Config]):
 
     # what `update` reports, in the order of the table's columns; docs/METRICS.md explains each
     metric_names: tuple[str, ...] = ()
-    # whether its memory keeps raw observations, because their normaliser keeps changing
-    stores_raw_obs = False
+    # whether its memory keeps raw observations and rewards, because their normalisers keep changing
+    stores_raw = False
     # the net that acts, how it explores, and `_explore`, compiled if updates are
     net: Any
     policy: Policy
@@ -406,7 +408,7 @@ class OnPolicy(Algorithm[RolloutConfig]):
 class OffPolicy(Algorithm[ReplayConfig]):
     """Trains on batches of past steps every few frames; targets follow their nets."""
 
-    stores_raw_obs = True
+    stores_raw = True
 
     def __init__(self, spec: AgentSpec, context: Context, carry_size: int = 0) -> None:
         super().__init__(spec, context)
@@ -450,8 +452,9 @@ class OffPolicy(Algorithm[ReplayConfig]):
 
     def sample(self) -> Any:
         """A batch as the nets see it."""
-        batch = self.memory.sample(self.frame)
-        return batch._replace(obs=self.context.encode(batch.obs), next_obs=self.context.encode(batch.next_obs))
+        batch, context = self.memory.sample(self.frame), self.context
+        obs, next_obs = context.encode(batch.obs), context.encode(batch.next_obs)
+        return batch._replace(obs=obs, reward=context.finish_reward(batch.reward), next_obs=next_obs)
 
     @abstractmethod
     def train(self, batch: Any) -> Sequence[Report]:

@@ -95,8 +95,8 @@ class DQN(OffPolicy[QLearningSpec]):
     def sample(self) -> Batch | SequenceBatch:
         if not self.net.state_size:
             return super().sample()
-        batch = self.memory.sample_sequence(self.seq_len)
-        return batch._replace(obs=self.context.encode(batch.obs))
+        batch, context = self.memory.sample_sequence(self.seq_len), self.context
+        return batch._replace(obs=context.encode(batch.obs), reward=context.finish_reward(batch.reward))
 
     def train(self, batch: Batch | SequenceBatch) -> list[Report]:
         reports = []
