@@ -156,9 +156,10 @@ def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
         done = [(row, results[row.key]) for row in chosen if row.key in results]
         reached = sum(row.target is not None and result.score >= row.target for row, result in done)
         asked = sum(row.target is not None for row, _ in done)
-        stands = Counter(judge(result, row.reference) for row, result in done)
+        # a score of fewer frames says little about the reference; the next table does
+        stands = Counter(judge(result, row.reference) for row, result in done if not row.is_short)
         reached_text = f"{reached} of {asked}" if asked else ""
-        stands_text = ", ".join(str(stands[word]) for word in ("above", "within", "**below**")) if done else ""
+        stands_text = ", ".join(str(stands[word]) for word in ("above", "within", "**below**")) if stands else ""
         hours = sum(estimate(row, speeds, 1).core_seconds for row in chosen if row.key not in results) / 3600
         left = f"{hours:,.0f}" if len(done) < len(chosen) and phase not in GPU_PHASES else ""
         lines.append(
