@@ -53,4 +53,7 @@ def _show_score(contract: Document) -> str:
         return ""
     low, high = score["low"], score["high"]
     interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
-    return f"Score    {score['mean']:.2f}{interval} ({printable(score['meaning'], 200)})\n"
+    # the file holds the agent of one session
+    own = score["session"]
+    session = "" if score["num_session"] == 1 or own is None else f", this session {own:.2f}"
+    return f"Score    {score['mean']:.2f}{interval}{session} ({printable(score['meaning'], 200)})\n"

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import slm_lab
+from slm_lab.cli import export
 from slm_lab.deploy import loading
 from slm_lab.deploy.agent_file import read_agent, write_agent
 from slm_lab.deploy.contract import describe_agent
@@ -123,7 +125,7 @@ def test_masks_travel_with_the_file(env: dict[str, Any], observation: str, tmp_p
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run with two sessions' worth of files, kept models among them."""
+    """A short run with kept models."""
     spec = make_tiny_spec(env={"normalize_obs": True}, meta={"keep_checkpoints": 200, "final_eval": 2})
     return slm_lab.run(spec, tmp_path_factory.mktemp("data"), log_level="ERROR").folder
 
@@ -140,6 +142,17 @@ def test_a_run_is_exported_with_its_score(run: Path, tmp_path: Path) -> None:
     assert export_agent(run, tmp_path / "again.slm").sha256 == done.sha256
     # and so does the file itself
     assert export_agent(tmp_path / "agent.slm", tmp_path / "third.slm").sha256 == done.sha256
+
+
+def test_the_command_tells_the_scores_of_the_run_and_of_the_session(tmp_path: Path) -> None:
+    spec = make_tiny_spec(meta={"max_session": 2, "final_eval": 2})
+    result = slm_lab.run(spec, tmp_path, log_level="ERROR")
+    done = CliRunner().invoke(
+        export.app, [str(result.folder), "-o", str(tmp_path / "agent.slm"), "--session", "1"], catch_exceptions=False
+    )
+    assert done.exit_code == 0
+    assert f"Score    {result.score:.2f}, this session {result.session_scores[1]:.2f} (" in done.stdout
+    assert f'slm_lab.load_agent("{tmp_path / "agent.slm"}")' in done.stdout
 
 
 def test_a_model_or_a_checkpoint_of_a_run_can_be_named(run: Path) -> None:
