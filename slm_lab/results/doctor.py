@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from slm_lab.results.doctor_parts import find_values_at_edge, find_vanished_bonus
+from slm_lab.results.doctor_parts import find_alpha_at_bound, find_values_at_edge, find_vanished_bonus
 from slm_lab.results.evidence import (
     EMPTY,
     LOW,
@@ -218,7 +218,9 @@ def find_overestimation(case: Case) -> Symptom | None:
         # the value of soft algorithms has the entropy to come in it
         alpha, entropy = table.get("alpha", EMPTY), table.get("entropy", EMPTY)
         if len(alpha) and len(alpha) == len(entropy):
-            bonus = calc_median(pick_part(alpha * np.maximum(entropy, 0), 0.8, 1)) / (1 - gamma)
+            # damaged rows may hold infinities
+            with np.errstate(invalid="ignore"):
+                bonus = calc_median(pick_part(alpha * np.maximum(entropy, 0), 0.8, 1)) / (1 - gamma)
             reached += bonus if math.isfinite(bonus) else 0.0
         score = pick_known(table["total_reward"])
         # the mean over states is at most `reached` if no reward is negative; else the size of returns bounds it too
@@ -391,6 +393,7 @@ RULES: tuple[Callable[[Case], Symptom | None], ...] = (
     find_norm_drift,
     find_overestimation,
     find_values_at_edge,
+    find_alpha_at_bound,
     find_vanished_bonus,
     find_disagreement,
     find_loss_of_score,

@@ -1,4 +1,4 @@
-"""Rules on parts that only some agents have: critics with bins, bonuses for new observations."""
+"""Rules on parts that only some agents have: critics with bins, a learned alpha, bonuses for new observations."""
 
 import math
 
@@ -8,6 +8,8 @@ from slm_lab.results.symptom import Symptom
 
 # share of the range of the bins, counted from either end
 EDGE = 0.05
+# factor within which alpha counts as being at a bound
+AT_BOUND = 1.05
 # share of its largest tenth at which a bonus is gone
 BONUS_GONE = 0.01
 
@@ -38,6 +40,38 @@ def find_values_at_edge(case: Case) -> Symptom | None:
         f"q is {hit[session]:.4g} in the last fifth of the run{case.where(hit)}, the bins end at {bound:.4g}",
         "returns beyond the last bin count as that bin, so actions that lead there look alike",
         f"widen agent.algorithm.critic.{key}, or scale rewards by env.normalize_reward",
+    )
+
+
+def find_alpha_at_bound(case: Case) -> Symptom | None:
+    """A learned entropy coefficient that its bounds keep from steering the entropy to its target."""
+    config = look_up(case.run.spec, "agent", "algorithm")
+    low, high = (look_up(config, key) for key in ("log_alpha_min", "log_alpha_max"))
+    if (
+        look_up(config, "fixed_alpha") is not None
+        or not isinstance(low, int | float)
+        or not isinstance(high, int | float)
+    ):
+        return None
+    bounds = {"log_alpha_min": math.exp(low), "log_alpha_max": math.exp(high)}
+    hit: dict[int, str] = {}
+    for session, table in case.judged.items():
+        alpha = calc_median(pick_part(table.get("alpha", EMPTY), 0.8, 1))
+        for key, bound in bounds.items():
+            if bound / AT_BOUND < alpha < bound * AT_BOUND and case.is_low(session):
+                hit[session] = key
+    if not hit:
+        return None
+    key = hit[min(hit)]
+    verb, move, kind, scale = (
+        ("lower", "fall", "noisier", "raise") if key == "log_alpha_min" else ("raise", "rise", "more certain", "lower")
+    )
+    return Symptom(
+        "warn",
+        "alpha at its bound",
+        f"alpha is {bounds[key]:.3g} in the last fifth of the run{case.where(hit)}, the bound that {key} sets",
+        f"alpha cannot {move} further, so the policy stays {kind} than its target entropy",
+        f"{verb} agent.algorithm.{key}, or {scale} env.reward_scale",
     )
 
 

@@ -1,5 +1,6 @@
 """Keys of `agent.algorithm`, one model per algorithm."""
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -359,6 +360,7 @@ class SoftActorCriticSpec(StateNoise, OffPolicySpec):
     entropy_anneal: EntropyAnneal | None = Field(None, description="Target entropy that changes, for discrete actions.")
     fixed_alpha: NonNegativeFloat | None = Field(None, description="Entropy coefficient; null: learned.")
     alpha_anneal_frames: NonNegativeInt = Field(0, description="Frames over which fixed_alpha decays to 0; 0: never.")
+    alpha_init: PositiveFloat = Field(1.0, description="First value of a learned alpha.")
     alpha_lr: PositiveFloat | None = Field(None, description="Learning rate of alpha; null: the actor's.")
     log_alpha_min: Float = Field(-5.0, description="Lower bound of log alpha.")
     log_alpha_max: Float = Field(2.0, description="Upper bound of log alpha.")
@@ -378,11 +380,18 @@ class SoftActorCriticSpec(StateNoise, OffPolicySpec):
         if self.explore_var_spec is not None:
             raise ValueError("the policy explores by its own entropy; remove explore_var_spec")
         if self.fixed_alpha is not None:
-            for key in ("alpha_lr", "target_entropy", "entropy_anneal"):
+            for key in ("alpha_init", "alpha_lr", "target_entropy", "entropy_anneal"):
                 if key in self.model_fields_set and self.model_dump()[key] != type(self).model_fields[key].default:
                     raise ValueError(f"fixed_alpha is not learned; remove {key}")
         if self.log_alpha_min > self.log_alpha_max:
             raise ValueError(f"log_alpha_min {self.log_alpha_min} is above log_alpha_max {self.log_alpha_max}")
+        # bounds around another value than 1 have always been allowed: the first update moves alpha there
+        if self.alpha_init != 1 and not self.log_alpha_min <= math.log(self.alpha_init) <= self.log_alpha_max:
+            low, high = math.exp(self.log_alpha_min), math.exp(self.log_alpha_max)
+            raise ValueError(
+                f"alpha_init {self.alpha_init:g} is not between exp(log_alpha_min) {low:.2g} and exp(log_alpha_max) "
+                f"{high:.2g}"
+            )
         if self.entropy_anneal is not None and self.target_entropy != "auto":
             raise ValueError("entropy_anneal contradicts target_entropy; remove one of them")
         return self

@@ -90,10 +90,10 @@ def make_run(
     random_return: float | None = 23.68,
     gamma: float = 0.99,
     phases: Mapping[str, float] | None = None,
-    critic: Mapping[str, Any] | None = None,
+    algorithm: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Run:
-    algorithm = {"name": name, "gamma": gamma} | ({} if critic is None else {"critic": critic})
+    algorithm = {"name": name, "gamma": gamma, **(algorithm or {})}
     net = {"optim_spec": {"name": "Adam", "lr": 0.001}, "actor": {}, "critic": {}}
     env_spec = {"name": env, "normalize_reward": False, "clip_reward": None, "reward_scale": 1.0} | settings
     phases = phases or {"act": 20.0, "env": 30.0, "update": 40.0, "save": 1.0}

@@ -39,7 +39,7 @@ class Alpha(nn.Module):
         super().__init__()
         self.config = config
         self.is_learned = config.fixed_alpha is None
-        self.log_alpha = nn.Parameter(torch.zeros(1))
+        self.log_alpha = nn.Parameter(torch.full((1,), math.log(config.alpha_init)))
 
     def value(self, frame: int) -> Tensor:
         """Alpha as a number without gradient."""

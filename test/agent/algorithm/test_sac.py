@@ -86,6 +86,14 @@ def test_alpha_is_clamped() -> None:
     assert alpha.log_alpha.item() == pytest.approx(-0.4)
 
 
+def test_a_learned_alpha_starts_where_it_is_told() -> None:
+    assert alpha_of().value(0).item() == 1.0
+    alpha = alpha_of(alpha_init=0.01)
+    assert alpha.value(0).item() == pytest.approx(0.01)
+    update_alpha(alpha, torch.tensor(-1.0), 0.0)
+    assert alpha.value(0).item() > 0.01
+
+
 def test_fixed_alpha_stays_or_falls_to_zero() -> None:
     fixed = alpha_of(fixed_alpha=0.4)
     assert not fixed.is_learned
