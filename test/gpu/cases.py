@@ -86,5 +86,5 @@ LARGE_CASES: dict[str, dict[str, Any]] = {
         },
     },
 }
-# other kernels, other last bits
-ROUNDED = ("conv", "dict", "gru", "lstm", "stack")
+# other kernels, other last bits; categorical targets are summed in another order
+ROUNDED = ("conv", "dict", "gru", "lstm", "stack", "ddpg", "rainbow", "xqc")

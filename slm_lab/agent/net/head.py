@@ -152,10 +152,20 @@ class CategoricalHead(Head):
         moved = reward.unsqueeze(-1) + discount.unsqueeze(-1) * atom
         # adds NaN if a reward is infinite, which the clamp would hide
         place = moved.clamp(self.low, self.high) + 0 * moved
-        # two-hot: each return that moved is shared by its two neighbours (..., from, to)
-        step = (self.high - self.low) / (self.size - 1)
-        share = (1 - (place.unsqueeze(-1) - support).abs() / step).clamp(min=0)
-        return (out.softmax(-1).unsqueeze(-1) * share).sum(-2)
+        return self._project(out.softmax(-1), (place - self.low) * ((self.size - 1) / (self.high - self.low)))
+
+    def _project(self, prob: Tensor, place: Tensor) -> Tensor:
+        """Two-hot: each probability is shared by the two atoms next to its place (..., K), in atoms."""
+        if place.device.type != "cpu":
+            # a GPU adds at indices in any order, so that runs would differ; all pairs (..., from, to) cost it little
+            atom = torch.arange(self.size, device=place.device)
+            share = (1 - (place.unsqueeze(-1) - atom).abs()).clamp(min=0)
+            return (prob.unsqueeze(-1) * share).sum(-2)
+        below = place.detach().floor().clamp(max=self.size - 2)
+        share = place - below
+        index = below.nan_to_num().long()
+        first = torch.zeros_like(prob).scatter_add(-1, index, prob * (1 - share))
+        return first.scatter_add(-1, index + 1, prob * share)
 
     def target_value(self, target: Tensor) -> Tensor:
         return (target * self.support(target)).sum(-1)
