@@ -198,19 +198,20 @@ def _compared_table(docs: Path, rows: Sequence[Row], results: Mapping[str, Resul
     ]
     for row in rows:
         result = results[row.key]
-        last = _number(_calc_last(load_curves(docs, row.group)[result.run]))
-        end = "" if result.final_eval is None else _number(result.final_eval)
+        sessions = load_curves(docs, row.group).get(result.run, {})
         lines.append(
-            f"| {row.env} | {row.max_frame:,} | {row.algorithm} | {last} | {end} "
-            f"| {', '.join(map(_number, result.final_values))} | [{row.spec_name}](../{row.spec_file}) |"
+            f"| {row.env} | {row.max_frame:,} | {row.algorithm} | {_end_cells(result, sessions)} "
+            f"| [{row.spec_name}](../{row.spec_file}) |"
         )
     return "\n".join([*lines, ""])
 
 
-def _calc_last(sessions: Mapping[int, Table]) -> float:
-    """The mean return of the last 100 episodes, averaged over sessions."""
+def _end_cells(result: Result, sessions: Mapping[int, Table]) -> str:
+    """The mean return of the last 100 episodes over sessions, and what the deterministic policy reaches at the end."""
     column = pick_column({"": sessions})
-    return sum(float(table[column][-1]) for table in sessions.values()) / len(sessions)
+    last = sum(float(table[column][-1]) for table in sessions.values()) / len(sessions) if sessions else math.nan
+    end = "" if result.final_eval is None else _number(result.final_eval)
+    return f"{_number(last)} | {end} | {', '.join(map(_number, result.final_values))}"
 
 
 def _reach_table(docs: Path, rows: Sequence[Row], results: Mapping[str, Result]) -> str:
@@ -227,10 +228,9 @@ def _reach_table(docs: Path, rows: Sequence[Row], results: Mapping[str, Result])
         frame = find_reach(sessions, row.reference)
         # the average of a hundred rows shows it later than it was
         reached = "not" if frame is None else f"{'' if column == CURVES[0] else 'at most '}{frame:,.0f}"
-        end = "" if result.final_eval is None else _number(result.final_eval)
         lines.append(
             f"| {row.env} | {row.algorithm} | {_number(row.reference)} | {reached} | {row.max_frame:,} "
-            f"| {_number(_calc_last(sessions))} | {end} | {', '.join(map(_number, result.final_values))} |"
+            f"| {_end_cells(result, sessions)} |"
         )
     return "\n".join([*lines, ""])
 

@@ -161,7 +161,7 @@ class CategoricalHead(Head):
             atom = torch.arange(self.size, device=place.device)
             share = (1 - (place.unsqueeze(-1) - atom).abs()).clamp(min=0)
             return (prob.unsqueeze(-1) * share).sum(-2)
-        below = place.detach().floor().clamp(max=self.size - 2)
+        below = place.floor().clamp(max=self.size - 2)
         share = place - below
         index = below.nan_to_num().long()
         first = torch.zeros_like(prob).scatter_add(-1, index, prob * (1 - share))
