@@ -44,7 +44,7 @@ def build_speed_table(results: Mapping[str, Any], shown: Sequence[str]) -> str:
         lab, limit = summary["lab"], summary["limit"]
         parts = (lab.fps / limit.fps, limit.update_seconds / lab.update_seconds)
         lines.append([row.title, *cells, *(f"{part:.0%}" for part in parts)])
-    return build_table(["frames per second", *shown, "lab / limit", "products of its update"], lines)
+    return build_table(["frames per second", *shown, "lab / limit", "matmul share of update"], lines)
 
 
 def build_ratio_table(results: Mapping[str, Any], shown: Sequence[str]) -> str:
@@ -90,7 +90,10 @@ def build_notes(results: Mapping[str, Any]) -> str:
     lines = []
     for row in ROWS:
         found = results.get(row.name, {}).get("differences", {})
+        measured = results.get(row.name, {}).get("runs", {})
         for peer, note in row.peers.items():
+            if peer not in measured:
+                continue
             parts = [part for part in (note, *found.get(peer, ())) if part]
             lines.append(f"- {row.name}, {peer}: {'; '.join(parts) if parts else 'no known difference'}.")
         if row.name in results and (disturbed := find_disturbed(results[row.name])):

@@ -81,7 +81,7 @@ def plan(quick: bool) -> list[Batch]:
 ROWS = (
     Row(
         "resume_grid",
-        "a stop at 25, 50 and 75 %, for each algorithm x {1, 4} envs x {MLP, CNN, RNN}",
+        "a stop at 25, 50 and 75 %, for each of twelve algorithms x {1, 4} envs x {MLP, CNN, RNN}",
         "all end with the same bits as the undisturbed run and log an exact resume, or say that it is not",
         plan,
         "REINFORCE, A2C, PPO and the DQN family have recurrent nets.",

@@ -270,7 +270,7 @@ ROWS = (
     ),
     Row(
         "kill_anywhere",
-        "SIGKILL at uniform times of a run, with a restart each time, for every algorithm",
+        "SIGKILL at uniform times of a run, with a restart each time, for twelve algorithms",
         "weights, table, generators, replay and env states at the end equal those of the undisturbed run bit for bit",
         plan_anywhere,
     ),

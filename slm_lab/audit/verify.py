@@ -73,7 +73,7 @@ class Verdict:
         part = f"frame {self.first:,} to {self.last:,}"
         counts = f"{self.comparison.num_row:,} rows, {self.comparison.num_tensor:,} tensors"
         if self.comparison.is_same:
-            return [f"{title}: same from {part} ({counts})", *notes]
+            return [f"{title}: identical from {part} ({counts})", *notes]
         return [
             f"{title}: differs from {part} ({counts}; there: the run, here: the replay)",
             *self.comparison.describe(),
@@ -174,7 +174,7 @@ class Verification:
         if self._replay(key, verdict.last, scratch).grade == "statistical":
             raise CheckpointError(
                 f"the env could not be rebuilt at frame {verdict.first:,} from its seed and actions, so this run "
-                "continues statistically, and bits cannot agree; try --from-start"
+                "resumes statistically, and bits cannot agree; try --from-start"
             )
         with content_errors(path):
             self._compare(key, target, scratch, verdict)

@@ -26,7 +26,7 @@ def report_error(error: BaseException) -> int:
     elif isinstance(error, OSError) and error.errno in BAD_PATH:
         text = f"{str(error.filename)[:100]!r}: {error.strerror}"
     elif isinstance(error, ModuleNotFoundError) and error.name in ML_PACKAGES:
-        text = f"this command needs {error.name}; run `uv sync`, or `pip install slm-lab[ml]`"
+        text = f"this command needs {error.name}; run `uv sync`, or `pip install '.[ml]'`"
     # the message, perhaps from an env, may contain a secret
     message = f"Error: {text}\n" if text is not None else "".join(traceback.format_exception(error))
     sys.stderr.write(redact(message))

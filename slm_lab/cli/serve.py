@@ -44,7 +44,7 @@ def serve(
                 raise
             raise LabError(
                 f"serve needs the package '{error.name}', which is not installed; install it with: "
-                "pip install slm-lab[serve]"
+                "pip install '.[serve]'"
             ) from None
         limits = server.Limits(max_body, max_batch, max_wait, max_session, session_seconds, rate, drain_seconds)
         server.serve(load(where, Path(data_dir), device=device), host, port, limits)

@@ -36,7 +36,7 @@ def ui(
         missing = [name for name in PACKAGES if find_spec(name) is None]
         if missing:
             names = " and ".join(missing)
-            raise LabError(f"slm-lab ui needs {names}: run `uv sync --group ui`, or `pip install slm-lab[ui]`")
+            raise LabError(f"slm-lab ui needs {names}: run `uv sync --group ui`, or `pip install '.[ui]'`")
         # with --control the page may start the first run
         if not data_dir.is_dir() and not control:
             raise LabError(f"--data-dir {data_dir}: there is no such folder; `slm-lab run` makes one, or give another")

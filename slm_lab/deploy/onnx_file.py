@@ -77,5 +77,5 @@ def _require(*names: str) -> list[Any]:
             raise
         raise LabError(
             f"--format onnx needs the package '{error.name}', which is not installed; install it with: "
-            "pip install slm-lab[export]"
+            "pip install '.[export]'"
         ) from None

@@ -204,7 +204,7 @@ def _check_repeat(env: GymEnv, seed: int, num_step: int, make_fresh: Callable[[]
         return CheckItem(
             "note",
             f"the same seed and actions differ from step {step} on: runs do not repeat to the bit, and a stopped "
-            "run continues statistically, not exactly (draw every random number from self.np_random)",
+            "run resumes statistically, not exactly (sample every random number from self.np_random)",
         )
     if make_fresh is not None:
         fresh = make_fresh()
@@ -216,9 +216,9 @@ def _check_repeat(env: GymEnv, seed: int, num_step: int, make_fresh: Callable[[]
             return CheckItem(
                 "note",
                 f"a fresh env differs from one that has played episodes, from step {step} on: state carries over "
-                "between episodes, so a stopped run continues statistically, not exactly (set all of it in reset)",
+                "between episodes, so a stopped run resumes statistically, not exactly (set all of it in reset)",
             )
-    return CheckItem("ok", "the same seed and actions give the same episode: runs repeat and continue exactly")
+    return CheckItem("ok", "the same seed and actions give the same episode: runs repeat and resume exactly")
 
 
 def _find_difference(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]) -> int | None:

@@ -95,7 +95,7 @@ class Session:
         self.env = build_vec_env(settings, spec.env.num_workers, "human" if options.render else None)
         if not self.env.is_exact:
             logger.info(
-                f"Env backend {spec.env.backend}: a run repeats from its seed; one that was stopped continues "
+                f"Env backend {spec.env.backend}: a run repeats from its seed; one that was stopped resumes "
                 "statistically, with new episodes"
             )
         self.agent = build_session_agent(spec, self.env, session, device=device)
@@ -356,10 +356,10 @@ class Session:
         is_exact = np.array_equal(to_host(obs), state["obs"]) and self.env.has_same_return
         self.grade = "exact" if is_exact else "statistical"
         if is_exact:
-            logger.info(f"Session {self.session} continues at frame {self.frame}: exact")
+            logger.info(f"Session {self.session} resumes at frame {self.frame}: exact")
         else:
             logger.warning(
-                f"Session {self.session} continues at frame {self.frame}: statistical only, because the env could "
+                f"Session {self.session} resumes at frame {self.frame}: statistical only, because the env could "
                 "not be rebuilt from its seed and actions; scores stay comparable, bits do not"
             )
         carry = state["carry"]

@@ -298,9 +298,9 @@ def find_loss_of_score(case: Case) -> Symptom | None:
     lr = case.find_lr_key("actor")
     return Symptom(
         "warn",
-        "score lost again",
+        "score dropped",
         f"the score at the end is {end:.4g}, after {curve.max():.4g} in the best tenth of the run",
-        "learning went on until it undid what it had learned",
+        "further training made the policy worse",
         f"lower {lr}, let it fall with agent.net.lr_scheduler_spec, or set agent.net.clip_grad_val",
     )
 

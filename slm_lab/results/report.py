@@ -26,10 +26,10 @@ from slm_lab.spec.loading import flatten_spec
 
 MEANINGS = {
     "frame": "env steps of the longest session",
-    "total_reward_ma": "mean of the last 100 checkpoints, each of them of 100 episodes",
+    "total_reward_ma": "mean of the last 100 rows, each of them of 100 episodes",
     "strength": "how much better than random play, over the whole run",
     "max_strength": "the best moment",
-    "final_strength": "the end; far below the best means it was lost again",
+    "final_strength": "the end; far below the best: the agent got worse",
     "sample_efficiency": "mean strength in which early frames weigh more",
     "training_efficiency": "the same with gradient steps for frames",
     "stability": "1: the curve never falls",

@@ -108,7 +108,7 @@ def test_a_run_is_the_same_between_its_last_two_checkpoints(
     # four rows of training and one evaluation; the checkpoint at the end is not written twice
     assert (verdict.first, verdict.last, verdict.comparison.num_row) == (first, last, 5)
     assert verdict.comparison.num_tensor > 20
-    assert verdict.describe()[0].startswith(f"Session 0: same from frame {first:,} to {last:,} (5 rows, ")
+    assert verdict.describe()[0].startswith(f"Session 0: identical from frame {first:,} to {last:,} (5 rows, ")
     # not a byte and not a time of change
     assert snapshot(path) == before
 
@@ -335,7 +335,7 @@ def test_an_env_that_cannot_be_rebuilt_is_told(copied: RunFolder) -> None:
     save_state(path, state)
     verdict = verify(copied.path)
     assert not verdict.is_same
-    assert "continues statistically" in str(verdict.problem)
+    assert "resumes statistically" in str(verdict.problem)
 
 
 def test_a_run_under_way_is_left_alone(copied: RunFolder) -> None:
@@ -356,7 +356,7 @@ def test_the_command_says_same_or_what_differs(
     copied: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "verify", str(copied.path)) == 0
-    assert capsys.readouterr().out.startswith("Session 0: same from frame 800 to 1,200 (5 rows, ")
+    assert capsys.readouterr().out.startswith("Session 0: identical from frame 800 to 1,200 (5 rows, ")
     call(monkeypatch, "verify", str(copied.path), "--threads", "2", "--segment", "300")
     assert "threads: 1 there, 2 here" in capsys.readouterr().out
     torch.set_num_threads(1)
@@ -366,7 +366,7 @@ def test_the_command_says_same_or_what_differs(
     assert call(monkeypatch, "verify", str(copied.path)) == 1
     out = capsys.readouterr().out
     assert f"agent.algorithm.modules.{module}.{name}[0, 0]" in out
-    assert "No recorded fact of the machine that trained it differs here" in out
+    assert "This machine does not differ from the one that trained it, as far as recorded" in out
 
 
 def test_text_of_a_run_cannot_move_the_cursor(

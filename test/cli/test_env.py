@@ -32,7 +32,7 @@ def test_options_reach_the_env_and_the_next_command() -> None:
 
 @pytest.mark.parametrize(
     ("wrapper", "words"),
-    [("RecordEpisodeStatistics", "continue exactly"), ("NormalizeObservation", "continues statistically")],
+    [("RecordEpisodeStatistics", "resume exactly"), ("NormalizeObservation", "resumes statistically")],
 )
 def test_the_check_tells_whether_a_wrapper_can_be_rebuilt(wrapper: str, words: str) -> None:
     assert words in call("check", "CartPole-v1", "--wrappers", f'["{wrapper}"]', "--steps", "50")[1]

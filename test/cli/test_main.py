@@ -147,7 +147,7 @@ def test_an_unknown_option_is_one_line(call: Call) -> None:
 
 def test_ui_without_its_packages_says_how_to_get_them(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slm_lab.cli.ui.find_spec", lambda name: None)
-    message = "slm-lab ui needs fastapi and uvicorn: run `uv sync --group ui`, or `pip install slm-lab[ui]`"
+    message = "slm-lab ui needs fastapi and uvicorn: run `uv sync --group ui`, or `pip install '.[ui]'`"
     assert call("ui") == (2, "", f"Error: {message}\n")
 
 

@@ -374,4 +374,4 @@ def test_without_the_packages_one_line_says_what_to_install(tmp_path: Path) -> N
     )
     assert done.returncode == 2
     assert "serve needs the package 'uvicorn'" in done.stderr
-    assert "pip install slm-lab[serve]" in done.stderr
+    assert "pip install '.[serve]'" in done.stderr

@@ -286,10 +286,40 @@ for script in scripts:
 """
 
 
+# yes and no as CHOOSING.md shows them: Discrete; MultiDiscrete and MultiBinary; Box; Dict and Tuple; masks
+TAKES = {
+    "any": ["yes", "yes", "yes", "yes", "yes"],
+    "joint": ["yes", "combined", "", "", "yes"],
+    "squashed": ["yes", "combined", "yes", "", "yes"],
+    "continuous": ["", "", "yes", "", ""],
+}
+SOURCES = {"rollout": "its own steps", "replay": "a replay", "data": "a dataset"}
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHM_PAGES if name != "Random"])
+def test_table_of_what_algorithms_take(name: str) -> None:
+    text = (ROOT / "docs" / "CHOOSING.md").read_text().split("## What each algorithm takes")[1].split("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| [")
+    ]
+    (row,) = [
+        row
+        for row in rows
+        if f"algorithm/{ALGORITHM_PAGES[name]}" in row[0]
+        and (name in re.findall(r"\w+", row[0]) or ALGORITHM_PAGES[name] != "offline.md")
+    ]
+    config = ALGORITHM_SPECS[name]
+    # IQL's config allows any, since its policy is not squashed; its constructor refuses all but Box
+    actions = "continuous" if name == "IQL" else config.actions
+    assert row[1:6] == TAKES[actions]
+    assert row[6] == ("yes" if config.takes_recurrent else "")
+    assert row[7].startswith(SOURCES[config.learns_from])
+
+
 @pytest.mark.timeout(300)
 def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
-    page = ROOT / "docs" / "EXTENDING.md"
-    text = page.read_text()
+    pages = [ROOT / "docs" / name for name in ("EXTENDING.md", "DICT_OBSERVATIONS.md")]
+    text = "".join(page.read_text() for page in pages)
     # each file is named in the sentence before its block
     named = re.findall(r"`(my_\w+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```$", text, re.M | re.S)
     assert {name for name, _ in named} == {
@@ -297,11 +327,13 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
         "my_algorithm.py",
         "my_td3.py",
         "my_net.py",
-        "my_env.py",
         "my_dict_env.py",
+        "my_dict_spec.yaml",
     }
-    assert len(named) == len(fences(page, "python")) + len(fences(page, "yaml"))
-    for name, body in named:
+    assert len(named) == sum(len(fences(page, kind)) for page in pages for kind in ("python", "yaml"))
+    tutorial = (ROOT / "docs" / "tutorial" / "own_env.md").read_text()
+    grid = re.findall(r"`(my_grid\.py)`:\n\n```\w+\n(.*?)^```$", tutorial, re.M | re.S)
+    for name, body in [*named, *grid]:
         (tmp_path / name).write_text(body)
     scripts = [*fences(README, "python"), *fences(ROOT / "docs" / "PYTHON.md", "python")]
     assert len(scripts) == 7
@@ -310,7 +342,8 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
         short = script.replace("env__max_frame=4000", "env__max_frame=800")
         (tmp_path / f"{index}.py").write_text(short.replace("max_session=2", "max_session=1"))
     small = ["-s", "env.max_frame=1200", "-s", "meta.log_frequency=200", "--device", "cpu", "--log-level", "WARNING"]
-    commands = [[*words, *small] for words in command_lines(page)]
+    lines = [words for page in pages for words in command_lines(page)]
+    commands = [[*words, *small] if words[0] == "run" else words for words in lines]
     assert len(commands) == 5
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(commands), *(f"{index}.py" for index in range(len(scripts)))],
@@ -321,12 +354,12 @@ def test_code_in_extending_readme_and_python_runs(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Score ") == 5
+    assert done.stdout.count("Score ") == 4
     # the command to replay it has what the run needed
     assert re.search(r"^Replay .*/my_algorithm_cartpole_\S+ --import my_algorithm$", done.stdout, re.M)
     tables = sorted((tmp_path / "data").glob("*/info/*_session_df_train.csv"))
     # a loop of one's own leaves none
-    assert len(tables) == 5 + len(scripts) - 1
+    assert len(tables) == 4 + len(scripts) - 1
     # the columns of the algorithm of one's own are in its table, and it has trained
     header, *rows = next(table for table in tables if "my_algorithm" in table.name).read_text().splitlines()
     assert "elite_return" in header.split(",")

@@ -193,7 +193,7 @@ def test_a_run_is_the_same_by_either_backend_and_across_them(tmp_path: Path, log
     assert bits(other["obs"]) == bits(whole["obs"])
     for key in ("agent", "env"):
         check_equal(other[key], whole[key])
-    assert "continues at frame 604: exact" in "".join(log)
+    assert "resumes at frame 604: exact" in "".join(log)
 
 
 # --- which backend

@@ -72,7 +72,7 @@ def test_a_sound_env() -> None:
     assert texts("", "wrong") == []
     assert texts("", "note") == []
     assert "10 episodes ended, after 5 steps on average" in texts("", "ok")
-    assert "the same seed and actions give the same episode: runs repeat and continue exactly" in texts("", "ok")
+    assert "the same seed and actions give the same episode: runs repeat and resume exactly" in texts("", "ok")
 
 
 @pytest.mark.parametrize(

@@ -345,11 +345,11 @@ def test_a_session_repeats_and_continues_statistically(pool: Any, tmp_path: Path
     whole, again = train(make_spec(), tmp_path / "a"), train(make_spec(), tmp_path / "b")
     assert np.array_equal(whole["obs"], again["obs"])
     text = "".join(log)
-    assert text.count("a run repeats from its seed; one that was stopped continues statistically") == 2
+    assert text.count("a run repeats from its seed; one that was stopped resumes statistically") == 2
     assert "statistical only" not in text
     # not at a multiple of a batch, amid episodes
     stopped, alike = train(make_spec(), tmp_path / "c", (604,)), train(make_spec(), tmp_path / "d", (604,))
-    assert "".join(log).count("continues at frame 604: statistical only") == 2
+    assert "".join(log).count("resumes at frame 604: statistical only") == 2
     assert stopped["frame"] == 1600
     assert not np.array_equal(stopped["obs"], whole["obs"])
     assert np.array_equal(stopped["obs"], alike["obs"])

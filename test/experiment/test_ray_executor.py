@@ -205,7 +205,7 @@ def test_a_lost_node_costs_only_the_time_since_the_checkpoint(executor: Any, clu
     for one, two in zip(here, there, strict=True):
         assert_same(one, two)
         log = RunFolder(two.folder, two.name).log_file(two.trial, two.session).read_text()
-        assert "continues at frame" in log
+        assert "resumes at frame" in log
         assert ": exact" in log
 
 

@@ -124,7 +124,7 @@ def test_the_card_has_the_hubs_results_and_lines_that_work(model, trained, lab) 
     assert [words[0] for words in commands] == ["pull", "verify", "run", "report"]
     lab(*commands[0])
     out, _ = lab(*commands[1])
-    assert out.count("same from frame 0") == 2, out
+    assert out.count("identical from frame 0") == 2, out
     lab(*commands[3])
 
 

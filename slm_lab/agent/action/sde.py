@@ -53,7 +53,7 @@ def use_state_noise(family: ActionFamily) -> ActionFamily:
     """The family whose noise depends on the state, for continuous actions."""
     kind = _KINDS.get(type(family))
     if kind is None:
-        raise SpecError(f"agent.algorithm.sde: needs continuous actions, these are {family.name}; remove it")
+        raise SpecError("agent.algorithm.sde: needs continuous actions; remove it")
     return kind(*family.action_shape)
 
 

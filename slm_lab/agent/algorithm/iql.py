@@ -30,7 +30,7 @@ class IQL(Offline[IQLSpec]):
         super().__init__(spec, context)
         family = context.family
         if not context.is_gaussian:
-            raise SpecError(f"agent.algorithm.name: IQL needs continuous actions, these are {family.name}; use BC")
+            raise SpecError("agent.algorithm.name: IQL needs continuous actions; use BC")
         self.build_actor()
         critic_spec, size = spec.critic, math.prod(family.action_shape)
         critic = QEnsemble(critic_spec, context.obs_shape, size, is_discrete=False, parts=context.parts)

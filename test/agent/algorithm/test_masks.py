@@ -1,6 +1,7 @@
 """Action masks: no algorithm takes, explores, learns from or expects a forbidden action."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -26,9 +27,14 @@ from slm_lab.agent.algorithm.sac import DiscreteSoftActorCritic
 from slm_lab.agent.memory.batch import Batch, SequenceBatch
 from slm_lab.agent.net.model import PolicyNet, QNet
 from slm_lab.env.probe import Masked
+from slm_lab.experiment.collect import collect
+from slm_lab.experiment.launch import start
+from slm_lab.experiment.options import Options
 from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.schema import Spec
 from test import tic_tac_toe
+from test.tiny import make_tiny_spec
 
 DISCRETE = [name for name in ALGORITHMS if make_spec(name).agent.algorithm.actions != "continuous"]
 QUANTILE = {"critic": {"kind": "quantile", "num_quantile": 8}}
@@ -104,6 +110,17 @@ def test_no_action_is_forbidden_in_a_million(lab, name: str, env: str, choices: 
         action = agent.act(obs, agent.init_carry(num), explore=batch % 3 != 2).action.numpy().reshape(num, -1)
         for part, choice in zip(parts, action.T, strict=True):
             assert part[np.arange(num), choice].all()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_cloned_policy_takes_no_forbidden_action(lab, tmp_path: Path) -> None:
+    options = Options(tmp_path / "data")
+    spec = make_tiny_spec(env={"name": "probe/Masked-v0", "max_frame": 256})
+    data = tmp_path / "steps.safetensors"
+    collect(str(start(spec, options).folder), data, options, 200, num_envs=4)
+    raw = dump_spec(spec)["tiny"]
+    raw["agent"] |= {"algorithm": {"name": "BC", "data": str(data)}, "memory": {"name": "Replay", "batch_size": 64}}
+    assert count_forbidden(lab, parse_spec({**raw, "name": "bc"})[0], 3_000) == 0
 
 
 def test_without_its_mask_the_probe_is_forbidding(lab) -> None:

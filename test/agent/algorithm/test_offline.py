@@ -257,7 +257,7 @@ def test_files_that_hold_no_steps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read"):
         prepare(make_spec("BC", tmp_path / "text.safetensors"))
     discrete = write_steps(tmp_path / "discrete.safetensors", is_discrete=True)
-    with pytest.raises(SpecError, match="IQL needs continuous actions, these are Categorical; use BC"):
+    with pytest.raises(SpecError, match="IQL needs continuous actions; use BC"):
         prepare(make_spec("IQL", discrete, is_discrete=True))
 
 
