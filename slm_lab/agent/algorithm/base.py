@@ -394,6 +394,8 @@ class OnPolicy(Algorithm[RolloutConfig]):
         obs = math.prod(context.obs_shape) * context.obs_dtype.itemsize
         # action, reward, ends, value and log probability
         row = obs + 8 * math.prod(context.family.action_shape) + 14
+        if self.config.rnd is not None:
+            row += 4 * math.prod(context.obs_shape)  # the successor, as the nets see it
         return super().estimate_growth(num_frame) + self.memory.typical_size * context.num_envs * row
 
     def load_state_dict(self, state: State) -> None:

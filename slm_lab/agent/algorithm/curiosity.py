@@ -23,6 +23,8 @@ from slm_lab.spec.net import (
 )
 
 RND_METRICS = ("rnd_bonus", "rnd_loss")
+# of a rollout: what each step led to, as the nets see it
+SUCCESSOR = "successor"
 # whitened observations are clipped here, as in the paper
 MAX_OBS = 5.0
 EPS = 1e-8
@@ -63,8 +65,8 @@ class Curiosity:
     ) -> None:
         self.config = config
         self.generator = generator
-        # actors start with small outputs; features to predict must differ from the start
-        net = without_division(net).model_copy(update={"init_std": None})
+        # actors start with small outputs, and may bound them; features to predict must differ from the start
+        net = without_division(net).model_copy(update={"init_std": None, "out_layer_activation": None})
         nets = [OutputNet(net, obs_shape, config.feature_size, parts=parts) for _ in range(2)]
         self.random, self.learner = (Learner(each, net, device) for each in nets)
         self.stats = RunningStats(obs_shape)
@@ -90,7 +92,7 @@ class Curiosity:
         return Loss(error.mean(), {"error": error})
 
     def add_bonus(self, step: Transition, next_obs: Tensor) -> Transition:
-        """A step with its rewards raised; `next_obs` is as the nets see it."""
+        """A step with its rewards raised, and with `next_obs`, which is as the nets see it."""
         self.stats.update(next_obs.numpy(force=True))
         with torch.inference_mode():
             error = self.calc_error(self.whiten(next_obs))
@@ -98,7 +100,8 @@ class Curiosity:
         bonus = self.scaler(error.numpy(force=True).astype(np.float64), never)
         self.bonus_sum += float(bonus.mean())
         self.bonus_count += 1
-        return step._replace(reward=step.reward + self.config.coef * torch.as_tensor(bonus, dtype=torch.float32))
+        reward = step.reward + self.config.coef * torch.as_tensor(bonus, dtype=torch.float32)
+        return step._replace(reward=reward, extra={**step.extra, SUCCESSOR: next_obs})
 
     def take_bonus(self) -> float:
         """The mean bonus since the last call."""
@@ -107,11 +110,11 @@ class Curiosity:
         return bonus
 
     def train(self, rollout: Rollout, frame: int) -> list[Report]:
-        """One pass over the observations of a batch."""
+        """One pass over the observations that earned a bonus, the last ones of episodes included."""
         self.learner.optimizer.set_frame(frame)
-        obs = rollout.obs.flatten(0, 1)
+        obs = rollout.extra[SUCCESSOR].flatten(0, 1)
         size = min(self.config.batch_size, len(obs))
-        order = torch.randperm(len(obs), generator=self.generator, device=self.generator.device).to(obs.device)
+        order = torch.randperm(len(obs), generator=self.generator, device=obs.device)
         self.learner.net.train()
         # what does not fill a batch is left out: a smaller one would be compiled again, for its shape
         reports = [self.step(self.whiten(obs[order[at : at + size]])) for at in range(0, len(obs) - size + 1, size)]

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from slm_lab.audit.difference import find_difference
 from slm_lab.experiment.control import Session
@@ -56,6 +58,34 @@ def test_what_was_seen_often_has_a_small_bonus(tmp_path: Path) -> None:
     with torch.inference_mode():
         known, new = (float(curiosity.calc_error(curiosity.whiten(torch.from_numpy(obs)))) for obs in (seen, unseen))
     assert new > 20 * known
+
+
+class Corridor(gym.Env[np.ndarray, int]):
+    """Eight places in a row; every step goes on to the next, and the last one ends the episode."""
+
+    observation_space = spaces.Box(0.0, 1.0, (8,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.place = 0
+        return np.eye(8, dtype=np.float32)[0], {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.place += 1
+        return np.eye(8, dtype=np.float32)[self.place], 0.0, self.place == 7, False, {}
+
+
+def test_the_last_observation_of_an_episode_becomes_known_too(tmp_path: Path) -> None:
+    gym.register("test/Corridor-v0", entry_point=Corridor)
+    session = train(make_spec(PPO, {"batch_size": 56}, name="test/Corridor-v0"), tmp_path)
+    algorithm: Any = session.agent.algorithm
+    curiosity = algorithm.curiosity
+    with torch.inference_mode():
+        error = curiosity.calc_error(curiosity.whiten(torch.eye(8)))
+    gym.registry.pop("test/Corridor-v0")
+    # only the first place is never a successor
+    assert error[7] < 0.1 * error[0]
+    assert error[7] < 3 * error[1:7].max()
 
 
 @pytest.mark.parametrize("algorithm", [PPO, A2C], ids=["PPO", "A2C"])
