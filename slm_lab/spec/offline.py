@@ -59,7 +59,9 @@ class IQLSpec(OfflineSpec):
         0.7, description="Which expectile of Q the value learns; 0.5 is the mean, 1 the maximum."
     )
     beta: NonNegativeFloat = Field(
-        0.3, description="How strongly better actions are preferred; 0 clones all. 3 in the paper, with unit none."
+        0.3,
+        description="How strongly better actions are preferred; 0 clones all. 3 in the paper, with "
+        "normalize_advantages: none.",
     )
     normalize_advantages: Literal["rms", "none"] = Field(
         "rms",

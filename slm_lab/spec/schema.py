@@ -430,7 +430,7 @@ def _build_spec_model(
         net=(net, Field(description="Nets, optimiser and learning rate.")),
         critic_net=(
             critic_net,
-            Field(None, description="Net of the critics of SoftActorCritic, CrossQ, TD3 and DDPG; null: as in `net`."),
+            Field(None, description=AgentSpec.model_fields["critic_net"].description),
         ),
     )
     return create_model("Spec", __base__=Spec, agent=(agent, Field(description="The agent that learns.")))

@@ -46,10 +46,6 @@ class ActionFamily(ABC):
     def choose(self, param: Tensor, noise: Tensor) -> Tensor:
         """The action of each row, given its noise."""
 
-    def sample(self, param: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw an action for each row."""
-        return self.choose(param, self.noise(len(param), generator))
-
     @abstractmethod
     def mode(self, param: Tensor) -> Tensor:
         """The most likely action of each row."""
@@ -87,7 +83,7 @@ class ActionFamily(ABC):
         raise NotImplementedError(f"{self.name} has no choices to forbid")
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Actions as the env takes them."""
+        """Actions in the range that envs of the lab take, -1 to 1 for a Box."""
         return action
 
     def from_env(self, action: Tensor) -> Tensor:

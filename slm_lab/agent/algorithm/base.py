@@ -42,7 +42,7 @@ ReplayConfig = TypeVar("ReplayConfig", bound=OffPolicySpec)
 class Act(NamedTuple):
     """Actions for N envs, and what training needs to know about them."""
 
-    # as the env takes them, and as the policy sampled them, e.g. before tanh
+    # in the range that envs of the lab take, and as the policy sampled them, e.g. before tanh
     action: Tensor
     sample: Tensor
     # encoded, as the policy saw them
@@ -441,8 +441,7 @@ class OffPolicy(Algorithm[ReplayConfig]):
         self.frame = frame
         for target in self.targets:
             # at every step, not at every training: a resumed run then replaces it at the same frames
-            if not target.is_polyak:
-                target.replace_if_due(frame)
+            target.replace_if_due(frame)
         if not self.train_due(frame) or not self.is_ready:
             return None
         for learner in self.learners.values():

@@ -54,9 +54,9 @@ class DQN(OffPolicy[QLearningSpec]):
     def __init__(self, spec: AgentSpec, context: Context) -> None:
         self.family = require_choices(context.family, spec.algorithm.name)
         config = cast(QLearningSpec, spec.algorithm)
-        self.critic = build_head(config.critic, ELEMENT_LOSSES[spec.net.loss_spec.name], is_summed=True)
+        self.head = build_head(config.critic, ELEMENT_LOSSES[spec.net.loss_spec.name], is_summed=True)
         seen = for_acting(spec.net, context.parts)
-        net = build_q_net(self.critic, seen, context.obs_shape, self.family.param_size, context.parts)
+        net = build_q_net(self.head, seen, context.obs_shape, self.family.param_size, context.parts)
         super().__init__(spec, context, net.state_size)
         self.net = net
         self.learner = self.add_learner("net", net, spec.net, self.config.has_target)
@@ -102,7 +102,7 @@ class DQN(OffPolicy[QLearningSpec]):
         reports = []
         for _ in range(self.config.training_batch_iter):
             resample(self.all_noisy, self.context.train_generator)
-            fractions = self.critic.draw(len(batch.reward), self.context.train_generator)
+            fractions = self.head.draw(len(batch.reward), self.context.train_generator)
             reports.append(self.step(batch, *fractions))
             self.opt_step += 1
             for target in self.learner.targets:
@@ -113,20 +113,20 @@ class DQN(OffPolicy[QLearningSpec]):
 
     def calc_loss(self, batch: Batch, *fractions: Tensor) -> Loss:
         """Weighted loss of a batch; IQN's nets are given fractions, one set for values and one for targets."""
-        critic = self.critic
+        head = self.head
         with torch.no_grad():
             next_out = self.target_net(batch.next_obs, *fractions[1:])
             # double DQN: the online net picks the action that the target net values
             picker = self.net(batch.next_obs) if self.config.is_double else next_out
             next_out = pick_value(next_out, self.net.to_value(picker, batch.next_obs).argmax(-1))
-            ret = critic.backup(batch.reward, batch.discount, next_out)
+            ret = head.backup(batch.reward, batch.discount, next_out)
         # layers such as BatchNorm and Dropout learn from what is trained on alone
         self.net.train()
         out = pick_value(self.net(batch.obs, *fractions[:1]), self.family.to_index(batch.action))
         self.net.eval()
-        loss = (batch.weight * critic.loss(out, ret, *fractions[:1])).mean()
-        q, target = critic.value(out), critic.target_value(ret)
-        report = {"next_value": critic.value(next_out), "target": target, "q": q, "td_error": (q - target).abs()}
+        loss = (batch.weight * head.loss(out, ret, *fractions[:1])).mean()
+        q, target = head.value(out), head.target_value(ret)
+        report = {"next_value": head.value(next_out), "target": target, "q": q, "td_error": (q - target).abs()}
         return Loss(loss, report)
 
     def calc_sequence_loss(self, batch: SequenceBatch) -> Loss:
@@ -142,7 +142,7 @@ class DQN(OffPolicy[QLearningSpec]):
         self.net.train()
         every_out, _ = self.net.unroll(batch.obs[start:], carry, batch.reset[start:])
         self.net.eval()
-        critic = self.critic
+        head = self.head
         with torch.no_grad():
             if self.config.has_target:
                 target_out = self.target_net.unroll(batch.obs, batch.carry, batch.reset)[0][start + 1 :]
@@ -150,10 +150,10 @@ class DQN(OffPolicy[QLearningSpec]):
                 target_out = every_out[1:]
             picker = every_out[1:] if self.config.is_double else target_out
             next_out = pick_value(target_out, self.net.to_value(picker, batch.obs[start + 1 :]).argmax(-1))
-            ret = critic.backup(batch.reward[start:], batch.discount[start:], next_out)
+            ret = head.backup(batch.reward[start:], batch.discount[start:], next_out)
         out = pick_value(every_out[:-1], self.family.to_index(batch.action[start:]))
         mask = batch.mask[start:]
-        loss = (mask * critic.loss(out, ret)).sum() / mask.sum().clamp(min=1)
-        q, target = critic.value(out), critic.target_value(ret)
+        loss = (mask * head.loss(out, ret)).sum() / mask.sum().clamp(min=1)
+        q, target = head.value(out), head.target_value(ret)
         error = (mask * (q - target)).abs()
-        return Loss(loss, {"next_value": critic.value(next_out), "target": target, "q": q, "td_error": error})
+        return Loss(loss, {"next_value": head.value(next_out), "target": target, "q": q, "td_error": error})

@@ -17,7 +17,7 @@ from slm_lab.spec.offline import BCSpec, OfflineSpec
 from slm_lab.spec.schema import AgentSpec
 
 OfflineConfig = TypeVar("OfflineConfig", bound=OfflineSpec)
-# recorded observations that are widened to double precision at once
+# recorded observations converted to double precision at a time
 CHUNK_ROWS = 65_536
 
 
@@ -46,7 +46,7 @@ class Offline(OffPolicy[OfflineConfig]):
         )
         encoder = context.encode
         if isinstance(encoder, ObsEncoder) and encoder.stats is not None:
-            # of all there will ever be; in double precision, as a sum over millions of rows needs
+            # over the whole dataset; in double precision, since millions of rows are summed
             for rows in self.memory.obs.split(CHUNK_ROWS):  # type: ignore[attr-defined]
                 encoder.stats.update(rows.double().numpy())
 

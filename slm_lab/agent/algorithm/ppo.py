@@ -140,7 +140,7 @@ class PPO(OnPolicy[PPOSpec]):
 
         self.net.train()
         reports: list[Report] = []
-        # where the kl may end the training, it is looked at after each epoch
+        # with target_kl, the KL is checked after each epoch
         num_epoch = config.training_epoch if config.target_kl is None else 1
         for _ in range(config.training_epoch // num_epoch):
             orders = torch.stack([self._draw_order(len(batch.adv)) for _ in range(num_epoch)])

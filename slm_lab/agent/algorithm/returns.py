@@ -1,6 +1,6 @@
 """Returns and advantages as pure functions of tensors (T, N) on the host.
 
-The recursions run in numpy, where their small steps cost a fraction of what tensors, on a CPU or a GPU, would.
+GAE and lambda returns run in numpy, where their small steps cost a fraction of what tensors, on a CPU or a GPU, would.
 
 Two signals, never one: `terminated` masks the bootstrap, `done` (terminated or truncated) cuts the recursion.
 

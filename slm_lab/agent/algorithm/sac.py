@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -85,7 +86,7 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         num, shape = self.config.num_critic, context.obs_shape
         critic = QEnsemble(critic_spec, shape, size, self.is_discrete, context.parts, num, self.head.size)
         self.actor = self.add_learner("actor", self.net, actor_spec)
-        # CrossQ has no targets: its critics stand in for them
+        # CrossQ has no targets: it values s' in the same pass as s
         self.critic = self.add_learner("critic", critic, critic_spec, self.config.has_target)
         self.alpha = Alpha(self.config).to(device)
         self.modules["alpha"] = self.alpha
@@ -99,7 +100,7 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         self.actor_step = context.build_step(self.calc_actor_alpha_loss, *learners, frozen=[self.critic], samples=[])
         self.policy = self.with_sde(family, self.net)
         self.explore = context.build_function(self._explore, self.net)
-        # of the last actor update: with `policy_delay` the critics are updated more often
+        # metrics of the last actor update, reported again while only the critics train
         self.actor_report: Report = {}
 
     def train(self, batch: Batch) -> list[Report]:
@@ -124,12 +125,12 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
     def calc_target_entropy(self) -> float:
         """The target entropy, to which alpha steers the policy."""
 
-    def evaluate(self, batch: Batch, *actions: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Q(s, a) by the critics and Q(s', a') by their targets; without `actions`, of all discrete ones."""
+    def evaluate(self, now: Sequence[Tensor], later: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Q(s, a) by the critics and Q(s', a') by their targets, of observations and continuous actions."""
         with torch.no_grad():
-            next_q = self.critic.target_net(batch.next_obs, *(next_action for _, next_action in actions))
+            next_q = self.critic.target_net(*later)
         self.critic.net.train()
-        q = self.critic.net(batch.obs, *(action for action, _ in actions))
+        q = self.critic.net(*now)
         self.critic.net.eval()
         return q, next_q
 
@@ -175,7 +176,7 @@ class SoftActorCritic(SoftBase):
         """Loss of the critics; V(s') = E_a[Q(s', a) - alpha log pi(a|s')] (eq. 3) is estimated from one action."""
         with torch.no_grad():
             next_action, log_prob = self.family.draw(self.net(batch.next_obs), noise)
-        out, next_out = self.evaluate(batch, (batch.action, next_action))
+        out, next_out = self.evaluate((batch.obs, batch.action), (batch.next_obs, next_action))
         next_out = self.head.reduce(next_out, self.config.q_reduction)
         ret = self.head.backup(batch.reward, batch.discount, next_out, alpha * log_prob)
         return self.calc_td_loss(out, ret, batch.weight, log_prob)
@@ -211,7 +212,7 @@ class DiscreteSoftActorCritic(SoftBase):
         """Loss of the critics; V(s') is the exact sum over actions."""
         with torch.no_grad():
             log_prob = self.net(batch.next_obs).log_softmax(-1)
-        every_q, next_q = self.evaluate(batch)
+        every_q, next_q = self.evaluate((batch.obs,), (batch.next_obs,))
         ret = batch.reward + batch.discount * calc_soft_sum(self.reduce(next_q), log_prob, alpha)
         q = pick_value(every_q, self.family.to_index(batch.action).expand(len(every_q), -1))
         return self.calc_td_loss(q, ret, batch.weight, log_prob)

@@ -75,7 +75,7 @@ class TD3(OffPolicy[TD3Spec]):
         )
         self.actor_step = context.build_step(self.calc_actor_loss, self.actor, frozen=[self.critic], samples=[])
         self.explore = context.build_function(self._explore, self.net)
-        # of the last actor update: with `policy_delay` the critics are updated more often
+        # metrics of the last actor update, reported again while only the critics train
         self.actor_report: Report = {}
 
     def train(self, batch: Batch) -> list[Report]:

@@ -7,6 +7,10 @@ import torch
 from torch import Tensor, nn
 
 
+class Spread(nn.Parameter):
+    """Stds or log stds of noise, of any shape: weight decay leaves them alone."""
+
+
 class FlatParams:
     """Parameters and gradients as two flat tensors; the modules' own are views of them.
 

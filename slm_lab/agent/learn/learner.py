@@ -30,7 +30,7 @@ class Target(Generic[Net]):
     """Follows a net by small steps or by whole copies, the buffers of its norm layers included."""
 
     def __init__(self, source: Net, source_flat: FlatParams, spec: NetSpec, is_ok: Tensor | None = None) -> None:
-        # false on a GPU from a refused step on, which the host does not know of yet
+        # on a GPU: false once a step was refused, before the host has noticed
         self.is_ok = is_ok
         self.net = deepcopy(source).requires_grad_(False).eval()
         self.flat = FlatParams(self.net.parameters())
@@ -53,8 +53,8 @@ class Target(Generic[Net]):
 
     @torch.no_grad()
     def replace_if_due(self, frame: int) -> None:
-        """At a frame: take the net as it is if a whole copy is due."""
-        if not self.due(frame):
+        """At a frame: take the net as it is if whole copies are asked for and one is due."""
+        if self.is_polyak or not self.due(frame):
             return
         self.flat.data.copy_(self.source_flat.data)
         for target, source in self.buffers:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
-from slm_lab.agent.learn.flat import FlatParams
+from slm_lab.agent.learn.flat import FlatParams, Spread
 from slm_lab.lib.data import State
 from slm_lab.spec.net import (
     AdamSpec,
@@ -51,10 +51,10 @@ class FlatOptimizer:
         self.lr_tensor = torch.tensor(self.lr, dtype=torch.float32, device=device)
         self.count = torch.zeros((), dtype=torch.float32, device=device)
         self.moments: dict[str, Tensor] = {name: torch.zeros_like(flat.data) for name in _moments(self.spec)}
-        # 1 for each weight that decays: one-dimensional ones, such as biases, gains of norm layers and log stds, do not
+        # 1 for each weight that decays: neither stds of noise nor what has one dimension, such as biases and gains, do
         self.decay: Tensor | None = None
         if self.spec.weight_decay:
-            is_weight = [float(len(shape) > 1) for shape in flat.shapes]
+            is_weight = [float(part.dim() > 1 and not isinstance(part, Spread)) for part in flat.parameters]
             sizes = torch.tensor(flat.sizes, device=device)
             self.decay = torch.tensor(is_weight, dtype=flat.data.dtype, device=device).repeat_interleave(sizes)
         self.other: torch.optim.Optimizer | None = None

@@ -50,7 +50,7 @@ class Sweep:
         fields = [_by_pixel(field) for field in _given(batch)]
         for order in self._join(orders, batch):
             # one gather per field; minibatches are views of it
-            parts = [_gather(field, order).split(self.size) for field in fields]
+            parts = [_gather(field, order).split(self._sizes(len(order))) for field in fields]
             for minibatch in zip(*parts, strict=True):
                 yield self.step(type(batch)(*minibatch), *args)
 
@@ -97,7 +97,17 @@ class Sweep:
 
     def _split(self, orders: Tensor) -> list[Tensor]:
         """The rows of each minibatch."""
-        return [index for order in orders.unbind() for index in order.split(self.size)]
+        return [index for order in orders.unbind() for index in order.split(self._sizes(len(order)))]
+
+    def _sizes(self, num_row: int) -> list[int]:
+        """Rows of each minibatch; a single row left over joins the last one, because one row has no std."""
+        sizes = [self.size] * (num_row // self.size)
+        rest = num_row - sum(sizes)
+        if rest == 1 and sizes:
+            sizes[-1] += 1
+        elif rest:
+            sizes.append(rest)
+        return sizes
 
 
 def _given(batch: Any) -> list[Tensor]:

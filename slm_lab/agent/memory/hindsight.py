@@ -73,17 +73,15 @@ class HindsightReplay(Replay):
         draw = torch.rand(num, generator=generator, device=generator.device).cpu().numpy().astype(np.float64)
         goal = self._take_goals(batch.slot[:num], draw)
         achieved, desired = self.goal.achieved, self.goal.desired
-        obs, next_obs, reward = batch.obs.clone(), batch.next_obs.clone(), batch.reward.clone()
-        for part in (obs, next_obs):
+        # a batch is a copy of the memory's rows, so it may be written to
+        for part in (batch.obs, batch.next_obs):
             part[:num, desired.start : desired.stop] = goal
-        pair = [part.cpu().numpy() for part in (next_obs[:num, achieved.start : achieved.stop], goal)]
-        reward[:num] = self._to_device(self.goal.reward(*pair).astype(np.float32))
-        discount = batch.discount
+        pair = [part.cpu().numpy() for part in (batch.next_obs[:num, achieved.start : achieved.stop], goal)]
+        batch.reward[:num] = self._to_device(self.goal.reward(*pair).astype(np.float32))
         if self.goal.terminated is not None:
-            discount = discount.clone()
             is_end = self._to_device(self.goal.terminated(*pair).astype(bool))
-            discount[:num] = torch.where(is_end, 0.0, self.gamma)
-        return batch._replace(obs=obs, next_obs=next_obs, reward=reward, discount=discount)
+            batch.discount[:num] = torch.where(is_end, 0.0, self.gamma)
+        return batch
 
     def _take_goals(self, position: Tensor, draw: Array) -> Tensor:
         """Goals (B, G) reached at this step or a later one of its episode, as far as the memory goes."""

@@ -21,7 +21,6 @@ class SumTree:
     """
 
     def __init__(self, num_leaf: int) -> None:
-        self.num_leaf = num_leaf
         self.num_level = max(num_leaf - 1, 1).bit_length()
         self.offset = 1 << self.num_level
         self.node: Array = np.zeros(2 * self.offset, np.float64)
@@ -103,7 +102,7 @@ class PrioritizedReplay(Replay):
         for begin, stop in self.ring.spans(start, max(start, end)):
             self.tree.set_range(begin * self.num_envs, stop * self.num_envs, value)
 
-    def _draw(self, length: int = 1) -> Tensor:
+    def _draw(self) -> Tensor:
         """One transition from each of B segments of equal mass, on the host, where the tree is."""
         self._sync()
         generator, num = self.generator, self.spec.batch_size

@@ -237,8 +237,9 @@ class Replay:
         # a ring that has overwritten nothing begins at 0
         return (draw + first * self.num_envs) % self.ring.num_position if first else draw
 
-    # prioritised replay draws in another way
-    _draw = _draw_uniform
+    def _draw(self) -> Tensor:
+        """Positions of a batch, each as likely as any other."""
+        return self._draw_uniform()
 
     def _put_newest(self, position: Tensor) -> None:
         """Combined experience replay (Zhang & Sutton 2017): transitions since the last batch replace its tail."""
@@ -313,7 +314,7 @@ class Replay:
         """Nothing: every transition is as likely as any other."""
 
     def rows(self, start: int, end: int) -> dict[str, Tensor]:
-        """Copies of the absolute rows [start, end), which never change once written."""
+        """Copies of the absolute rows [start, end), which only `break_off` changes once written."""
         return self.ring.rows(start, end) | ({} if self.frames is None else self.frames.rows(start, end))
 
     def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:

@@ -22,7 +22,7 @@ class Encoder(nn.Module):
         self.start, self.stop, self.shape = part.start, part.stop, part.shape or (1,)
         self.body = None if spec is None else _build(spec, self.shape, where)
         self.out_size = part.stop - part.start if self.body is None else int(self.body.out_size)
-        # whose gain its initial weights have
+        # the activation whose gain `init_weights` uses
         self.activation = None if spec is None else spec.hid_layers_activation
 
     def forward(self, obs: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.dict_net import Encoder
-from slm_lab.agent.net.norm import DERIVED
+from slm_lab.agent.net.norm import WeightNormLinear
 
 # Functions by the names a spec may use; gain and nonlinearity are passed where the function takes them.
 PLAIN: dict[str, Callable[..., Any]] = {
@@ -42,7 +42,8 @@ def init_weights(module: nn.Module, init_fn: str | None, activation: str | None)
                 nn.init.zeros_(layer.bias)
         if isinstance(layer, nn.RNNBase):
             _fill_recurrent(layer, init_fn)
-        if isinstance(layer, DERIVED):
+        if isinstance(layer, WeightNormLinear):
+            # its lengths follow from the weight
             layer.renew()
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from slm_lab.agent.action.distribution import bound_log_std
+from slm_lab.agent.learn.flat import Spread
 from slm_lab.agent.net.activation import build_activation
 from slm_lab.agent.net.build import build_body
 from slm_lab.agent.net.dict_net import DictNet
@@ -155,8 +156,7 @@ class OutputNet(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Output (B, out_size)."""
-        out = self.head(self.body(obs))
-        return out if self.mask is None else self.mask(out, obs)
+        return self.from_features(self.body(obs), obs)
 
     def from_features(self, features: Tensor, obs: Tensor) -> Tensor:
         """The output layer alone, for features of observations."""
@@ -214,10 +214,7 @@ class PolicyNet(OutputNet):
         self.feature_log_std = None
         if sde is not None:
             shape = (self.linear.in_features, param_size // 2)
-            self.feature_log_std = nn.Parameter(torch.full(shape, sde.log_std_init))
-
-    def forward(self, obs: Tensor) -> Tensor:
-        return self.from_features(self.body(obs), obs)
+            self.feature_log_std = Spread(torch.full(shape, sde.log_std_init))
 
     def from_features(self, features: Tensor, obs: Tensor) -> Tensor:
         out = self.head(features)
@@ -326,9 +323,6 @@ class QNet(OutputNet):
         if isinstance(self.linear, DuelingHead):
             self.linear.size = size
 
-    def forward(self, obs: Tensor) -> Tensor:
-        return self.from_features(self.body(obs), obs)
-
     def from_features(self, features: Tensor, obs: Tensor) -> Tensor:
         # a mask applies to values, which `to_value` makes of several numbers
         if self.size > 1:
@@ -402,7 +396,8 @@ class ActionValueNet(nn.Module):
         linear = nn.Linear(JOINT_SIZE, size)
         activation = [build_activation(spec.out_layer_activation)] if spec.out_layer_activation else []
         self.head = nn.Sequential(joint, nn.ReLU(), linear, *activation)
-        init_weights(self, spec.init_fn, "relu")
+        init_weights(self.body, spec.init_fn, getattr(spec, "hid_layers_activation", None))
+        init_weights(self.head, spec.init_fn, "relu")
         init_head(linear, spec.init_std)
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-# std of the noise at the start, times the square root of the inputs
+from slm_lab.agent.learn.flat import Spread
+
+# the noise starts with this std, divided by the square root of the number of inputs
 START_STD = 0.5
 
 
@@ -24,8 +26,8 @@ class NoisyLinear(nn.Linear):
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features)
         std = START_STD / math.sqrt(in_features)
-        self.weight_std = nn.Parameter(torch.full_like(self.weight, std))
-        self.bias_std = nn.Parameter(torch.full_like(self.bias, std))
+        self.weight_std = Spread(torch.full_like(self.weight.detach(), std))
+        self.bias_std = Spread(torch.full_like(self.bias.detach(), std))
         self.register_buffer("noise_in", torch.zeros(in_features))
         self.register_buffer("noise_out", torch.zeros(out_features))
         self.is_quiet = False

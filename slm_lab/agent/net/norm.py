@@ -1,7 +1,5 @@
 """Norm layers that torch lacks: batch renormalisation, and linear layers with normalised weights."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,8 +11,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 # Keeps a row or vector of zeros from being divided by zero.
 TINY = 1e-12
-# Power iterations that bring fresh vectors near the singular ones; later forwards go on from there, one at a time.
-NUM_FIRST_ITERATION = 15
 
 
 class BatchRenorm1d(nn.Module):
@@ -163,10 +159,6 @@ class LazyWeightNormLinear(LazyModuleMixin, WeightNormLinear):
         self.weight.materialize((self.out_features, self.in_features))  # type: ignore[attr-defined]
         self.reset_parameters()
         self.renew()
-
-
-# Layers that hold something derived from a weight, to be renewed when the weight is replaced.
-DERIVED: tuple[Any, ...] = (WeightNormLinear,)
 
 
 def differs_in_training(layer: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from slm_lab.spec.net import RecurrentNetSpec
 CELLS: dict[str, type[nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
 CellFn = Callable[..., Tensor]
 CELL_FNS: dict[str, CellFn] = {"GRU": torch.gru_cell, "RNN": torch.rnn_tanh_cell}
-# Sequences between resets of at least this many steps are worth the overhead of torch's module (measured: 3 cells).
+# Sequences between resets of at least this many steps are worth the overhead of torch's module.
 MIN_SEGMENT = 4
 
 

@@ -25,6 +25,7 @@ from slm_lab.agent.action.policy import build_policy
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.net import LOG_STD_MAX, LOG_STD_MIN
+from test.agent.draw import draw
 
 FAMILIES: dict[str, ActionFamily] = {
     "Categorical": Categorical(4),
@@ -70,7 +71,7 @@ def test_log_prob_and_entropy_equal_torch(name: str) -> None:
     """W19: the reference summed MultiCategorical over the batch; a mean over dimensions or no sum fails too."""
     family = FAMILIES[name]
     param = param_of(family)
-    action = family.sample(param, generator())
+    action = draw(family, param, generator())
     log_prob, entropy = family.log_prob(param, action), family.entropy(param)
     assert log_prob.shape == entropy.shape == (7,)
     own = peers(family, param, action)
@@ -181,7 +182,7 @@ def test_normal_log_std_is_clamped() -> None:
     # density at the mean: 1 / (std sqrt(2 pi))
     assert float(family.log_prob(wide, action)) == pytest.approx(-LOG_STD_MAX - 0.5 * math.log(2 * math.pi))
     assert float(family.log_prob(narrow, action)) == pytest.approx(-LOG_STD_MIN - 0.5 * math.log(2 * math.pi))
-    spread = family.sample(wide.expand(20_000, -1), generator()).std()
+    spread = draw(family, wide.expand(20_000, -1), generator()).std()
     assert float(spread) == pytest.approx(math.exp(LOG_STD_MAX), rel=0.03)
 
 
@@ -200,15 +201,15 @@ def close_frequency(observed: np.ndarray[Any, Any], prob: np.ndarray[Any, Any], 
 def test_samples_follow_the_probabilities() -> None:
     """Noise shared by the choices, or a coin for several switches, would show in the shares of whole actions."""
     num, param = 40_000, torch.tensor([0.0, 1.0, 0.5, -0.5, 0.0])
-    action = MultiCategorical([2, 3]).sample(param.expand(num, -1), generator())
+    action = draw(MultiCategorical([2, 3]), param.expand(num, -1), generator())
     first, second = param[:2].softmax(-1).numpy(), param[2:].softmax(-1).numpy()
     close_frequency(frequencies(action[:, 0] * 3 + action[:, 1], 6), np.outer(first, second).flatten(), num)
-    switches = Bernoulli(2).sample(torch.tensor([0.5, -2.0]).expand(num, -1), generator())
+    switches = draw(Bernoulli(2), torch.tensor([0.5, -2.0]).expand(num, -1), generator())
     on = torch.tensor([0.5, -2.0]).sigmoid().numpy()
     expected = np.outer([1 - on[0], on[0]], [1 - on[1], on[1]]).flatten()
     close_frequency(frequencies(switches[:, 0] * 2 + switches[:, 1], 4), expected, num)
     # means 1 and -2, stds 1 and .1
-    action = Normal(2).sample(torch.tensor([1.0, -2.0, 0.0, math.log(0.1)]).expand(num, -1), generator())
+    action = draw(Normal(2), torch.tensor([1.0, -2.0, 0.0, math.log(0.1)]).expand(num, -1), generator())
     assert action.mean(0).tolist() == pytest.approx([1.0, -2.0], abs=0.03)
     assert action.std(0).tolist() == pytest.approx([1.0, 0.1], rel=0.03)
     assert float(torch.corrcoef(action.T)[0, 1]) == pytest.approx(0.0, abs=0.03)
@@ -220,7 +221,7 @@ def test_draws_come_from_the_given_generator_alone(name: str) -> None:
     family = FAMILIES[name]
     param = param_of(family, 64)
     before = torch.get_rng_state()
-    one, two, three = (family.sample(param, generator(seed)) for seed in (3, 3, 4))
+    one, two, three = (draw(family, param, generator(seed)) for seed in (3, 3, 4))
     assert torch.equal(family.random(64, generator(3)), family.random(64, generator(3)))
     assert torch.equal(one, two)
     assert not torch.equal(one, three)
@@ -240,7 +241,7 @@ def test_mode_is_the_most_likely(name: str) -> None:
         return
     best = family.log_prob(param, family.mode(param))
     many = param.expand(2000, -1)
-    assert (family.log_prob(many, family.sample(many, generator())) <= best + 1e-6).all()
+    assert (family.log_prob(many, draw(family, many, generator())) <= best + 1e-6).all()
 
 
 def test_random_is_uniform() -> None:

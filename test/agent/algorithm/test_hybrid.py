@@ -35,6 +35,7 @@ from slm_lab.lib.errors import EnvError, SpecError
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.algorithm import PPOSpec
 from slm_lab.spec.loading import dump_spec, parse_spec
+from test.agent.draw import draw
 from test.tiny import make_tiny_spec
 
 PROBE = "probe/HybridAction-v0"
@@ -75,7 +76,7 @@ def test_a_mixed_distribution_is_the_product_of_its_parts() -> None:
     assert [type(part) for part in family.families] == [type(part) for part in parts]
     generator = torch.Generator().manual_seed(0)
     param = torch.randn(50, family.param_size, generator=generator, requires_grad=True)
-    action = family.sample(param, generator)
+    action = draw(family, param, generator)
     assert action.shape == (50, 7)
     params = param.split([4, 3, 6, 2], -1)
     actions = [action[:, :2], action[:, 2].long(), action[:, 3:5].long(), action[:, 5:].long()]
@@ -103,7 +104,7 @@ def test_masks_of_the_choices() -> None:
     obs = torch.tensor([0.5, *mask]).expand(300, -1)
     limit = ActionMask(family, 1)
     param = limit(torch.randn(300, family.param_size, generator=generator), obs)
-    for action in (family.sample(param, generator), limit.random(obs, generator), family.mode(param)):
+    for action in (draw(family, param, generator), limit.random(obs, generator), family.mode(param)):
         assert (action[:, 2] == 1).all()
         assert (action[:, 3] == 0).all()
         assert set(action[:, 4].tolist()) == {1.0, 2.0}

@@ -34,6 +34,7 @@ from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.loading import dump_spec, parse_spec
 from slm_lab.spec.schema import Spec
 from test import tic_tac_toe
+from test.agent.draw import draw
 from test.tiny import make_tiny_spec
 
 DISCRETE = [name for name in ALGORITHMS if make_spec(name).agent.algorithm.actions != "continuous"]
@@ -277,7 +278,7 @@ def test_families_choose_what_is_allowed(name: str) -> None:
     def seen(action: torch.Tensor) -> set[Any]:
         return {tuple(one) if isinstance(one, list) else one for one in action.tolist()}
 
-    sampled = family.sample(limited, generator)
+    sampled = draw(family, limited, generator)
     assert seen(sampled) == seen(family.mode(limited)) == allowed
     # the probabilities of what is allowed sum to 1, and the entropy is theirs
     rows = torch.tensor(sorted(allowed))

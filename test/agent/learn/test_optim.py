@@ -11,9 +11,12 @@ from torch.optim import lr_scheduler
 
 from slm_lab.agent.learn.flat import FlatParams
 from slm_lab.agent.learn.optim import OTHER_OPTIMIZERS, FlatOptimizer
+from slm_lab.agent.net.model import PolicyNet
+from slm_lab.agent.net.noisy import NoisyLinear
 from slm_lab.lib.errors import SpecError
 from slm_lab.spec.loading import parse_spec
 from slm_lab.spec.net import MLPNetSpec
+from slm_lab.spec.sde import SDESpec
 from test.agent.conftest import through_file
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -249,3 +252,17 @@ def test_what_torch_refuses_is_refused(optim: dict[str, Any]) -> None:
         build_peer({"lr": 0.1, **optim})
     with pytest.raises(SpecError, match=r"optim_spec"):
         parse_spec(raw)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_stds_of_noise_do_not_decay(name: str) -> None:
+    """Decay would draw them to 0, where a log std is a large one."""
+    noisy = NoisyLinear(3, 2)
+    policy = PolicyNet(MLPNetSpec(hid_layers=(4,)), (3,), 4, is_gaussian=True, sde=SDESpec())
+    spec = MLPNetSpec.model_validate({"optim_spec": {"name": name, "lr": 0.1, "weight_decay": 0.5}})
+    for net in (noisy, policy):
+        before = {key: value.clone() for key, value in net.state_dict().items()}
+        optimizer = FlatOptimizer(FlatParams(net.parameters()), spec)
+        optimizer.descend()
+        changed = {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])}
+        assert changed == {key for key in before if key.endswith("weight")}

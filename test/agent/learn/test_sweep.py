@@ -40,3 +40,20 @@ def test_minibatches_are_the_rows_in_order_with_images_by_pixel() -> None:
         assert_close(minibatch.value, batch.value[index], rtol=0, atol=0)
         assert minibatch.obs.is_contiguous(memory_format=torch.channels_last)
         assert minibatch.missing is None
+
+
+def test_a_single_row_left_over_joins_the_last_minibatch() -> None:
+    """Batch norm cannot train on one row, nor can one advantage be standardised."""
+    net = nn.Linear(1, 1)
+    sizes: list[int] = []
+
+    def calc_loss(minibatch: Batch, *args: Any) -> Loss:
+        sizes.append(len(minibatch.value))
+        return Loss(net(minibatch.value[:, None]).mean(), {})
+
+    learner = Learner(net, MLPNetSpec.model_validate({"optim_spec": {"name": "SGD"}}), torch.device("cpu"))
+    step = GradientStep(calc_loss, [learner])
+    for size, expected in ((3, [3, 4]), (6, [7]), (7, [7]), (9, [7]), (5, [5, 2]), (1, [1] * 7)):
+        sizes.clear()
+        list(Sweep(step, size)(Batch(torch.zeros(7, 1), torch.arange(7.0)), torch.arange(7)[None]))
+        assert sizes == expected, size

@@ -99,3 +99,12 @@ def test_twins_are_two_nets(is_discrete: bool) -> None:
     assert float((both[0] - both[1]).detach().abs().min()) > 1e-4
     shared = {id(parameter) for parameter in twin.critics[0].parameters()}
     assert not shared & {id(parameter) for parameter in twin.critics[1].parameters()}
+
+
+def test_layers_of_images_start_with_the_gain_of_their_own_activation() -> None:
+    spec = ConvNetSpec(**CONV, hid_layers_activation="tanh", init_fn="orthogonal_")
+    net = ActionValueNet(spec, IMAGE, 2)
+    fc = next(layer for layer in net.body.modules() if isinstance(layer, torch.nn.Linear))
+    gains = [float(torch.linalg.matrix_norm(layer.weight.detach(), 2)) for layer in (fc, net.head[0])]
+    # of tanh, and of the ReLU behind the layer that the action joins
+    assert gains == [pytest.approx(5 / 3, rel=1e-4), pytest.approx(2**0.5, rel=1e-4)]
