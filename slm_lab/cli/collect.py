@@ -13,6 +13,7 @@ from slm_lab.cli.options import AtOption, DataDirOption, ImportsOption
 from slm_lab.experiment.collect import Format
 from slm_lab.experiment.collect import collect as collect_steps
 from slm_lab.experiment.options import Options
+from slm_lab.lib.log import setup_console
 from slm_lab.results.folder import DATA_DIR
 
 app = typer.Typer(add_completion=False)
@@ -33,6 +34,7 @@ def collect(
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Entry of the command."""
+    setup_console("INFO")
     with user_errors():
         options = Options(data_dir, imports=tuple(imports or ()))
         done = collect_steps(folder, output, options, frames, num_envs, deterministic, at, format=format)

@@ -16,6 +16,7 @@ from slm_lab.env.build import load_playground, make_single_env
 from slm_lab.env.check import check_env
 from slm_lab.env.make import PLAYGROUND_PREFIX, build_settings, is_playground
 from slm_lab.env.watch import close_envs
+from slm_lab.experiment.signals import no_exit
 from slm_lab.lib.errors import EnvError
 from slm_lab.lib.runtime import import_modules
 from slm_lab.spec.problem import describe_first
@@ -61,13 +62,16 @@ def check(
         except ValidationError as error:
             raise EnvError(describe_first(error, EnvSpec, {"kwargs": options, "wrappers": around}, "env")) from None
         settings = build_settings(spec, (0,), 1)
-        env = make_single_env(settings)
         # a second Playground env would compile for a minute
         make_fresh = None if is_playground(name) else lambda: make_single_env(settings)
-        try:
-            items = check_env(env, steps, make_fresh=make_fresh)
-        finally:
-            close_envs([env], name)
+        with no_exit():
+            env = make_single_env(settings)
+            try:
+                items = check_env(env, steps, make_fresh=make_fresh)
+            except SystemExit as error:
+                raise EnvError(f"{name} exits the process: {error!r}") from None
+            finally:
+                close_envs([env], name)
         for item in items:
             sys.stdout.write(f"{MARKS[item.level]}  {item.text}\n")
         wrong = sum(item.level == "wrong" for item in items)

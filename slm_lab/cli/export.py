@@ -10,6 +10,7 @@ from slm_lab.cli.failure import user_errors
 from slm_lab.cli.options import DataDirOption, ImportsOption
 from slm_lab.deploy.export import export_agent
 from slm_lab.lib.data import Document
+from slm_lab.lib.log import setup_console
 from slm_lab.lib.runtime import import_modules
 from slm_lab.lib.unit import format_size
 from slm_lab.results.folder import DATA_DIR
@@ -36,6 +37,7 @@ def export(
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Entry of the command."""
+    setup_console("INFO")
     with user_errors():
         import_modules(imports or ())
         done = export_agent(where, output, data_dir, session, at, form)

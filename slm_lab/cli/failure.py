@@ -18,7 +18,7 @@ BAD_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 def report_error(error: BaseException) -> int:
     """Print an error to stderr; returns the exit code: 2 for a user's mistake, 130 for Ctrl-C, 1 for a bug."""
     if isinstance(error, KeyboardInterrupt):
-        # training has not started, so there is nothing to save
+        # a session saves on the first one
         return 130
     text = None
     if isinstance(error, LabError):

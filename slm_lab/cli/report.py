@@ -47,8 +47,5 @@ def _write(page: Path, write: Callable[[Path], None]) -> None:
     """Write a page to a file or into a folder, and print its path."""
     if page.is_dir():
         page /= REPORT_NAME
-    try:
-        write(page)
-    except OSError as error:
-        raise RunFolderError(f"{page}: cannot be written ({error.strerror})") from None
+    write(page)
     sys.stdout.write(f"Report   {page}\n")

@@ -26,7 +26,7 @@ from slm_lab.cli.upload import upload_run
 from slm_lab.experiment.launch import summarize
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.search_result import SearchResult
-from slm_lab.experiment.search_run import prove
+from slm_lab.experiment.search_run import validate
 from slm_lab.experiment.search_view import show_values
 from slm_lab.results.folder import DATA_DIR
 
@@ -100,7 +100,7 @@ def _show(result: SearchResult, imports: Sequence[str] = ()) -> None:
 
 def _validate(result: SearchResult, num_session: int, options: Options, is_continued: bool, upload_hf: bool) -> int:
     """Train the winner with fresh seeds and print its score beside that of the search; returns the exit code."""
-    trained = prove(result, num_session, options, is_continued)
+    trained = validate(result, num_session, options, is_continued)
     if trained.exit_code or result.best is None or trained.run is None:
         resume = write_command("run", f"train@{trained.folder}", imports=options.imports)
         sys.stdout.write(f"\nNot validated yet. Resume with:\n  {resume}\n")

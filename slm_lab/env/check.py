@@ -10,6 +10,8 @@ from gymnasium import spaces
 
 from slm_lab.env.gym_types import GymEnv, GymSpace
 from slm_lab.env.layout import (
+    RESET_VALUES,
+    STEP_VALUES,
     FlatObservation,
     MisfitError,
     calc_parts,
@@ -17,6 +19,7 @@ from slm_lab.env.layout import (
     in_one_line,
     read_reward,
     read_truth,
+    read_values,
     show_parts,
 )
 from slm_lab.env.mask import MASK, count_choices, read_mask, sample_by_info
@@ -25,8 +28,6 @@ from slm_lab.env.watch import close_envs
 from slm_lab.lib.errors import EnvError
 
 Level = Literal["ok", "note", "wrong"]
-RESET_VALUES = ("observation", "info")
-STEP_VALUES = ("observation", "reward", "terminated", "truncated", "info")
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[i
         at = f"step {step}"
         try:
             result: Any = env.step(sample_by_info(env.action_space, info))
-            obs, reward, terminated, truncated, info = _read_tuple(result, STEP_VALUES)
+            obs, reward, terminated, truncated, info = read_values(result, STEP_VALUES)
             is_terminated = read_truth("terminated", terminated)
             is_over = is_terminated | read_truth("truncated", truncated)
             _check_step_mask(env, info, is_masked, is_terminated)
@@ -149,15 +150,7 @@ def _check_step_mask(env: GymEnv, info: Any, is_masked: bool, is_terminated: boo
 
 
 def _reset(env: GymEnv, seed: int) -> tuple[Any, ...]:
-    return _read_tuple(env.reset(seed=seed), RESET_VALUES)
-
-
-def _read_tuple(result: object, names: tuple[str, ...]) -> tuple[Any, ...]:
-    """What `reset` or `step` returns, with as many values as gymnasium says; gym before 0.26 had fewer."""
-    if isinstance(result, tuple) and len(result) == len(names):
-        return result
-    found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-    raise MisfitError(f"returned {found}, ({', '.join(names)}) expected")
+    return read_values(env.reset(seed=seed), RESET_VALUES)
 
 
 def _check_reward(reward: object, step: int) -> dict[str, str]:

@@ -17,6 +17,9 @@ from slm_lab.lib.errors import EnvError
 WHOLE = "obs"
 # what MuJoCo Playground calls the part that only critics may see
 PRIVILEGED = "privileged_state"
+# what `reset` and `step` return
+RESET_VALUES = ("observation", "info")
+STEP_VALUES = ("observation", "reward", "terminated", "truncated", "info")
 
 
 @dataclass(frozen=True)
@@ -230,3 +233,11 @@ def in_one_line(space: GymSpace) -> str:
 def show_parts(parts: tuple[ObsPart, ...]) -> str:
     """Names and shapes, for messages."""
     return ", ".join(f"{part.name} {part.shape}" for part in parts)
+
+
+def read_values(result: object, names: tuple[str, ...]) -> tuple[Any, ...]:
+    """What `reset` or `step` returns, with as many values as gymnasium says; gym before 0.26 had fewer."""
+    if isinstance(result, tuple) and len(result) == len(names):
+        return result
+    found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+    raise MisfitError(f"returned {found}, ({', '.join(names)}) expected")

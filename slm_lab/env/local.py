@@ -6,7 +6,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from slm_lab.env.layout import MisfitError, find_misfit, in_one_line, read_number, read_reward, read_truth
+from slm_lab.env.layout import (
+    RESET_VALUES,
+    STEP_VALUES,
+    MisfitError,
+    find_misfit,
+    in_one_line,
+    read_number,
+    read_reward,
+    read_truth,
+    read_values,
+)
 from slm_lab.env.make import EnvSettings, describe, make_env
 from slm_lab.env.mask import MASK, MaskedObservation, count_choices, read_mask
 from slm_lab.env.render import RenderMode, draw
@@ -139,6 +149,9 @@ class Slots:
     def _leave(self, error: BaseException, slot: int, episode: int) -> NoReturn:
         """Handle an error of a call; add env, seed and step, which only this class knows."""
         self.calls += self.calls % 2
+        if isinstance(error, ValueError) and "values to unpack" in str(error):
+            # as gym before 0.26 had it; a wrapper may have noticed before this class
+            error = MisfitError(f"it returned {error}: ({', '.join(STEP_VALUES)}) expected")
         if isinstance(error, MisfitError):
             self.last_t[slot] = self.t[slot] + 1
             raise self._fault(slot, episode, str(error), error.tensor) from None
@@ -159,7 +172,7 @@ class Slots:
         try:
             if self.settings.schedules:
                 self._follow_schedules(slot, frame)
-            obs, info = self.envs[slot].reset(seed=seed)
+            obs, info = read_values(self.envs[slot].reset(seed=seed), RESET_VALUES)
         except BaseException as error:
             self._leave(error, slot, episode)
         self.calls += 1
@@ -185,6 +198,8 @@ class Slots:
                 obs, reward, terminated, truncated, info = env.step(action[slot])
             except BaseException as error:
                 self._leave(error, slot, int(episode[slot]))
+            if not (isinstance(info, dict) or info is None):
+                raise self._fault(slot, int(episode[slot]), f"info is {type(info).__name__}, a dict expected")
             self.calls += 1
             self.t[slot] = self.last_t[slot] = self.t[slot] + 1
             # what nearly all envs give needs no further look

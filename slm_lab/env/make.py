@@ -149,6 +149,14 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> Gy
             kwargs.setdefault("camera_name", "track")
         # an env of the user's own is known as MuJoCo's by what its module has imported
         prepare(render_mode, "mujoco" in str(gym.registry[name].entry_point) or "mujoco" in sys.modules)
+    entry_point = gym.registry[name].entry_point
+    try:
+        if isinstance(entry_point, str):
+            gym.envs.registration.load_env_creator(entry_point)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise EnvError(
+            f"env.name: '{settings.name}' is registered with {entry_point}, which cannot be imported: {error}"
+        ) from None
     try:
         # the passive checker costs a third of a CartPole step and repeats what the lab checks itself
         env = gym.make(name, disable_env_checker=True, **kwargs)

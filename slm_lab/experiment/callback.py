@@ -1,6 +1,8 @@
 """Callbacks: code of one's own that watches a session, and may end it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 from loguru import logger
 
 from slm_lab.agent.agent import Agent
+from slm_lab.experiment.checkpoint.state import encode_state
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import LabError
 from slm_lab.spec.reader import printable
@@ -111,10 +114,14 @@ class Hooks:
         try:
             answer: bool | None = methods[name](moment, *content)
         except Exception as error:
+            if before is not None:
+                _restore_training(moment.agent, before)
             raise CallbackError(f"{where} failed: {type(error).__name__}: {error}") from error
         finally:
             torch.set_rng_state(generator_state)
         if before is not None and not all(map(torch.equal, before, _copy_training(moment.agent))):
+            # the session is saved as it was before the call
+            _restore_training(moment.agent, before)
             raise CallbackError(
                 f"{where} changed the agent, so the run could not be repeated; set changes_agent = True in its class "
                 "if that is what it is for"
@@ -123,21 +130,47 @@ class Hooks:
 
     def state_dict(self) -> State:
         """What the callbacks keep, by their names."""
-        states = {type(callback).__name__: callback.state_dict() for callback in self.callbacks}
+        states = {name: callback.state_dict() for name, callback in self._named()}
         return {"states": states, "ended_at": self.ended_at}
+
+    def _named(self) -> Iterator[tuple[str, Callback]]:
+        """Each callback with the name of its class, numbered from the second one of a class on."""
+        counts: Counter[str] = Counter()
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            counts[name] += 1
+            yield name if counts[name] == 1 else f"{name}#{counts[name]}", callback
 
     def load_state_dict(self, state: State) -> None:
         """Resume; a callback that is new has nothing to take back, and a missing one gets a warning."""
-        missing = state["states"].keys() - {type(callback).__name__ for callback in self.callbacks}
+        missing = state["states"].keys() - {name for name, _ in self._named()}
         if missing:
             names = ", ".join(printable(str(name)) for name in sorted(missing))
             logger.warning(f"The run was trained with callbacks that are not here: {names}")
-        for callback in self.callbacks:
-            if (own := state["states"].get(type(callback).__name__)) is not None:
+        for name, callback in self._named():
+            if (own := state["states"].get(name)) is not None:
                 callback.load_state_dict(own)
+
+
+def copy_callback_state(callback: Callback) -> State:
+    """What a callback begins every session with; one that a checkpoint could not hold is refused."""
+    state = callback.state_dict()
+    try:
+        encode_state(state)
+    except TypeError as error:
+        raise CallbackError(f"callback {type(callback).__name__}.state_dict: {error}") from None
+    return deepcopy(state)
 
 
 def _copy_training(agent: Agent) -> list[torch.Tensor]:
     """Weights and generators as they are now."""
     flats = [learner.flat.data.clone() for learner in agent.algorithm.learners.values()]
     return [*flats, agent.context.act_generator.get_state(), agent.context.train_generator.get_state()]
+
+
+def _restore_training(agent: Agent, saved: Sequence[torch.Tensor]) -> None:
+    *flats, act, train = saved
+    for learner, flat in zip(agent.algorithm.learners.values(), flats, strict=True):
+        learner.flat.data.copy_(flat)
+    agent.context.act_generator.set_state(act)
+    agent.context.train_generator.set_state(train)

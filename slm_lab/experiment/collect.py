@@ -1,11 +1,12 @@
 """Steps of a trained agent as a file that others learn from."""
 
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from loguru import logger
 
 from slm_lab.agent.agent import reset_rows
 from slm_lab.agent.memory.dataset import FIELDS, MINARI, load_minari, save_steps
@@ -17,6 +18,8 @@ from slm_lab.lib.errors import LabError
 from slm_lab.lib.runtime import import_modules
 
 SUFFIX = ".safetensors"
+# between lines that tell how far it is
+PROGRESS_SECONDS = 5.0
 Format = Literal["safetensors", "minari"]
 
 
@@ -38,7 +41,6 @@ def collect(
     num_envs: int = 8,
     deterministic: bool = False,
     at: int | None = None,
-    on_progress: Callable[[int], None] = lambda _: None,
     format: Format = "safetensors",  # as the option of the command is called
 ) -> Collected:
     """Play with the trained agent of a run and write every step; it explores as at the end of training."""
@@ -51,6 +53,7 @@ def collect(
     # one list per env: a file has episode after episode
     rows: dict[str, list[Array]] = {name: [] for name in FIELDS}
     returns: list[float] = []
+    told = time.monotonic()
     try:
         obs, carry = env.reset(), agent.init_carry(num_envs)
         for count in range(-(-num_step // num_envs)):
@@ -63,7 +66,9 @@ def collect(
                 rows[name].append(np.array(value))
             returns += env.pop_finished()
             obs, carry = step.obs, reset_rows(act.carry, step.done)
-            on_progress((count + 1) * num_envs)
+            if time.monotonic() > told + PROGRESS_SECONDS:
+                logger.info(f"{(count + 1) * num_envs:,} of {num_step:,} steps, {len(returns)} episodes")
+                told = time.monotonic()
     finally:
         env.close()
     steps = {name: _by_env(np.stack(parts))[:num_step] for name, parts in rows.items()}

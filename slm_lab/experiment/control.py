@@ -172,7 +172,8 @@ class Session:
             self.hooks.tell(self._moment(), is_step=False)
         final_eval = self.evaluation.play_final(self.should_stop) if is_done else []
         watch.lap("evaluate")
-        return SessionResult(self.session, is_done, self.frame, watch.total, watch.phases, final_eval)
+        ended_early = is_done and self.frame < self.spec.env.max_frame
+        return SessionResult(self.session, is_done, self.frame, watch.phases, final_eval, ended_early)
 
     def _interact(self, obs: Obs, carry: Any) -> tuple[Obs, Any]:
         """Act and learn until the end; what was seen last."""

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,12 +88,21 @@ def estimate_disk(spec: Spec, agent: Agent) -> DiskNeed:
     return DiskNeed(checkpoint, model, replay, CELL_BYTES * num_cell, meta.max_session, num_kept)
 
 
+def _find_size(path: Path) -> int:
+    """Bytes of a file; 0 for anything else, such as one that a session has just replaced."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
 def check_disk(need: DiskNeed, path: Path) -> None:
     """Refuse a run that will not fit; what a continued one has written already counts as room."""
     place = path
     while not place.exists() and place != place.parent:
         place = place.parent
-    held = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path.is_dir() else 0
+    held = sum(map(_find_size, path.rglob("*"))) if path.is_dir() else 0
     free = shutil.disk_usage(place).free
     if free + held < need.peak:
         raise StorageError(

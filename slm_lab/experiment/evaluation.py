@@ -34,7 +34,7 @@ class Evaluation:
         self.agent = agent
         self.session = session
         # the table is always there, without rows if nothing is evaluated
-        self.tracker = Tracker(table, (), spec.env.info_keys)
+        self.tracker = Tracker(table, (), spec.env.info_keys, window=max(1, spec.meta.num_eval_episode))
         self.due = Due(spec.eval_every) if spec.meta.num_eval_episode else None
         self.env: VecEnv | None = None
         # whether a stop has cut one short, which is then made up for

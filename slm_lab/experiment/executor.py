@@ -95,7 +95,7 @@ class Executor(Protocol):
         """Start a session as soon as there is room for it."""
 
     def poll(self, timeout: float) -> list[Event]:
-        """What has happened since, after waiting for it at most `seconds`; the end of a session comes last."""
+        """What has happened since, after waiting for it at most `timeout` seconds; the end of a session comes last."""
 
     def stop(self, key: Key) -> None:
         """Let a session save and end, or never start; either way its end is reported."""

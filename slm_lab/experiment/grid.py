@@ -41,12 +41,13 @@ class Cell:
         results = {}
         for session in range(self.spec.meta.max_session):
             file = SessionFile.read(self.folder.session_metrics_file(0, session))
-            # one that has grown since is done no more; one that its condition has stopped is
-            is_long = file is not None and (file.frame or 0) >= self.spec.env.max_frame
-            if file is not None and file.is_done and (is_long or self.spec.meta.stop is not None):
-                phases = dict(file.phases or {})
+            if file is None or not file.is_done:
+                continue
+            frame, ended_early = file.frame or 0, bool(file.ended_early)
+            # one that has grown since is done no more, unless its condition had stopped it
+            if frame >= self.spec.env.max_frame or (ended_early and self.spec.meta.stop is not None):
                 returns = list(file.final_eval or ())
-                results[session] = SessionResult(session, True, file.frame or 0, sum(phases.values()), phases, returns)
+                results[session] = SessionResult(session, True, frame, dict(file.phases or {}), returns, ended_early)
         return results
 
 
@@ -62,8 +63,13 @@ def build_cells(experiment: ExperimentSpec, path: Path, root: Path, changes: Rea
     for (entry, loaded), algorithm in zip(found, algorithms, strict=True):
         spec = loaded.spec
         label = entry.label or (algorithm if len(entries[algorithm]) == 1 else _base_name(entry, loaded))
-        place = root / f"{slug(label)}_{name_for_env('', spec.env.name).strip('_')}"
-        cells.append(Cell(label, spec, RunFolder(place, spec.name)))
+        suffix = name_for_env("", spec.env.name).strip("_")
+        folder = RunFolder(root / f"{slug(label)}_{suffix}", spec.name)
+        # a run that began as its algorithm's only one keeps its folder when another spec joins
+        former = RunFolder(root / f"{slug(algorithm)}_{suffix}", spec.name)
+        if entry.label is None and former.spec_file.exists() and not folder.path.exists():
+            folder = former
+        cells.append(Cell(label, spec, folder))
     counts = Counter(cell.folder.path for cell in cells)
     for cell in cells:
         if counts[cell.folder.path] > 1:
@@ -99,6 +105,11 @@ def check_cell(cell: Cell, options: Options) -> Plan:
     """Check that a run can be trained; one that has begun must have the same spec, apart from its length."""
     try:
         if not cell.folder.spec_file.exists():
+            if others := sorted(cell.folder.path.glob("*_spec.yaml")):
+                raise RunFolderError(
+                    f"{cell.folder.path} has a run of another spec, {others[0].name.removesuffix('_spec.yaml')}; give "
+                    "this run another label, or the experiment another name"
+                )
             check_known_to_processes(cell.spec, options)
             return Plan(replace(cell, spec=prepare(cell.spec, place=cell.folder.path)[0]))
         saved = load_spec(cell.folder.spec_file, cell.folder.name).spec

@@ -23,7 +23,7 @@ from slm_lab.results.conclude import conclude
 from slm_lab.results.grid import GridFiles, write_grid
 from slm_lab.results.metrics import SessionResult
 from slm_lab.results.run import NoResultsError, Run, read_run
-from slm_lab.spec.grid import ExperimentSpec, parse_experiment, read_experiment
+from slm_lab.spec.grid import parse_experiment, read_experiment
 
 # a driver that was killed leaves sessions that need a moment to save and end
 LOCK_SECONDS = 20.0
@@ -61,17 +61,17 @@ def run_experiment(source: Path | Document, options: Options, changes: ReadOnlyD
     folder = options.data_dir / (experiment.name or path.stem)
     if any(folder.glob("*_spec.yaml")):
         raise RunFolderError(f"{folder} is a run, not an experiment; give the experiment another name")
-    # every mistake shows before anything is written
-    plans = [check_cell(cell, options) for cell in _build(experiment, path, folder, changes or {})]
-    for plan in plans:
-        plan.write(options)
-    with log_to(folder / "experiment.log", options.log_level), lock_file(folder / ".lock" / "grid", LOCK_SECONDS):
-        return Grid([plan.cell for plan in plans], folder, options).run()
-
-
-def _build(experiment: ExperimentSpec, path: Path, folder: Path, changes: ReadOnlyDocument) -> list[Cell]:
     # relative specs are found beside the file, wherever the command is called
-    return build_cells(experiment, path.absolute(), folder, changes)
+    cells = build_cells(experiment, path.absolute(), folder, changes or {})
+    # every mistake shows before anything is written, be it a lock
+    plans = None if folder.exists() else [check_cell(cell, options) for cell in cells]
+    with lock_file(folder / ".lock" / "grid", LOCK_SECONDS):
+        # another process may have changed what is there until now
+        plans = plans or [check_cell(cell, options) for cell in cells]
+        for plan in plans:
+            plan.write(options)
+        with log_to(folder / "experiment.log", options.log_level):
+            return Grid([plan.cell for plan in plans], folder, options).run()
 
 
 class Grid:

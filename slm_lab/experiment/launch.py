@@ -46,6 +46,8 @@ from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
 # variables that set how libraries compute; they hold no secrets
+# by which torch says that a tensor does not fit into memory
+TOO_LARGE = ("can't allocate memory", "not enough memory", "overflow")
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_CBWR", "ATEN_CPU_CAPABILITY")
 
 
@@ -76,7 +78,14 @@ def _prepare(spec: Spec, render: bool, place: Path | None, is_new: bool) -> tupl
     try:
         if spec.env.info_keys:
             env.try_episode()
-        agent = build_session_agent(spec, env, 0)
+        try:
+            agent = build_session_agent(spec, env, 0)
+        except RuntimeError as error:
+            if not any(text in str(error) for text in TOO_LARGE):
+                raise
+            raise SpecError(
+                "agent.net: its weights do not fit into the memory of this machine; use smaller layers"
+            ) from None
         if is_new and spec.agent.init_from is not None:
             load_initial(agent, spec.agent.init_from)
     finally:
@@ -145,8 +154,9 @@ def start(spec: Spec, options: Options, here: Here | None = None) -> TrialResult
         check_known_to_processes(spec, options)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     try:
-        save_spec(folder.trial_spec_file(0), spec)
+        # first: without it the folder would be that of a trial
         write_origin(spec, folder, options)
+        save_spec(folder.trial_spec_file(0), spec)
     except StorageError:
         # a folder without its spec is no run
         shutil.rmtree(folder.path, ignore_errors=True)

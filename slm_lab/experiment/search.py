@@ -294,7 +294,7 @@ class Search:
                 self.executor.stop((trial.number, index))
 
     def _end_if_last(self, trial: RunningTrial) -> None:
-        """Draw the sum of a trial none of whose sessions runs."""
+        """Conclude a trial none of whose sessions runs."""
         if any(session.is_running for session in trial.sessions.values()):
             return
         del self.active[trial.number]

@@ -38,7 +38,7 @@ class SearchResult:
     graphs: list[Path]
     # None if it could not be written
     report: Path | None
-    # of the search; the proof needs others
+    # of the search; the validation needs others
     seed: int
     stop_code: int
 

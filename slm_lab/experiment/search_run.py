@@ -1,4 +1,4 @@
-"""Start and continue searches, and prove their winner; what the command line and Python both call."""
+"""Start and continue searches, and validate their winner; what the command line and Python both call."""
 
 import math
 import tempfile
@@ -147,7 +147,7 @@ def _build_executor(spec: Spec, options: Options) -> Executor:
     return build_executor(options, Resources(cpu, needs.gpu), limit)
 
 
-def prove(result: SearchResult, num_session: int, options: Options, is_continued: bool = False) -> TrialResult:
+def validate(result: SearchResult, num_session: int, options: Options, is_continued: bool = False) -> TrialResult:
     """Train the winner with seeds that the search has not seen; or go on with that."""
     if result.best_spec is None:
         raise LabError(f"{result.folder}: no trial is done, so there is no winner to validate")

@@ -34,7 +34,8 @@ def list_columns(metric_names: Iterable[str], info_keys: Iterable[str]) -> tuple
 class Tracker:
     """Collects episodes and training metrics, and writes a row at each checkpoint.
 
-    `episode_path` is that of a second table, with a line for each episode.
+    A row averages over the last `window` episodes. `episode_path` is that of a second table, with a line for each
+    episode.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Tracker:
         metric_names: Iterable[str],
         info_keys: tuple[str, ...] = (),
         episode_path: Path | None = None,
+        window: int = MA_WINDOW,
     ) -> None:
         self.path = path
         self.columns = list_columns(metric_names, info_keys)
@@ -50,7 +52,7 @@ class Tracker:
         # what episodes report beside return and length; known from the first one on
         self.info_names: tuple[str, ...] | None = None
         # return, length and `info_names` of the last episodes
-        self.recent: deque[tuple[float, ...]] = deque(maxlen=MA_WINDOW)
+        self.recent: deque[tuple[float, ...]] = deque(maxlen=window)
         self.rows: list[list[float]] = []
         self.best = -math.inf
         self._sums: dict[str, float] = {}
@@ -188,7 +190,7 @@ class Tracker:
         if rows.shape[1:] != (len(self.columns),) or recent.shape[1:] != (2 + len(self.info_names or ()),):
             raise ValueError("its table has other columns")
         self.rows = rows.tolist()
-        self.recent = deque(map(tuple, recent.tolist()), maxlen=MA_WINDOW)
+        self.recent = deque(map(tuple, recent.tolist()), maxlen=self.recent.maxlen)
         self.best = float(state["best"])
         self._sums = {str(name): float(value) for name, value in state["sums"].items()}
         # one that is not there cannot be divided by

@@ -13,7 +13,7 @@ from loguru import logger
 
 from slm_lab.env.make import build_settings, find_reward_threshold
 from slm_lab.env.random_baseline import baseline_key, get_random_baseline, measure_apart
-from slm_lab.experiment.callback import Callback
+from slm_lab.experiment.callback import Callback, copy_callback_state
 from slm_lab.experiment.control import Session
 from slm_lab.experiment.executor import Resources, SessionTask, build_executor, run_tasks
 from slm_lab.experiment.messages import Progress, SessionEnd, explain_end
@@ -96,7 +96,7 @@ class TrialResult:
 
 
 class Trial:
-    """Runs the sessions of a spec and draws the sum."""
+    """Runs the sessions of a spec, and concludes the trial once they have ended."""
 
     def __init__(
         self, spec: Spec, folder: RunFolder, options: Options, trial: int = 0, here: Here | None = None
@@ -109,7 +109,7 @@ class Trial:
         self.trial = trial
         self.here = here
         # what callbacks begin every session with
-        self.initial = deepcopy([callback.state_dict() for callback in here.callbacks]) if here is not None else []
+        self.initial = [copy_callback_state(callback) for callback in here.callbacks] if here is not None else []
         self.last_plot = time.monotonic()
 
     def run(self) -> TrialResult:

@@ -63,7 +63,9 @@ COMMIT_VARIABLE = "SLM_LAB_COMMIT"
 def git_sha(folder: Path | None = None) -> str | None:
     """The commit of the code in use, with `-dirty` if files differ from it; None if unknown."""
     folder = folder or Path(__file__).parent
-    commit = _ask_git("rev-parse", "HEAD", folder=folder)
+    # an installed package may be inside somebody else's repository
+    is_tracked = _ask_git("ls-files", "--error-unmatch", ".", folder=folder) is not None
+    commit = _ask_git("rev-parse", "HEAD", folder=folder) if is_tracked else None
     if commit is None:
         return os.environ.get(COMMIT_VARIABLE)
     changes = _ask_git("status", "--porcelain", "--untracked-files=no", folder=folder)
@@ -134,6 +136,8 @@ def import_by_name(name: str) -> None:
     except SyntaxError as error:
         # it names the file and the line; the traceback would show how Python imports
         raise ImportError(str(error)) from None
+    except SystemExit as error:
+        raise ImportError(f"it exits the process when it is imported: {error!r}") from None
 
 
 def add_working_folder_to_path() -> None:

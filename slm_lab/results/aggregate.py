@@ -8,7 +8,7 @@ import numpy as np
 
 from slm_lab.lib.array import Array
 from slm_lab.results.comparison import ComparisonRow, format_estimate
-from slm_lab.results.metrics import MIN_INTERVAL, NUM_RESAMPLE
+from slm_lab.results.metrics import MIN_INTERVAL, NUM_RESAMPLE, calc_iqm
 from slm_lab.results.statistics import LEVEL, Interval, calc_improvement
 
 HEAD = ("algorithm", "envs", "normalised IQM", "P(improvement)")
@@ -106,11 +106,3 @@ def calc_aggregate_iqm(scores: Sequence[Array]) -> Interval:
     outside = 50 * (1 - LEVEL)
     low, high = np.percentile(calc_iqm(np.concatenate(drawn, axis=1)), (outside, 100 - outside))
     return Interval(value, float(low), float(high))
-
-
-def calc_iqm(values: Array) -> Array:
-    """The mean of the middle half, over the last axis."""
-    count = values.shape[-1]
-    cut = count // 4
-    middle: Array = np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
-    return middle

@@ -50,6 +50,7 @@ def conclude(
         result.session: SessionFile(
             session=result.session,
             is_done=result.is_done,
+            ended_early=result.ended_early,
             final_eval=tuple(result.final_eval),
             phases=result.phases,
         )

@@ -68,10 +68,11 @@ class SessionResult:
     session: int
     is_done: bool
     frame: int
-    wall_t: float
     phases: dict[str, float]
     # raw returns of the episodes played at the end, without exploring; none if it was stopped, or they never ended
     final_eval: list[float] = field(default_factory=list)
+    # done before its last frame: by its condition or a callback
+    ended_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class SessionFile(SessionMetrics):
 
     session: Known[int] = None
     is_done: Known[bool] = None
+    ended_early: Known[bool] = None
     final_eval: Known[tuple[FiniteFloat, ...]] = None
     phases: Known[dict[str, FiniteFloat]] = None
 
@@ -220,12 +222,18 @@ def calc_spread(values: Sequence[float]) -> Spread:
     """Mean, std, interquartile mean and 95 % interval of per-session values."""
     array = np.asarray(values, float)
     mean = float(array.mean())
-    # the mean of the middle half
-    cut = len(array) // 4
-    iqm = float(np.sort(array)[cut : len(array) - cut].mean())
+    iqm = float(calc_iqm(array))
     std = float(array.std(ddof=1)) if len(array) > 1 else math.nan
     low, high = calc_interval(array) or (math.nan, math.nan)
     return Spread(mean, std, iqm, float(low), float(high), tuple(values))
+
+
+def calc_iqm(values: Array) -> Array:
+    """The mean of the middle half, over the last axis."""
+    count = values.shape[-1]
+    cut = count // 4
+    middle: Array = np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
+    return middle
 
 
 def calc_interval(values: Array, num_resample: int = NUM_RESAMPLE) -> tuple[Array, Array] | None:

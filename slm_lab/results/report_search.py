@@ -204,7 +204,7 @@ def _build_commands(files: RunFolder, spec: ReadOnlyDocument, runs: Sequence[Run
     if files.best_spec_file.exists():
         seed = look_up(spec, "meta", "seed")
         fresh = str(seed + 1 if isinstance(seed, int) else 1)
-        commands.append(("Prove", ["slm-lab", "run", str(files.best_spec_file), "train", "--seed", fresh, *imports]))
+        commands.append(("Validate", ["slm-lab", "run", str(files.best_spec_file), "train", "--seed", fresh, *imports]))
     if runs and any((files.path / "model").glob(f"*_t{runs[0].trial}_*")):
         commands.append(("Replay", ["slm-lab", "run", f"enjoy@{files.path}", *imports]))
     commands.append(("Continue", ["slm-lab", "run", f"search@{files.path}", *imports]))

@@ -133,11 +133,21 @@ def list_runs(experiment: ExperimentSpec, changes: ReadOnlyDocument) -> Iterator
     seeds = {"meta.max_session": experiment.seeds}
     for entry in experiment.specs:
         for env in experiment.envs or (None,):
-            given = {**seeds, **experiment.set, **({} if env is None else env.set), **entry.set, **changes}
+            given = _layer(seeds, experiment.set, {} if env is None else env.set, entry.set, changes)
             yield GridRun(entry, None if env is None else env.name, given)
     for run in experiment.runs:
         own = seeds if run.seeds is None else {"meta.max_session": run.seeds}
-        yield GridRun(run, run.env, {**own, **experiment.set, **run.set, **changes})
+        yield GridRun(run, run.env, _layer(own, experiment.set, run.set, changes))
+
+
+def _layer(*layers: ReadOnlyDocument) -> Document:
+    """The keys of all layers in the order they are set: a mapping replaces what an earlier layer set below it."""
+    given: Document = {}
+    for layer in layers:
+        for key, value in layer.items():
+            given.pop(key, None)
+            given[key] = value
+    return given
 
 
 def load_specs(experiment: ExperimentSpec, path: Path, changes: ReadOnlyDocument) -> Iterator[tuple[SpecEntry, Loaded]]:

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def resolve_spec(raw: Document, name: str, path: Path, overrides: ReadOnlyDocume
         name = name_for_env(name, str(overrides["env"]))
     elif extend_name and overrides.get("env.name", env_name) != env_name:
         name = name_for_env(name, str(overrides["env.name"]))
-        notes.append(f"the run is called {printable(name)}, since the spec's own env is {printable(str(env_name))}")
+        if not _PLACEHOLDER.search(str(env_name)):
+            notes.append(f"the run is called {printable(name)}, since the spec's own env is {printable(str(env_name))}")
     raw = _inline_arc_files(raw, path)
     origins |= {key: key for key in given}
     spec, more = parse_spec(
@@ -274,7 +276,7 @@ def _fill(raw: Document, values: ReadOnlyDocument) -> tuple[Document, set[str]]:
         whole = _PLACEHOLDER.fullmatch(node)
         if whole and whole[1] in values:
             used.add(whole[1])
-            return values[whole[1]]
+            return deepcopy(values[whole[1]])
         for key in _PLACEHOLDER.findall(node):
             if key in values:
                 used.add(key)
@@ -303,7 +305,8 @@ def _override(raw: Document, values: ReadOnlyDocument, where: str, used: Iterabl
             if not isinstance(child, dict):
                 raise SpecError(f"-s {key}: '{part}' is {kind_of(child)} and has no keys")
             node = child
-        node[path[-1]] = value
+        # a key below it may be set later, and the value given to other specs too
+        node[path[-1]] = deepcopy(value)
     return raw
 
 

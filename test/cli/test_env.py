@@ -66,6 +66,8 @@ def test_mistakes_are_told_in_one_line(words: tuple[str, ...], message: str) -> 
         ("raise ValueError(token)", 1, "ValueError: [secret]"),
         ("self.step = lambda action: open(token)", 1, "No such file or directory: '[secret]'"),
         ("import sys; sys.exit(0)", 2, "exits the process when it is made"),
+        ("import sys; self.step = lambda action: sys.exit(0)", 2, "exits the process: SystemExit(0)"),
+        ("import os; self.step = lambda action: os._exit(0)", 2, "exits the process: SystemExit(0)"),
         ("self.close = lambda: open(token)", 0, "Train in it with"),
     ],
 )

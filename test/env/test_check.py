@@ -8,8 +8,9 @@ import pytest
 from gymnasium import spaces
 
 from slm_lab.env.check import check_env
+from slm_lab.env.local import LocalVecEnv
 from slm_lab.env.make import EnvSettings, make_env
-from slm_lab.lib.errors import EnvError
+from slm_lab.lib.errors import EnvError, EnvFaultError
 
 
 class Env(gym.Env[Any, Any]):
@@ -57,7 +58,7 @@ class Env(gym.Env[Any, Any]):
         if self.mistake == "endless":
             self.t = min(self.t, 9)
         terminated = {"parts of an end": np.zeros(2)}.get(self.mistake, terminated)
-        info: Any = None if self.mistake == "no info" else {}
+        info: Any = {"no info": None, "list info": []}.get(self.mistake, {})
         if self.mistake == "old step":
             return self._obs(), reward, terminated, info  # type: ignore[return-value]
         return self._obs(), reward, terminated, False, info
@@ -142,3 +143,33 @@ def test_names_of_the_parts_of_an_observation() -> None:
     assert "parts of an observation: 0 (32,), 1 (11,), 2 (2,)" in texts
     plain = make_env(EnvSettings("CartPole-v1", 1))
     assert not any(item.text.startswith("parts") for item in check_env(plain, 10))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        ("old step", "it returned not enough values to unpack (expected 5, got 4): (observation, reward, terminated, "),
+        ("old reset", "returned ndarray, (observation, info) expected"),
+        ("list info", "info is list, a dict expected"),
+    ],
+)
+def test_training_names_them_too(mistake: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gym.register("test/Mistaken-v0", entry_point=lambda **_: Env(mistake))
+    monkeypatch.setitem(gym.registry, "test/Mistaken-v0", gym.registry.pop("test/Mistaken-v0"))
+
+    def play() -> None:
+        env = LocalVecEnv(EnvSettings("test/Mistaken-v0", 2))
+        env.reset()
+        env.step(np.zeros(2, np.int64))
+
+    with pytest.raises(EnvFaultError) as error:
+        play()
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize("entry_point", ["test.env.test_check:NoSuchEnv", "no_such_module:Env", "test.env.test_check"])
+def test_an_entry_point_that_is_not_there_is_one_line(entry_point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gym.register("test/Nowhere-v0", entry_point=entry_point)
+    monkeypatch.setitem(gym.registry, "test/Nowhere-v0", gym.registry.pop("test/Nowhere-v0"))
+    with pytest.raises(EnvError, match=r"'test/Nowhere-v0' is registered with .*, which cannot be imported: "):
+        make_env(EnvSettings("test/Nowhere-v0", 1))

@@ -11,7 +11,7 @@ import torch
 import slm_lab
 from slm_lab.agent.agent import reset_rows
 from slm_lab.audit.difference import find_difference
-from slm_lab.experiment.callback import Callback, CallbackError, Moment, Row
+from slm_lab.experiment.callback import Callback, CallbackError, Hooks, Moment, Row
 from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import RunFolder
@@ -171,3 +171,46 @@ def test_a_training_loop_of_ones_own(tiny_spec: Callable[..., Spec], tmp_path: P
     own = agent.algorithm.modules["net"].state_dict()
     last = load_state(RunFolder(slm_lab.run(spec, tmp_path).folder, "tiny").model_file(0, 0, "last"))["modules"]["net"]
     assert all(torch.equal(own[key], last[key]) for key in own)
+
+
+class Wild(Meddling):
+    """Changes a weight, then fails."""
+
+    def on_row(self, moment: Moment, row: Row) -> None:
+        super().on_row(moment, row)
+        raise ValueError("after a change")
+
+
+@pytest.mark.parametrize("callback", [Meddling, Wild])
+def test_what_a_callback_must_not_change_is_saved_as_it_was(
+    callback: type[Meddling], tiny_spec: Callable[..., Spec], tmp_path: Path
+) -> None:
+    spec = tiny_spec(env={"max_frame": 600})
+    whole = slm_lab.run(spec, tmp_path / "whole").folder
+    with pytest.raises(CallbackError):
+        slm_lab.run(spec, tmp_path / "changed", callbacks=[callback()])
+    (changed,) = (tmp_path / "changed").iterdir()
+    slm_lab.resume(changed)
+    assert same_weights(whole, changed)
+
+
+def test_callbacks_of_one_class_keep_their_own_states(tiny_spec: Callable[..., Spec], tmp_path: Path) -> None:
+    folder = slm_lab.run(tiny_spec(env={"max_frame": 600}), tmp_path, callbacks=[one := Watch(), Watch()]).folder
+    first, second = Watch(), Watch()
+    first.num_row, second.num_row = -50, -500
+    slm_lab.resume(folder, env__max_frame=1000, callbacks=[first, second])
+    assert first.num_row == second.num_row > one.num_row
+    hooks = Hooks([first, second])
+    first.num_row, second.num_row = 5, 5000
+    saved = hooks.state_dict()
+    hooks.load_state_dict(saved)
+    assert (first.num_row, second.num_row) == (5, 5000)
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused_at_once(tiny_spec: Callable[..., Spec], tmp_path: Path) -> None:
+    class Odd(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": {1, 2}}
+
+    with pytest.raises(CallbackError, match=r"callback Odd\.state_dict: a state cannot hold a set"):
+        slm_lab.run(tiny_spec(), tmp_path, callbacks=[Odd()])

@@ -19,7 +19,7 @@ from slm_lab.experiment.messages import SessionEnd, SessionResult, explain_end
 from slm_lab.experiment.options import Options
 from slm_lab.lib.errors import DivergenceError, EnvHangError, LabError, StorageError, WorkerDeathError, WorkerError
 
-RESULT = SessionResult(0, True, 1, 1.0, {})
+RESULT = SessionResult(0, True, 1, {})
 TOLD = json.dumps(["end", asdict(SessionEnd(0, RESULT))])
 # tells its result as a session does, then closes its end of the pipe and goes on, with a child
 LINGERS = f"""

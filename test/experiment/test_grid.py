@@ -14,7 +14,7 @@ from slm_lab.experiment.executor import Event, SessionTask
 from slm_lab.experiment.grid import build_cells
 from slm_lab.experiment.grid_run import GridResult
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
-from slm_lab.lib.io import write_yaml
+from slm_lab.lib.io import lock_file, write_yaml
 from slm_lab.spec.grid import parse_experiment
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
@@ -188,3 +188,73 @@ def test_a_run_that_has_begun_keeps_its_spec(
     with pytest.raises(SpecError, match="is no experiment: the key `experiment` is missing"):
         run_experiment(tmp_path / "specs.yaml", data_dir=tmp_path)
     assert len(trained) == 8
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_label_stays_with_its_spec(
+    experiment: dict[str, Any], trained: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    """The folder is named by label and env: another spec in it would overwrite the first one's results."""
+    one, two = (entry["spec"] for entry in experiment["specs"])
+    single = {**experiment, "envs": ["CartPole-v1"], "seeds": 1}
+    run({**single, "specs": [{"spec": {**one, "name": "one"}, "label": "A"}]}, tmp_path)
+    with pytest.raises(RunFolderError, match="has a run of another spec, one"):
+        run({**single, "specs": [{"spec": {**two, "name": "two"}, "label": "A"}]}, tmp_path)
+    assert len(trained) == 1
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_second_spec_of_an_algorithm_leaves_the_first_ones_folder(
+    experiment: dict[str, Any], trained: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    one = {**experiment["specs"][0]["spec"], "name": "one"}
+    single = {**experiment, "envs": ["CartPole-v1"], "seeds": 1}
+    run({**single, "specs": [{"spec": one}]}, tmp_path)
+    result = run({**single, "specs": [{"spec": one}, {"spec": {**one, "name": "two"}}]}, tmp_path)
+    assert (result.num_before, result.num_trained) == (1, 1)
+    assert result.labels == ["one", "two"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_sessions_with_a_condition_grow_unless_it_has_stopped_them(
+    experiment: dict[str, Any], trained: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    single = {**experiment, "specs": experiment["specs"][:1], "envs": ["CartPole-v1"], "seeds": 1}
+
+    def run_with(name: str, max_frame: int, threshold: float) -> GridResult:
+        stop = {"total_reward": f">= {threshold:.0f}", "for": "1 row"}
+        return run({**single, "name": name, "set": {**SHORT, "env.max_frame": max_frame, "meta.stop": stop}}, tmp_path)
+
+    assert [run_with("never", frame, 1e9).num_trained for frame in (600, 600, 800)] == [1, 0, 1]
+    assert [run_with("at_once", frame, 0.0).num_trained for frame in (600, 600, 800)] == [1, 0, 0]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_nothing_is_written_while_another_process_runs_the_experiment(
+    experiment: dict[str, Any], trained: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(experiment, tmp_path)
+    monkeypatch.setattr(grid_run, "LOCK_SECONDS", 0.1)
+    specs = sorted((tmp_path / "grid").glob("*/*_spec.yaml"))
+    before = [spec.read_bytes() for spec in specs]
+    assert before
+    with lock_file(tmp_path / "grid" / ".lock" / "grid", 0), pytest.raises(RunFolderError, match="another process"):
+        run({**experiment, "envs": ["CartPole-v1"], "set": {**SHORT, "env.max_frame": 5000}}, tmp_path)
+    assert [spec.read_bytes() for spec in specs] == before
+
+
+def test_keys_are_set_in_order_and_for_one_env_alone(tiny_spec: Callable[..., Spec], tmp_path: Path) -> None:
+    """A mapping replaces what an earlier layer set below it, and is never shared between runs."""
+    spec = {**inline_spec(tiny_spec()), "name": "one"}
+    experiment = {
+        "specs": [{"spec": spec, "set": {"env.kwargs": {"a": 2}}}],
+        "envs": ["Acrobot-v1", {"name": "CartPole-v1", "set": {"env.kwargs.b": 3}}],
+        "set": {"env.kwargs.c": 1, "env.kwargs": {"c": 0}},
+    }
+    parsed = parse_experiment(experiment, "x")
+    found = build_cells(parsed, tmp_path / "x.yaml", tmp_path, {"env.kwargs.c": 7})
+    assert [cell.spec.env.kwargs for cell in found] == [{"a": 2, "c": 7}] * 2
+    later = {**experiment, "specs": [{"spec": spec, "set": {}}]}
+    parsed = parse_experiment({**later, "set": {"env.kwargs": {"c": 0}}}, "x")
+    found = build_cells(parsed, tmp_path / "x.yaml", tmp_path, {})
+    assert [cell.spec.env.kwargs for cell in found] == [{"c": 0}, {"c": 0, "b": 3}]

@@ -75,7 +75,7 @@ def assert_same(one: SessionTask, two: SessionTask) -> None:
 
 
 def assert_same_result(one: SessionResult, two: SessionResult) -> None:
-    assert replace(one, wall_t=two.wall_t, phases=two.phases) == two
+    assert replace(one, phases=two.phases) == two
     assert one.is_done
 
 

@@ -27,7 +27,7 @@ from slm_lab.experiment.executor import Event, Key, SessionTask
 from slm_lab.experiment.messages import Progress, SessionEnd, SessionResult
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.search import Search, estimate_frames, find_rungs
-from slm_lab.experiment.search_run import Probe, advise, prove, start_search
+from slm_lab.experiment.search_run import Probe, advise, start_search, validate
 from slm_lab.experiment.search_view import show_values
 from slm_lab.experiment.study import Study
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
@@ -133,7 +133,7 @@ class FakeExecutor:
 
     def _end(self, key: Key, is_done: bool) -> SessionEnd:
         self.running.remove(key)
-        result = SessionResult(key[1], is_done, self.frames[key], 1.0, {})
+        result = SessionResult(key[1], is_done, self.frames[key], {})
         folder = RunFolder(self.tasks[key].folder, self.tasks[key].name)
         model = folder.model_file(*key, "best")
         model.parent.mkdir(exist_ok=True)
@@ -584,8 +584,8 @@ def test_a_search_has_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert curves[0]["x"][-1] == 90_000
     assert run["score"]["mean"] == pytest.approx(result.best.score)
     assert run["commands"] == []
-    prove = dict(shown["commands"])["Prove"]
-    assert prove == f"slm-lab run {result.best_spec} train --seed {spec.meta.seed + 1}"
+    validate = dict(shown["commands"])["Validate"]
+    assert validate == f"slm-lab run {result.best_spec} train --seed {spec.meta.seed + 1}"
     # the same by the command, and the page says so
     result.report.unlink()
     assert call(monkeypatch, "report", str(tmp_path / "one")) == 0
@@ -602,7 +602,7 @@ def test_a_search_without_a_winner_has_a_report(tmp_path: Path) -> None:
     assert [row[1] for row in data["search"]["trials"]["rows"]] == ["failed", "failed"]
     assert data["search"]["trials"]["rows"][0][-1] == "ValueError: <b>no</b>"
     assert data["search"]["parallel"] is None
-    assert "Prove" not in dict(data["search"]["commands"])
+    assert "Validate" not in dict(data["search"]["commands"])
 
 
 def test_a_search_that_has_not_ended_is_told_so(
@@ -730,7 +730,7 @@ def test_a_winner_is_needed_for_a_proof(tmp_path: Path) -> None:
     assert result.best is None
     assert result.exit_code == 1
     with pytest.raises(LabError, match="no winner to validate"):
-        prove(result, 2, Options())
+        validate(result, 2, Options())
 
 
 def test_values_are_named_apart() -> None:
@@ -784,9 +784,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, *events: Event) -> tuple[Probe | None
 
 def test_what_a_probe_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     notes, progress = Event((0, 0), notes=["one"]), Event((0, 0), progress=Progress(0, fps=90.0))
-    found, told = probe(
-        monkeypatch, notes, progress, Event((0, 0), end=SessionEnd(0, SessionResult(0, False, 1, 1.0, {})))
-    )
+    found, told = probe(monkeypatch, notes, progress, Event((0, 0), end=SessionEnd(0, SessionResult(0, False, 1, {}))))
     assert found is not None
     assert (found.fps, told) == (90.0, ["one"])
     # other values may not diverge; a wish to stop is no failure

@@ -2,9 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from slm_lab.env.vec_env import Episode
+from slm_lab.experiment.control import Session
 from slm_lab.experiment.tracker import Tracker
+from slm_lab.results.folder import RunFolder
 from slm_lab.results.metrics import MA_WINDOW
+from test.tiny import make_tiny_spec
 
 CLOCK = {"frame": 0, "wall_t": 0.0, "fps": 0.0, "t": 0, "epi": 0, "opt_step": 0, "lr": 0.0}
 
@@ -33,3 +38,13 @@ def test_the_best_row_has_the_best_mean_of_a_whole_window(tmp_path: Path) -> Non
     assert add(resumed, 9.0), "of equals the newest"
     resumed.close()
     tracker.close()
+
+
+def test_an_evaluation_of_many_episodes_counts_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long episodes end last: a window of the last 100 would favour them."""
+    session = Session(make_tiny_spec(meta={"rigorous_eval": 150}), RunFolder(tmp_path, "tiny"))
+    episodes = [Episode(0, float(number), 1, {}) for number in range(150)]
+    monkeypatch.setattr(session.evaluation, "_play", lambda *_: (episodes, 150))
+    row = session.evaluation.run(CLOCK, lambda: False)
+    assert row is not None
+    assert row["total_reward"] == pytest.approx(74.5)

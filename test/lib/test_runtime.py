@@ -146,3 +146,24 @@ def test_a_module_that_python_cannot_read_is_one_line(tmp_path: Path, monkeypatc
     Path("unfinished.py").write_text("def reset(:\n")
     with pytest.raises(LabError, match=r"^--import unfinished: invalid syntax \(unfinished\.py, line 1\)$"):
         import_modules(["unfinished"])
+
+
+def test_the_commit_of_somebody_elses_repository_is_not_ours(tmp_path: Path) -> None:
+    subprocess.run(["git", "init"], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "code.py").write_text("1")
+    name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (["add", "."], ["commit", "-m", "first"]):
+        subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True)
+    assert git_sha(tmp_path) is not None
+    installed = tmp_path / ".venv" / "site-packages" / "slm_lab"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    assert git_sha(installed) is None
+
+
+def test_a_module_that_exits_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("leaving.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(LabError, match=r"^--import leaving: it exits the process when it is imported: SystemExit"):
+        import_modules(["leaving"])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from slm_lab.cli import compare
-from slm_lab.results.aggregate import aggregate_rows, aggregate_scores, calc_aggregate_iqm, calc_iqm
+from slm_lab.results.aggregate import aggregate_rows, aggregate_scores, calc_aggregate_iqm
 from slm_lab.results.comparison import ComparisonRow, build_rows, escape_latex, format_latex
+from slm_lab.results.metrics import calc_iqm
 from slm_lab.results.run import load_run
 from slm_lab.results.statistics import calc_improvement
 from test.results.test_run import call, make_run

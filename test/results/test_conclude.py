@@ -23,7 +23,7 @@ BEFORE = """{"scalar": {"frame": 500, "total_reward_ma": null, "strength": null,
 
 
 def end(session: int, final: list[float] | None = None) -> SessionResult:
-    return SessionResult(session, True, 20_000, 22.0, {"act": 1.0, "update": 3.0}, final or [])
+    return SessionResult(session, True, 20_000, {"act": 1.0, "update": 3.0}, final or [])
 
 
 def count(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> list[Any]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,10 +174,10 @@ def load_state(path: Path) -> State:
             if not text or expected != hash_content(text, tensors):
                 raise CheckpointError(f"{path}: damaged or not a checkpoint of this lab (its hash does not match)")
             return _read(path, text, {name: tensor.clone() for name, tensor in tensors.items()})
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except UnreadableError as error:
         raise CheckpointError(str(error)) from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except SafetensorError as error:
         raise CheckpointError(
             f"{path}: damaged or not a checkpoint of this lab ({printable(str(error), limit=200)})"
@@ -219,7 +220,8 @@ def content_errors(path: Path, problem: str = "what it holds does not fit togeth
         raise
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         # an own env or algorithm may have failed, whose place is of interest
-        logger.opt(exception=True).debug(f"{path} could not be taken")
+        # as text: the logger itself would show the values of variables
+        logger.debug(f"{path} could not be taken\n{traceback.format_exc()}")
         reason = (str(error).splitlines() or [""])[0]
         raise CheckpointError(f"{path}: {problem} ({type(error).__name__}: {printable(reason, limit=1000)})") from None
 

@@ -66,7 +66,9 @@ class Corridor(gym.Env[np.ndarray, int]):
     observation_space = spaces.Box(0.0, 1.0, (8,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         self.place = 0
         return np.eye(8, dtype=np.float32)[0], {}
 
@@ -76,7 +78,7 @@ class Corridor(gym.Env[np.ndarray, int]):
 
 
 def test_the_last_observation_of_an_episode_becomes_known_too(tmp_path: Path) -> None:
-    gym.register("test/Corridor-v0", entry_point=Corridor)
+    gym.register("test/Corridor-v0", entry_point=lambda **_: Corridor())
     session = train(make_spec(PPO, {"batch_size": 56}, name="test/Corridor-v0"), tmp_path)
     algorithm: Any = session.agent.algorithm
     curiosity = algorithm.curiosity
