@@ -17,6 +17,7 @@ from slm_lab.audit.difference import Comparison, compare_runs
 from slm_lab.experiment.checkpoint.state import load_state
 from slm_lab.lib.errors import CheckpointError, LabError
 from slm_lab.lib.io import is_locked, read_text, write_yaml
+from slm_lab.lib.parent import child_python_path
 from slm_lab.results.folder import RunFolder, previous_file
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import SINKS, Spec
@@ -120,7 +121,7 @@ class Chaos:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={**os.environ, "PYTHONPATH": child_python_path()},
             )
 
     def _log(self, data_dir: Path) -> Path:

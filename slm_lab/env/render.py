@@ -12,6 +12,7 @@ import numpy as np
 from slm_lab.env.gym_types import GymEnv
 from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError
+from slm_lab.lib.parent import child_python_path
 
 RenderMode = Literal["human", "rgb_array"]
 # ways to draw without a display, the faster first
@@ -78,7 +79,7 @@ def find_gl_backend() -> str:
         try:
             result = subprocess.run(
                 [sys.executable, "-c", PROBE.format(backend=backend)],
-                env={**environment, "MUJOCO_GL": backend, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**environment, "MUJOCO_GL": backend, "PYTHONPATH": child_python_path()},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=PROBE_SECONDS,

@@ -21,6 +21,7 @@ from slm_lab.env.vec_env import Step, VecEnv
 from slm_lab.env.watch import CLOSE_SECONDS, Watchdog, Watched, watch
 from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvExitError, EnvHangError, LabError, WorkerDeathError, WorkerError
+from slm_lab.lib.parent import child_python_path
 from slm_lab.lib.runtime import import_modules
 
 # what a worker takes for itself, beside the envs
@@ -127,7 +128,7 @@ class Worker:
                 f"from slm_lab.env.keeper import main; main({module!r}, {theirs.fileno()}, {os.getpid()})",
             ],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env={**os.environ, "PYTHONPATH": child_python_path()},
             # its own session, so that Ctrl-C reaches only the session, which closes its workers
             start_new_session=True,
         )

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from slm_lab.experiment.messages import Progress, SessionEnd
 from slm_lab.experiment.options import DEFAULTS, Options
 from slm_lab.lib.errors import LabError
+from slm_lab.lib.parent import child_python_path
 from slm_lab.lib.runtime import MEMORY_VARIABLES, num_cores
 
 # a session that has not saved by then is killed: Docker, for one, gives a command ten seconds in all
@@ -291,7 +292,7 @@ def _start(task: SessionTask) -> _Running:
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "OPENBLAS_NUM_THREADS": threads,
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "PYTHONPATH": child_python_path(),
         },
         # a group of its own: Ctrl-C reaches the parent, which passes it on once
         start_new_session=True,

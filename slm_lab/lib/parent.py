@@ -1,7 +1,8 @@
-"""A command started by another one saves and ends when its parent is gone, even by SIGKILL."""
+"""Commands that are started by another one: what they inherit, and their end with their parent, even by SIGKILL."""
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -12,6 +13,11 @@ POLL_SECONDS = 1.0
 def child_environment() -> dict[str, str]:
     """The environment for a command that should end with this process."""
     return {**os.environ, VARIABLE: str(os.getpid())}
+
+
+def child_python_path() -> str:
+    """`PYTHONPATH` of a child that is to import what this process can."""
+    return os.pathsep.join(path for path in sys.path if path)
 
 
 def end_with_parent() -> None:

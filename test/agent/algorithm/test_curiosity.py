@@ -64,7 +64,7 @@ class Corridor(gym.Env[np.ndarray, int]):
     """Eight places in a row; every step goes on to the next, and the last one ends the episode."""
 
     observation_space = spaces.Box(0.0, 1.0, (8,), np.float32)
-    action_space = spaces.Discrete(2)
+    action_space: spaces.Space[Any] = spaces.Discrete(2)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
