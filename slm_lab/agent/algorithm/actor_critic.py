@@ -38,8 +38,7 @@ class ActorCritic(OnPolicy[ActorCriticSpec]):
         self.modules = {"net": self.net}
         self.value_loss = MEAN_LOSSES[spec.critic.loss_spec.name]
         self.step = context.build_step(self.calc_loss, *self.learners.values(), samples=[])
-        self.policy = self.with_sde(build_policy(context.family, self.config), self.net.actor)
-        self.explore = context.build_function(self._explore, self.net)
+        self.explore_by(self.with_sde(build_policy(context.family, self.config), self.net.actor))
         self.target_scale = TargetScale(self.config.normalize_v_targets)
 
     def _explore(self, obs: Tensor, carry: Carry, noise: Any) -> tuple[Tensor, Carry, Report]:

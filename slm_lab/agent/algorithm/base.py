@@ -173,6 +173,11 @@ class Algorithm(ABC, Generic[Config]):
             self.targets.append(target)
         return learner
 
+    def explore_by(self, policy: Policy) -> None:
+        """How `self.net` acts while training; compiled if updates are."""
+        self.policy = policy
+        self.explore = self.context.build_function(self._explore, self.net)
+
     def with_sde(self, policy: Policy, actor: OutputNet) -> Policy:
         """The policy, or its gSDE form if the config asks for it."""
         spec, context = self.config.state_noise, self.context
@@ -415,9 +420,14 @@ class OffPolicy(Algorithm[ReplayConfig]):
     def __init__(self, spec: AgentSpec, context: Context, carry_size: int = 0) -> None:
         super().__init__(spec, context)
         if not context.only_acts:
-            self.memory = build_replay(spec.memory, context.build_setting(self.config.gamma, carry_size))
-            self.replays = {"memory": self.memory}
+            self.memory = self.build_memory(carry_size)
         self.train_due = Due(self.config.training_frequency)
+
+    def build_memory(self, carry_size: int) -> Replay:
+        """What batches are sampled from."""
+        memory = build_replay(self.spec.memory, self.context.build_setting(self.config.gamma, carry_size))
+        self.replays = {"memory": memory}
+        return memory
 
     def act(self, obs: Tensor, carry: Carry, explore: bool) -> Act:
         if explore and self.config.starts_random and self.frame < self.config.training_start_step:

@@ -66,8 +66,7 @@ class DQN(OffPolicy[QLearningSpec]):
         self.all_noisy = list(dict.fromkeys([*self.noisy, *find_noisy(self.target_net)]))
         calc_loss = self.calc_sequence_loss if net.state_size else self.calc_loss
         self.step = context.build_step(calc_loss, self.learner, frozen=self.learner.targets, samples=["td_error"])
-        self.policy = build_policy(self.family, self.config)
-        self.explore = context.build_function(self._explore, net)
+        self.explore_by(build_policy(self.family, self.config))
         self.burn_in = spec.net.burn_in if isinstance(spec.net, RecurrentNetSpec) else 0
         # steps of a sequence, for recurrent nets
         self.seq_len = self.burn_in + net.seq_len

@@ -1,17 +1,16 @@
 """Offline algorithms: their base, which learns from recorded steps, and behaviour cloning."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Carry, Context, OffPolicy
+from slm_lab.agent.algorithm.base import Carry, Context, OffPolicy
 from slm_lab.agent.learn.gradient import Loss, Report
 from slm_lab.agent.memory.batch import Batch, Transition
 from slm_lab.agent.memory.dataset import Dataset
 from slm_lab.agent.net.model import PolicyNet
 from slm_lab.env.normalize import ObsEncoder
-from slm_lab.lib.due import Due
 from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.offline import BCSpec, OfflineSpec
 from slm_lab.spec.schema import AgentSpec
@@ -24,20 +23,15 @@ CHUNK_ROWS = 65_536
 class Offline(OffPolicy[OfflineConfig]):
     """Learns from recorded steps instead of a replay; the env is used for evaluation only."""
 
-    def __init__(self, spec: AgentSpec, context: Context) -> None:
-        Algorithm.__init__(self, spec, context)
-        family, memory = context.family, spec.memory
+    def build_memory(self, carry_size: int) -> Any:
+        """The recorded steps: a replay that is only sampled from."""
+        context, memory = self.context, self.spec.memory
         assert isinstance(memory, ReplaySpec), memory  # the spec is checked
-        self.replays = {}
-        self.train_due = Due(1)
-        if context.only_acts:
-            # the file may be on another machine
-            return
-        self.memory = Dataset(  # type: ignore[assignment]  # a replay that is only sampled from
+        data = Dataset(
             self.config.data,
             context.obs_shape,
-            family.action_shape,
-            family.action_dtype,
+            context.family.action_shape,
+            context.family.action_dtype,
             self.config.gamma,
             memory.batch_size,
             context.device,
@@ -47,8 +41,9 @@ class Offline(OffPolicy[OfflineConfig]):
         encoder = context.encode
         if isinstance(encoder, ObsEncoder) and encoder.stats is not None:
             # over the whole dataset; in double precision, since millions of rows are summed
-            for rows in self.memory.obs.split(CHUNK_ROWS):  # type: ignore[attr-defined]
+            for rows in data.obs.split(CHUNK_ROWS):
                 encoder.stats.update(rows.double().numpy())
+        return data
 
     def observe(self, step: Transition) -> None:
         """Nothing: steps of the env are not learned from."""
@@ -62,8 +57,7 @@ class Offline(OffPolicy[OfflineConfig]):
         size = context.family.param_size
         self.net = PolicyNet(actor, context.obs_shape, size, context.is_gaussian, context.parts)
         self.actor = self.add_learner("actor", self.net, actor)
-        self.policy = context.family
-        self.explore = context.build_function(self._explore, self.net)
+        self.explore_by(context.family)
 
 
 class BC(Offline[BCSpec]):

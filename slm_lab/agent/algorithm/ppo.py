@@ -104,8 +104,7 @@ class PPO(OnPolicy[PPOSpec]):
         self.value_loss = ELEMENT_LOSSES[spec.critic.loss_spec.name]
         self.step = context.build_step(self.calc_loss, *self.learners.values(), samples=["log_ratio"])
         self.sweep = Sweep(self.step, self.config.minibatch_size)
-        self.policy = self.with_sde(build_policy(context.family, self.config), self.net.actor)
-        self.explore = context.build_function(self._explore, self.net)
+        self.explore_by(self.with_sde(build_policy(context.family, self.config), self.net.actor))
         self.target_scale = TargetScale(self.config.normalize_v_targets)
         # running 5th and 95th percentile of the advantages, with normalize_advantages: percentile
         self.percentile: list[float] | None = None

@@ -47,8 +47,7 @@ class PQN(OnPolicy[PQNSpec]):
         self.loss = MEAN_LOSSES[spec.net.loss_spec.name]
         self.step = context.build_step(self.calc_loss, learner, samples=[])
         self.sweep = Sweep(self.step, self.config.minibatch_size)
-        self.policy = build_policy(self.family, self.config)
-        self.explore = context.build_function(self._explore, self.net)
+        self.explore_by(build_policy(self.family, self.config))
 
     def _explore(self, obs: Tensor, carry: Carry, noise: Any) -> tuple[Tensor, Carry, Report]:
         q, next_carry = self.net.step(obs, carry)

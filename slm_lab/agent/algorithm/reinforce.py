@@ -38,8 +38,7 @@ class Reinforce(OnPolicy[ReinforceSpec]):
         self.net = PolicyNet(net, context.obs_shape, size, context.is_gaussian, context.parts)
         learner = self.add_learner("actor", self.net, net)
         self.step = context.build_step(self.calc_loss, learner, samples=[])
-        self.policy = build_policy(context.family, self.config)
-        self.explore = context.build_function(self._explore, self.net)
+        self.explore_by(build_policy(context.family, self.config))
 
     def train(self, rollout: Rollout) -> Metrics:
         # there is no critic, so what follows a time limit or the batch counts as 0

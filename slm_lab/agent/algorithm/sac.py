@@ -98,8 +98,7 @@ class SoftBase(OffPolicy[SoftActorCriticSpec]):
         self.critic_step = context.build_step(self.calc_critic_loss, self.critic, frozen=frozen, samples=["td_error"])
         learners = [learner for learner in self.learners.values() if learner is not self.critic]
         self.actor_step = context.build_step(self.calc_actor_alpha_loss, *learners, frozen=[self.critic], samples=[])
-        self.policy = self.with_sde(family, self.net)
-        self.explore = context.build_function(self._explore, self.net)
+        self.explore_by(self.with_sde(family, self.net))
         # metrics of the last actor update, reported again while only the critics train
         self.actor_report: Report = {}
 

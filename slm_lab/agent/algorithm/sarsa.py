@@ -31,8 +31,7 @@ class SARSA(OnPolicy[SarsaSpec]):
         learner = self.add_learner("net", self.net, spec.net)
         self.loss = MEAN_LOSSES[spec.net.loss_spec.name]
         self.step = context.build_step(self.calc_loss, learner, samples=[])
-        self.policy = build_policy(self.family, self.config)
-        self.explore = context.build_function(self._explore, self.net)
+        self.explore_by(build_policy(self.family, self.config))
 
     def train(self, rollout: Rollout) -> Metrics:
         reward, terminated = (upload(field, self.context.device) for field in (rollout.reward, rollout.terminated))

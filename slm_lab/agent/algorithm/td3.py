@@ -61,7 +61,6 @@ class TD3(OffPolicy[TD3Spec]):
         config, shape, parts = self.config, context.obs_shape, context.parts
         size = math.prod(context.family.action_shape)
         self.family = Deterministic(size)
-        self.policy = NoisyAction(self.family, config.action_noise)
         actor_spec, critic_spec = spec.actor, spec.critic
         self.head = build_head(config.critic, ELEMENT_LOSSES[critic_spec.loss_spec.name])
         self.net = OutputNet(for_acting(actor_spec, parts), shape, size, parts=parts)
@@ -74,7 +73,7 @@ class TD3(OffPolicy[TD3Spec]):
             self.calc_critic_loss, self.critic, frozen=self.targets, samples=["td_error"]
         )
         self.actor_step = context.build_step(self.calc_actor_loss, self.actor, frozen=[self.critic], samples=[])
-        self.explore = context.build_function(self._explore, self.net)
+        self.explore_by(NoisyAction(self.family, config.action_noise))
         # metrics of the last actor update, reported again while only the critics train
         self.actor_report: Report = {}
 
