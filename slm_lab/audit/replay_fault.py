@@ -1,7 +1,7 @@
 """Reads fault bundles: their numbers, advice, and a replay of the failed step."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.diagnosis import Finding, diagnose
 from slm_lab.agent.learn.gradient import GradientFaultError
 from slm_lab.agent.memory.batch import Rollout
-from slm_lab.env.hybrid import HybridSpace
-from slm_lab.env.layout import ObsPart
+from slm_lab.env.facts_document import read_facts
 from slm_lab.env.local import Slots
-from slm_lab.env.make import EnvFacts, EnvSettings
+from slm_lab.env.make import EnvSettings
 from slm_lab.experiment.checkpoint.state import content_errors, load_state
 from slm_lab.experiment.compilation import resolve_compile
 from slm_lab.experiment.fault import FORMAT, ITEMS, MAX_BYTES, OBSTACLES, TUPLE, name_tuple
@@ -129,30 +127,6 @@ def unpack(value: Any, device: torch.device) -> Any:
     return kinds[value[TUPLE]](*items)
 
 
-def _box(state: State) -> spaces.Box:
-    low = state["low"]
-    return spaces.Box(low, state["high"], dtype=low.dtype.type)
-
-
-_SPACES: dict[str, Callable[[State], Any]] = {
-    "Box": _box,
-    "Discrete": lambda state: spaces.Discrete(int(state["n"]), start=int(state["start"])),
-    "MultiDiscrete": lambda state: spaces.MultiDiscrete(state["nvec"], start=state["start"]),
-    "MultiBinary": lambda state: spaces.MultiBinary(state["n"].tolist()),
-    "HybridSpace": lambda state: HybridSpace(spaces.Tuple([_SPACES[one["kind"]](one) for one in state["parts"]])),
-}
-
-
-def unpack_facts(state: State) -> EnvFacts:
-    """The inverse of `pack_facts`."""
-    action = state["action"]
-    parts = tuple(
-        ObsPart(str(name), int(start), int(stop), tuple(shape), bool(is_mask and is_mask[0]))
-        for name, start, stop, shape, *is_mask in state["parts"]
-    )
-    return EnvFacts(_box(state["obs"]), _SPACES[action["kind"]](action), int(state["frame_stack"]), parts)
-
-
 # --- doing it again
 
 
@@ -219,7 +193,7 @@ def _is_same(found: Finding, saved: State) -> bool:
 def build_agent(bundle: State, spec: Spec, is_plain: bool = True) -> tuple[Agent, tuple[str, ...]]:
     """The agent before the failed step, without env and memory, and notes."""
     device = pick_device("auto" if bundle["device"] == "cuda" else "cpu", 0)
-    facts, num_envs = unpack_facts(bundle["facts"]), int(bundle["facts"]["num_envs"])
+    facts, num_envs = read_facts(bundle["facts"]), int(bundle["facts"]["num_envs"])
     key = (spec.meta.seed, bundle["session"])
     agent = Agent(spec.replace(meta={"compile": False}), facts, num_envs, key, device)
     notes: tuple[str, ...] = ()

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.diagnosis import diagnose, find_bad_weight
 from slm_lab.agent.learn.gradient import GradientFaultError
-from slm_lab.env.hybrid import HybridSpace
+from slm_lab.env.facts_document import dump_facts
 from slm_lab.experiment.checkpoint.state import save_state
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import DivergenceError, EnvFaultError
@@ -21,7 +20,7 @@ from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 
-FORMAT = 2
+FORMAT = 3
 # a bundle is to be sent around
 MAX_BYTES = 50_000_000
 # what a file has beside its tensors
@@ -94,7 +93,7 @@ def describe_fault(
         else:
             bundle["finding"] = asdict(finding)
             bundle["message"] = f"{finding.describe()} at frame {frame}"
-    bundle["facts"] = pack_facts(agent)
+    bundle["facts"] = {"num_envs": agent.context.num_envs, **dump_facts(agent.facts)}
     _add_what_fits(bundle, parts)
     return bundle
 
@@ -203,32 +202,3 @@ def pack(value: object) -> Any:
 def name_tuple(kind: type[tuple[Any, ...]]) -> str:
     """What a kind of tuple is called in a bundle; nothing for a plain one."""
     return "" if kind is tuple else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _pack_action(space: Any) -> State:
-    """An action space as plain data."""
-    own: State
-    if isinstance(space, spaces.Box):
-        own = {"low": space.low, "high": space.high}
-    elif isinstance(space, spaces.Discrete):
-        own = {"n": int(space.n), "start": int(space.start)}
-    elif isinstance(space, spaces.MultiDiscrete):
-        own = {"nvec": space.nvec, "start": space.start}
-    elif isinstance(space, HybridSpace):
-        # an agent needs the parts alone
-        own = {"parts": [_pack_action(leaf) for leaf in space.leaves]}
-    else:
-        own = {"n": np.array(space.n)}
-    return {"kind": type(space).__name__, **own}
-
-
-def pack_facts(agent: Agent) -> State:
-    """What the agent knows of its env, so that it can be built without one."""
-    facts = agent.facts
-    return {
-        "num_envs": agent.context.num_envs,
-        "obs": {"low": facts.obs_space.low, "high": facts.obs_space.high},
-        "action": _pack_action(facts.action_space),
-        "frame_stack": facts.frame_stack,
-        "parts": [[part.name, part.start, part.stop, list(part.shape), part.is_mask] for part in facts.parts],
-    }

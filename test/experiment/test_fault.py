@@ -523,7 +523,7 @@ SPOILT: dict[str, tuple[dict[str, Any], str]] = {
     "modules": ({"modules": {}}, "does not fit together"),
     "args": ({"args": [1, 2]}, "does not fit together"),
     "step": ({"step": 7}, "does not fit together"),
-    "facts": ({"facts": None}, "does not fit together"),
+    "facts": ({"facts": None}, "the spaces of the env are missing"),
     "finding": ({"finding": {}, "again": None}, "does not fit together"),
     "message": ({"message": torch.ones(2)}, "is not a fault bundle"),
     "tuple": ({"kind": "metric", "args": {"__tuple__": "", "__items__": 5}}, "does not fit together"),

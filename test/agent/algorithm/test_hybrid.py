@@ -18,9 +18,9 @@ from slm_lab.agent.action.mask import ActionMask
 from slm_lab.agent.action.mixed import Mixed
 from slm_lab.agent.action.policy import build_policy
 from slm_lab.agent.memory.dataset import load_steps
-from slm_lab.audit.replay_fault import unpack_facts
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.check import check_env
+from slm_lab.env.facts_document import dump_facts, read_facts
 from slm_lab.env.hybrid import HybridSpace
 from slm_lab.env.make import EnvSettings, make_env
 from slm_lab.env.mask import count_choices, sample_allowed
@@ -28,7 +28,6 @@ from slm_lab.env.probe import HybridAction
 from slm_lab.env.vec_env import ActionMap
 from slm_lab.experiment.collect import collect
 from slm_lab.experiment.control import Session
-from slm_lab.experiment.fault import pack_facts
 from slm_lab.experiment.launch import start
 from slm_lab.experiment.options import Options
 from slm_lab.lib.errors import EnvError, SpecError
@@ -215,7 +214,7 @@ def test_random_play_and_bundles(lab) -> None:
     env.close()
     agent, env = lab.build(make_spec("PPO", env={"name": PROBE}))
     env.close()
-    space = unpack_facts(pack_facts(agent)).action_space
+    space = read_facts(dump_facts(agent.facts)).action_space
     assert isinstance(space, HybridSpace)
     assert space.leaves == env.action_space.leaves
 
