@@ -219,7 +219,7 @@ def _add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], no
     size = 9 if width >= _SIZE[0] else 8
     column_width = 0.4 + 0.0075 * size * max(map(len, names), default=0)
     columns = max(min(int(width / column_width), len(names), 4), 1)
-    look: dict[str, Any] = dict(fontsize=size, frameon=False, handlelength=1.5, columnspacing=1.4)
+    look: dict[str, Any] = dict(fontsize=size, frameon=False, handlelength=2.8, columnspacing=1.4)
     legend = figure.legend(handles, names, loc="outside lower center", ncols=columns, title=note or None, **look)
     legend.get_title().set(fontsize=8, color=MUTED, parse_math=False)
 

@@ -35,7 +35,7 @@ _ALGORITHMS = {
     "IQN": ("sky", 3),
     "C51": ("blue", 1),
     "Rainbow": ("blue", 3),
-    "PQN": ("yellow", 1),
+    "PQN": ("yellow", 2),
     "A2C": ("orange", 0),
     "SIL": ("orange", 1),
     "PPO": ("red", 0),
@@ -44,9 +44,9 @@ _ALGORITHMS = {
     "TQC": ("green", 1),
     "SimBa-SAC": ("green", 2),
     "CrossQ": ("pink", 0),
-    "TD3": ("pink", 1),
-    "DDPG": ("pink", 2),
-    "XQC": ("pink", 3),
+    "XQC": ("pink", 1),
+    "TD3": ("yellow", 1),
+    "DDPG": ("yellow", 3),
     "Random": ("grey", 2),
 }
 # those of an algorithm from elsewhere; ink and grey would look like text
