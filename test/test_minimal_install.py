@@ -127,7 +127,7 @@ def test_training_says_in_one_line_what_to_install(words, project) -> None:
     ran = call(project, *words)
     assert ran.returncode == 2
     # whichever is imported first
-    line = r"Error: this command needs (torch|gymnasium); run `uv sync`, or `pip install slm-lab\[ml\]`\n"
+    line = r"Error: this command needs (torch|gymnasium); run `uv sync`, or `pip install '.\[ml\]'`\n"
     assert re.fullmatch(line, ran.stderr)
 
 

@@ -27,7 +27,7 @@ def stop_and_go(spec: Spec, folder: Path) -> Iterator[Verdict]:
         train_to_end(spec, path)
         problem = find_difference(folder / "whole", path, spec.name)
         if problem is None and ": exact" not in path.with_name(f"{path.name}.out").read_text():
-            problem = "the log does not say that it continued exactly"
+            problem = "the log does not say that it resumed exactly"
         yield Verdict(f"stopped at {share:.0%}", problem is None, problem or "")
 
 
@@ -59,7 +59,7 @@ def drift(folder: Path) -> Iterator[Verdict]:
     finally:
         del gym.registry["Drifting-v0"]
     text = output.read_text()
-    is_told = code == 0 and "continues at frame 400: statistical only" in text
+    is_told = code == 0 and "resumes at frame 400: statistical only" in text
     yield Verdict("an env that draws from elsewhere", is_told, "" if is_told else text[-300:])
 
 
