@@ -1,6 +1,7 @@
 """Envs stepped one by one, in this process."""
 
 import math
+import traceback
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -149,9 +150,9 @@ class Slots:
     def _leave(self, error: BaseException, slot: int, episode: int) -> NoReturn:
         """Handle an error of a call; add env, seed and step, which only this class knows."""
         self.calls += self.calls % 2
-        if isinstance(error, ValueError) and "values to unpack" in str(error):
-            # as gym before 0.26 had it; a wrapper may have noticed before this class
-            error = MisfitError(f"it returned {error}: ({', '.join(STEP_VALUES)}) expected")
+        if isinstance(error, ValueError) and "values to unpack (expected 5" in str(error) and not _is_own(error):
+            # gym before 0.26 had fewer; a wrapper of gymnasium may notice before this class does
+            error = MisfitError(f"the step has {error}: ({', '.join(STEP_VALUES)})")
         if isinstance(error, MisfitError):
             self.last_t[slot] = self.t[slot] + 1
             raise self._fault(slot, episode, str(error), error.tensor) from None
@@ -316,6 +317,13 @@ class Slots:
         """Release the envs."""
         if not self.is_hung:
             close_envs(self.envs, self.settings.name, self.render_mode is not None)
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether an error was raised by the env's own code, not by what calls it."""
+    frames = traceback.walk_tb(error.__traceback__)
+    *_, module = (str(frame.f_globals.get("__name__", "")) for frame, _ in frames)
+    return module.partition(".")[0] not in ("slm_lab", "gymnasium")
 
 
 class LocalVecEnv(VecEnv):

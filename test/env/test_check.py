@@ -148,7 +148,10 @@ def test_names_of_the_parts_of_an_observation() -> None:
 @pytest.mark.parametrize(
     ("mistake", "text"),
     [
-        ("old step", "it returned not enough values to unpack (expected 5, got 4): (observation, reward, terminated, "),
+        (
+            "old step",
+            "the step has not enough values to unpack (expected 5, got 4): (observation, reward, ",
+        ),
         ("old reset", "returned ndarray, (observation, info) expected"),
         ("list info", "info is list, a dict expected"),
     ],
@@ -173,3 +176,19 @@ def test_an_entry_point_that_is_not_there_is_one_line(entry_point: str, monkeypa
     monkeypatch.setitem(gym.registry, "test/Nowhere-v0", gym.registry.pop("test/Nowhere-v0"))
     with pytest.raises(EnvError, match=r"'test/Nowhere-v0' is registered with .*, which cannot be imported: "):
         make_env(EnvSettings("test/Nowhere-v0", 1))
+
+
+def test_a_mistake_within_the_env_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unpacking(Env):
+        def step(self, action: Any) -> Any:
+            values: Any = (0.0,) * 4
+            one, two, three, four, five = values
+            return one, two, three, four, five
+
+    gym.register("test/Unpacking-v0", entry_point=lambda **_: Unpacking())
+    monkeypatch.setitem(gym.registry, "test/Unpacking-v0", gym.registry.pop("test/Unpacking-v0"))
+    env = LocalVecEnv(EnvSettings("test/Unpacking-v0", 1))
+    env.reset()
+    with pytest.raises(ValueError, match="values to unpack") as error:
+        env.step(np.zeros(1, np.int64))
+    assert not isinstance(error.value, EnvFaultError)
