@@ -122,15 +122,21 @@ def test_modules_beside_the_user_can_be_imported_once(tmp_path: Path, monkeypatc
     assert sys.path.count(str(tmp_path)) == 1
 
 
-def test_a_commit_with_changes_is_marked(tmp_path: Path) -> None:
-    def git(*words: str) -> None:
-        name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-        subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True)
+def git(folder: Path, *words: str) -> None:
+    name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
 
-    git("init")
-    (tmp_path / "code.py").write_text("1")
-    git("add", ".")
-    git("commit", "-m", "first")
+
+def commit_code(folder: Path) -> None:
+    """A repository with one commit."""
+    git(folder, "init")
+    (folder / "code.py").write_text("1")
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "first")
+
+
+def test_a_commit_with_changes_is_marked(tmp_path: Path) -> None:
+    commit_code(tmp_path)
     clean = git_sha(tmp_path)
     assert clean is not None
     assert len(clean) == 40
@@ -140,20 +146,8 @@ def test_a_commit_with_changes_is_marked(tmp_path: Path) -> None:
     assert git_sha(tmp_path) == f"{clean}-dirty"
 
 
-def test_a_module_that_python_cannot_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    Path("unfinished.py").write_text("def reset(:\n")
-    with pytest.raises(LabError, match=r"^--import unfinished: invalid syntax \(unfinished\.py, line 1\)$"):
-        import_modules(["unfinished"])
-
-
 def test_the_commit_of_somebody_elses_repository_is_not_ours(tmp_path: Path) -> None:
-    subprocess.run(["git", "init"], cwd=tmp_path, check=True, capture_output=True)
-    (tmp_path / "code.py").write_text("1")
-    name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    for words in (["add", "."], ["commit", "-m", "first"]):
-        subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True)
+    commit_code(tmp_path)
     assert git_sha(tmp_path) is not None
     installed = tmp_path / ".venv" / "site-packages" / "slm_lab"
     installed.mkdir(parents=True)
@@ -161,9 +155,18 @@ def test_the_commit_of_somebody_elses_repository_is_not_ours(tmp_path: Path) -> 
     assert git_sha(installed) is None
 
 
-def test_a_module_that_exits_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "code", "problem"),
+    [
+        ("unfinished", "def reset(:", r"invalid syntax \(unfinished\.py, line 1\)$"),
+        ("leaving", "import sys; sys.exit(0)", "it exits the process when it is imported: SystemExit"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(
+    name: str, code: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    Path("leaving.py").write_text("import sys\nsys.exit(0)\n")
-    with pytest.raises(LabError, match=r"^--import leaving: it exits the process when it is imported: SystemExit"):
-        import_modules(["leaving"])
+    Path(f"{name}.py").write_text(f"{code}\n")
+    with pytest.raises(LabError, match=rf"^--import {name}: {problem}"):
+        import_modules([name])
