@@ -55,7 +55,7 @@ def verify(
         out.write(f"{same if is_same else 'What differs from the machine that trained it'}:\n")
         out.writelines(f"  {_show(str(fact))}\n" for fact in facts)
     elif not is_same:
-        out.write("This machine does not differ from the one that trained it, as far as recorded\n")
+        out.write("As far as recorded, this machine is like the one that trained the run\n")
     if verification.unknown:
         names = ", ".join(verification.unknown)
         out.write(f"Not recorded with the run, so not compared: {names}\n")

@@ -366,7 +366,7 @@ def test_the_command_says_same_or_what_differs(
     assert call(monkeypatch, "verify", str(copied.path)) == 1
     out = capsys.readouterr().out
     assert f"agent.algorithm.modules.{module}.{name}[0, 0]" in out
-    assert "This machine does not differ from the one that trained it, as far as recorded" in out
+    assert "As far as recorded, this machine is like the one that trained the run" in out
 
 
 def test_text_of_a_run_cannot_move_the_cursor(
