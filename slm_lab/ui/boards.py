@@ -90,7 +90,7 @@ def _show(value: Any) -> str:
 
 
 def _list_rungs(rows: Sequence[TrialRow]) -> Document | None:
-    """How many trials reached each rung, how many went on, and the best score there; None without rungs."""
+    """How many trials reached each rung, how many were kept, and the best score there; None without rungs."""
     frames = sorted({frame for row in rows for frame in row.rungs})
     if not frames:
         return None
@@ -101,7 +101,7 @@ def _list_rungs(rows: Sequence[TrialRow]) -> Document | None:
         scores = [row.rungs[frame] for row in reached if math.isfinite(row.rungs[frame])]
         cells = [format_number(frame), str(len(reached)), str(len(ended)), str(len(reached) - len(ended))]
         lines.append([*cells, format_number(max(scores, default=math.nan))])
-    return {"head": ["frame", "reached", "stopped here", "promoted", "best score"], "rows": lines}
+    return {"head": ["frame", "trials", "stopped", "kept", "best score"], "rows": lines}
 
 
 def _build_parallel(rows: Sequence[TrialRow], keys: Sequence[SearchedKey], best: TrialRow | None) -> Document | None:
