@@ -109,6 +109,17 @@ def test_the_prediction_follows_the_schedule_of_the_learning_rate(lab: Any) -> N
     assert optimizer.lr == agent.algorithm.lr < 0.6e-3
 
 
+def test_features_do_not_begin_small_like_the_output_of_an_actor(lab: Any) -> None:
+    stds = []
+    for own in ({}, {"init_std": 0.01}, {"actor": {"init_std": 0.01, "out_layer_activation": "tanh"}}):
+        raw = {**make_spec(PPO, {}).model_dump(mode="json", serialize_as_any=True), "name": "tiny"}
+        raw["agent"]["net"] |= {"init_fn": "orthogonal_", **own}
+        curiosity = lab.build(parse_spec(raw)[0])[0].algorithm.curiosity
+        obs = torch.randn(256, 13, generator=torch.Generator().manual_seed(0))
+        stds += [float(net(obs).detach().std()) for net in (curiosity.random.net, curiosity.learner.net)]
+    assert min(stds) > 0.5 * max(stds)
+
+
 CONV = {"type": "ConvNet", "conv_hid_layers": [[4, 3, 2]], "fc_hid_layers": [8]}
 IMAGE_NETS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "ConvNet": lambda normalize: {**CONV, "normalize": normalize},
