@@ -47,7 +47,7 @@ class Slots:
         self.ended_info: dict[int, dict[str, float]] = {}
         self._info_keys = tuple(dict.fromkeys((*settings.info_keys, SUCCESS)))
         self.episode: Array = np.zeros(count, np.int64)
-        # steps of the episode under way, and of the one that the last step belonged to
+        # steps of the episode under way, -1 before its reset, and of the one that the last step belonged to
         self.t = [0] * count
         self.last_t = [0] * count
         watch(self)
@@ -163,7 +163,7 @@ class Slots:
 
     def reset(self, slot: int, episode: int, is_seeded: bool = True, frame: int = 0) -> None:
         """Start an episode at a frame, from its seed or from the env's current generators."""
-        self.t[slot] = 0
+        self.t[slot] = -1
         self.at = slot
         # not in place: it may be that of the batch
         self.episode = self.episode.copy()
@@ -177,12 +177,13 @@ class Slots:
         except BaseException as error:
             self._leave(error, slot, episode)
         self.calls += 1
+        self.t[slot] = 0
         if not self.is_masked and self.settings.is_masked and isinstance(info, dict) and MASK in info:
             raise EnvError(f"env.name: '{self.settings.name}' gives an {MASK} in some episodes only; give one in all")
-        self.obs[slot] = self._read_obs(obs, slot, episode)
+        self.obs[slot] = self._read_obs(obs, slot, episode, step=0)
         if self.is_float and not np.isfinite(self.obs[slot]).all():
             raise EnvFaultError(
-                f"{self._where(slot, episode)}: the first observation of an episode is not finite: {obs}",
+                f"{self._where(slot, episode, 0)}: the first observation of an episode is not finite: {obs}",
                 "observation",
                 self.indices[slot],
             )
@@ -241,16 +242,18 @@ class Slots:
         step = self.last_t[slot] if step is None else step
         return f"env {self.indices[slot]}, episode {episode} (seed {seed}), step {step}"
 
-    def _fault(self, slot: int, episode: int, problem: str, tensor: str = "observation") -> EnvFaultError:
+    def _fault(
+        self, slot: int, episode: int, problem: str, tensor: str = "observation", step: int | None = None
+    ) -> EnvFaultError:
         """An error for a value that does not match the spaces."""
-        text = f"{self._where(slot, episode)}: {problem}; {_HINT}"
+        text = f"{self._where(slot, episode, step)}: {problem}; {_HINT}"
         return EnvFaultError(text, tensor, self.indices[slot], "is not what it should be")
 
-    def _read_obs(self, obs: object, slot: int, episode: int) -> Any:
+    def _read_obs(self, obs: object, slot: int, episode: int, step: int | None = None) -> Any:
         # a single number, if it were let in, would fill the whole row, and a fraction be cut off
         problem = find_misfit(obs, self.shape, self.dtype)
         if problem is not None:
-            raise self._fault(slot, episode, f"the observation {problem}")
+            raise self._fault(slot, episode, f"the observation {problem}", step=step)
         return obs
 
     def _read_reward(self, reward: object, slot: int, episode: int) -> float:

@@ -186,7 +186,9 @@ class Session:
             watch.lap("act")
             try:
                 step = env.step(act.action.numpy(force=True))
-            except (WorkerError, EnvFaultError):
+            except (WorkerError, EnvFaultError) as error:
+                if isinstance(error, EnvFaultError):
+                    error.num_frame = env.num_envs
                 # a step that was not done leaves nothing behind, so the run continues from here as if nothing happened
                 if drawn is not None:
                     agent.context.act_generator.set_state(drawn)

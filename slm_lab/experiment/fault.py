@@ -45,8 +45,8 @@ def report_fault(
 ) -> DivergenceError:
     """Write the bundle of a fault; the error that ends the session, in one line."""
     if isinstance(error, EnvFaultError):
-        # the step that was not done
-        frame += spec.env.num_envs
+        # a step that was not done
+        frame += error.num_frame
     path = folder.fault_file(trial, session, frame)
     try:
         bundle = describe_fault(error, spec, trial, session, frame, agent)

@@ -21,7 +21,8 @@ class EnvFaultError(EnvError):
     """An env returned a number that is not finite, or a value that does not match its spaces.
 
     `tensor` is what it is about, `env` the index of the env, `problem` the fault in a few words; `record` is what the
-    step can be done again from, added by the batch of envs, which knows seeds and actions.
+    step can be done again from, added by the batch of envs, which knows seeds and actions. `num_frame` is how many
+    frames the session would have gone on by: those of a step in training, none in a reset or an evaluation.
     """
 
     def __init__(self, message: str, tensor: str, env: int, problem: str = "is not finite") -> None:
@@ -30,6 +31,7 @@ class EnvFaultError(EnvError):
         self.env = env
         self.problem = problem
         self.record: dict[str, Any] | None = None
+        self.num_frame = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # workers send it to their session

@@ -321,6 +321,51 @@ def test_a_faulty_env_is_named_with_its_episode_and_step(fault: str, text: str) 
     env.close()
 
 
+class BadStart(gym.Env[Any, int]):
+    """Its resets give something wrong from the given one on; a first one is to see whether it gives masks."""
+
+    action_space: spaces.Space[Any] = spaces.Discrete(2)
+
+    def __init__(self, start: Any, num_good: int, has_parts: bool) -> None:
+        self.start, self.num_good = start, num_good
+        whole: gym.Space[Any] = spaces.Box(-1, 1, (2,))
+        self.observation_space = spaces.Dict(a=whole) if has_parts else whole
+
+    def _wrap(self, obs: Any) -> Any:
+        return {"a": obs} if isinstance(self.observation_space, spaces.Dict) else obs
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.num_good -= 1
+        return self._wrap(np.zeros(2, np.float32) if self.num_good >= 0 else self.start), {}
+
+    def step(self, action: int) -> Any:
+        return self._wrap(np.zeros(2, np.float32)), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("has_parts", [False, True])
+@pytest.mark.parametrize("episode", [0, 1])
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        (np.array([np.nan, 0], np.float32), "the first observation of an episode is not finite"),
+        (np.zeros(3, np.float32), "has the shape (3,), the space says (2,)"),
+        (np.array(["a", "b"]), "is of type <U1, the space says float32"),
+    ],
+)
+def test_a_fault_in_a_reset_is_one_of_step_0(start: Any, text: str, episode: int, has_parts: bool) -> None:
+    gym.register("test/BadStart-v0", entry_point=lambda **_: BadStart(start, episode + 1, has_parts))
+    try:
+        env = LocalVecEnv(settings("test/BadStart-v0", num_envs=1))
+        if episode:
+            env.reset()
+        with pytest.raises(EnvFaultError) as caught:
+            run(env, [np.zeros(1, int)]) if episode else env.reset()
+    finally:
+        del gym.registry["test/BadStart-v0"]
+    assert str(caught.value).startswith(f"env 0, episode {episode} (seed {env.episode_seed(0, episode)}), step 0: ")
+    assert text in str(caught.value)
+
+
 PARTS = spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Box(0, 9, (3,), np.uint8), c=spaces.Discrete(3))
 GOOD = {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.uint8), "c": 1}
 BYTES = spaces.Box(0, 255, (2,), np.uint8)

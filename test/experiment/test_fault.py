@@ -73,6 +73,17 @@ class Spoiled(gym.Wrapper[Any, Any, Any, Any]):
         return obs, reward, *rest
 
 
+class Unborn(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives a first observation of another shape."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(gym.make("CartPole-v1", **kwargs))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        obs, info = self.env.reset(seed=seed)
+        return obs[:2], info
+
+
 class Rich(gym.RewardWrapper[Any, Any]):
     """Pays so much from some step of an episode on that its square has no number."""
 
@@ -85,10 +96,10 @@ class Rich(gym.RewardWrapper[Any, Any]):
 
 @pytest.fixture(scope="module", autouse=True)
 def _envs() -> Iterator[None]:
-    for kind in (Spoiled, Rich):
+    for kind in (Spoiled, Unborn, Rich):
         gym.register(f"{kind.__name__}-v0", entry_point=kind, max_episode_steps=60)
     yield
-    for kind in (Spoiled, Rich):
+    for kind in (Spoiled, Unborn, Rich):
         del gym.registry[f"{kind.__name__}-v0"]
 
 
@@ -165,6 +176,14 @@ def test_the_first_observation_of_an_episode(tmp_path: Path) -> None:
     run = Run(spec.replace(meta={"checkpoint_frequency": 2}), tmp_path)
     run.check("observation of the env")
     assert "the first observation of an episode is not finite" in run.message
+
+
+def test_a_fault_in_the_first_reset_is_at_frame_0(tmp_path: Path) -> None:
+    run = Run(make_spec("PPO", name="Unborn-v0"), tmp_path)
+    assert run.message.startswith("observation of the env is not what it should be at frame 0: env 0, episode 0 (seed ")
+    assert "step 0: the observation has the shape (2,), the space says (4,)" in run.message
+    assert (run.frame, run.session.frame) == (0, 0)
+    assert do_again(run.bundle).is_reproduced
 
 
 def test_envs_in_workers_leave_the_same_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
