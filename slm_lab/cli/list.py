@@ -17,7 +17,7 @@ from slm_lab.lib.errors import LabError, nearest
 from slm_lab.lib.log import setup_console
 from slm_lab.lib.secret import redact
 from slm_lab.lib.unit import format_seconds
-from slm_lab.results.folder import DATA_DIR
+from slm_lab.results.folder import DATA_DIR, match_names
 from slm_lab.results.run import Run, find_runs
 from slm_lab.share.settings import get_repo, read_settings
 
@@ -48,7 +48,9 @@ def _score(run: Run) -> float:
     "If HF_REPO is set, its runs follow, with their size and whether they are local.",
 )
 def list_runs(
-    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only runs with this in their name.")] = "",
+    pattern: Annotated[
+        str, typer.Argument(metavar="[PATTERN]", help="Only these runs: a name, a part of it, or a glob.")
+    ] = "",
     local: Annotated[bool, typer.Option("--local", help="Only local runs.")] = False,
     hub: Annotated[bool, typer.Option("--hub", "--remote", help="Only runs at HF_REPO.")] = False,
     sort: Annotated[str, typer.Option(metavar="BY", help=f"One of {', '.join(SORTS)}.")] = "age",
@@ -65,7 +67,8 @@ def list_runs(
         found, problems = find_runs(data_dir)
         for problem in problems:
             sys.stderr.write(f"Left out: {problem}\n")
-        runs = [run for run in found if pattern in run.path.name]
+        names = match_names([run.path.name for run in found], pattern)
+        runs = [run for run in found if run.path.name in names]
         if runs:
             write_columns([HEADER, *(_row(run) for run in sorted(runs, key=SORTS[sort]))], num_name=3)
         has_hub = get_repo() is not None and not local and _try_hub(pattern, data_dir)

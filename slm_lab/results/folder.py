@@ -3,9 +3,10 @@
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,7 @@ PUBLISHED_SUFFIX = "_spec.json"
 REPORT_NAME = "report.html"
 # of models, checkpoints, rows of replays and fault bundles
 STATE_SUFFIX = ".safetensors"
+_GLOB = "*?["
 _TABLE = re.compile(r"(?P<name>.+)_t(?P<trial>\d+)_s(?P<session>\d+)_session_df_(?P<kind>train|eval)\.csv")
 SUBFOLDERS = ("info", "model", "graph", "log", "video", "fault")
 
@@ -307,17 +309,39 @@ def _find_path(where: str, data_dir: Path) -> Path:
         if candidate.exists():
             return _find_run_above(candidate)
     shown = printable(where, 300)
-    if any(char in where for char in "*?["):
-        path = Path(where)
-        base = Path(path.anchor) if path.is_absolute() else Path()
-        pattern = str(path.relative_to(path.anchor)) if path.is_absolute() else where
-        matches = sorted({_find_run_above(match) for match in base.glob(pattern)})
+    if any(char in where for char in _GLOB):
+        matches = _find_matches(where, data_dir)
         if len(matches) != 1:
-            found = "".join(f"\n  {printable(str(match), 300)}" for match in matches) or " nothing"
+            found = "".join(f"\n  {printable(str(match), 300)}" for match in matches)
+            found = found or f" nothing ({_where_runs_are(data_dir)})"
             raise RunFolderError(f"'{shown}' must match one run, but matches{found}")
         return matches[0]
     known = [folder.name for folder in data_dir.glob("*") if folder.is_dir()]
     raise RunFolderError(f"no run folder '{shown}'{nearest(Path(where).name, known)} ({_where_runs_are(data_dir)})")
+
+
+def _find_matches(where: str, data_dir: Path) -> list[Path]:
+    """The folders that a glob matches, here or else in the data folder, as a plain name is looked up."""
+    path = Path(where)
+    places = [Path(path.anchor)] if path.is_absolute() else [Path(), data_dir]
+    for place in places:
+        try:
+            matches = sorted({_find_run_above(match) for match in place.glob(str(path.relative_to(path.anchor)))})
+        except ValueError as error:
+            # ** within a name, before Python 3.13
+            raise RunFolderError(f"'{printable(where, 300)}' is no pattern: {error}") from None
+        if matches:
+            return matches
+    return []
+
+
+def match_names(names: Sequence[str], pattern: str) -> list[str]:
+    """The names that are meant by a name, a glob or a part of names."""
+    if pattern in names:
+        return [pattern]
+    if any(char in pattern for char in _GLOB):
+        return sorted(name for name in names if fnmatchcase(name, pattern))
+    return sorted(name for name in names if pattern in name)
 
 
 def _find_run_above(path: Path) -> Path:

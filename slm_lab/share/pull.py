@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from loguru import logger
 from slm_lab.lib.errors import ShareError, UnreadableError, nearest
 from slm_lab.lib.io import lock_file, storage_errors
 from slm_lab.lib.unit import format_size
+from slm_lab.results.folder import match_names
 from slm_lab.share.manifest import BadRunError, Manifest, find_origin, read_manifest
 from slm_lab.share.published import describe_published
 from slm_lab.share.run_files import is_page, read_file
@@ -56,11 +56,7 @@ def find_names(store: Store, pattern: str = "") -> list[str]:
     names = [name for name in islice(store.list_folders(DATA), MAX_RUNS + 1) if is_safe(name)]
     if len(names) > MAX_RUNS:
         raise ShareError(f"{store.name}: more than {MAX_RUNS:,} runs; give a more specific name")
-    if pattern in names:
-        return [pattern]
-    if any(char in pattern for char in "*?["):
-        return sorted(name for name in names if fnmatchcase(name, pattern))
-    return sorted(name for name in names if pattern in name)
+    return match_names(names, pattern)
 
 
 def require_names(store: Store, pattern: str) -> list[str]:

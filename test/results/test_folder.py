@@ -16,6 +16,7 @@ from slm_lab.results.folder import (
     find_run_path,
     find_same_run,
     is_running,
+    match_names,
     open_run_folder,
     replay_file,
     save_spec,
@@ -52,6 +53,37 @@ def test_a_run_with_a_link_that_is_written_to_is_refused(run: Path, tmp_path: Pa
             find_run_path(where, run.parent)
     with pytest.raises(RunFolderError, match=f"{place} is a link"):
         open_run_folder(str(run), run.parent)
+
+
+def test_a_pattern_is_looked_up_here_and_else_in_the_data_folder(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for where in ("run", "r*", "ru?", f"r*/{NAME}_spec.yaml"):
+        assert find_run_path(where, run.parent) == run, where
+    # what is here comes first, as for a plain name
+    (tmp_path / "rush").mkdir()
+    assert find_run_path("r*", run.parent) == Path("rush")
+    (run.parent / "rerun").mkdir()
+    with pytest.raises(RunFolderError, match=r"must match one run, but matches\n  .*rerun\n  .*run$"):
+        find_run_path("*un", run.parent)
+    with pytest.raises(RunFolderError, match=r"must match one run, but matches nothing \(`slm-lab list"):
+        find_run_path("x*", run.parent)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("", ["a_1", "a_2", "b"]),
+        ("a", ["a_1", "a_2"]),
+        ("a_*", ["a_1", "a_2"]),
+        ("?_2", ["a_2"]),
+        ("b", ["b"]),
+        ("c*", []),
+    ],
+)
+def test_names_by_part_or_pattern(pattern: str, expected: list[str]) -> None:
+    assert match_names(["b", "a_2", "a_1"], pattern) == expected
 
 
 def test_the_folder_of_a_run_may_be_a_link(run: Path, tmp_path: Path) -> None:
