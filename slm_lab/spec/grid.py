@@ -1,7 +1,7 @@
 """Experiment files: several specs on several envs with several seeds, as one unit."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -96,12 +96,18 @@ def parse_experiment(raw: Any, where: str) -> ExperimentSpec:
         raise
 
 
+# keys to set, each with its value and how it is written
+Layer = Mapping[str, tuple[Any, str]]
+
+
 class GridRun(NamedTuple):
     """A run of an experiment: the entry it is from, its env if the experiment names one, and all keys to set."""
 
     entry: SpecEntry
     env: str | None
-    given: Document
+    # where the file names the env
+    env_written: str
+    given: Layer
 
     @property
     def title(self) -> str:
@@ -117,32 +123,48 @@ class GridRun(NamedTuple):
             raise SpecError(f"{path}: {self.title}: {error}") from None
 
     def _load(self, path: Path) -> Loaded:
-        entry, env, given = self
-        if isinstance(entry.spec, dict):
-            name = entry.label and slug(entry.label)
-            overrides = given if env is None else {**given, "env.name": env}
-            raw = {key: value for key, value in entry.spec.items() if key != "name"}
-            return resolve_spec(raw, str(entry.spec.get("name") or name or "inline"), path, overrides)
-        source, name = _split(entry.spec, path)
-        place = "env" if "env" in find_placeholders(source, locate(source, name)[1]) else "env.name"
-        return load_spec(source, name, given if env is None else {**given, place: env})
+        entry, env, env_written, given = self
+        spec = entry.spec
+        source, name = _split(spec, path) if isinstance(spec, str) else ("", None)
+        if env is not None:
+            has_place = isinstance(spec, str) and "env" in find_placeholders(source, locate(source, name)[1])
+            given = {**given, "env" if has_place else "env.name": (env, env_written)}
+        overrides = {key: value for key, (value, _) in given.items()}
+        written = {key: text for key, (_, text) in given.items()}
+        if isinstance(spec, str):
+            return load_spec(source, name, overrides, written=written)
+        name = str(spec.get("name") or (entry.label and slug(entry.label)) or "inline")
+        raw = {key: value for key, value in spec.items() if key != "name"}
+        return resolve_spec(raw, name, path, overrides, written=written)
 
 
 def list_runs(experiment: ExperimentSpec, changes: ReadOnlyDocument) -> Iterator[GridRun]:
     """Every run of an experiment; `changes` are those of the command line."""
-    seeds = {"meta.max_session": experiment.seeds}
-    for entry in experiment.specs:
-        for env in experiment.envs or (None,):
-            given = _layer(seeds, experiment.set, {} if env is None else env.set, entry.set, changes)
-            yield GridRun(entry, None if env is None else env.name, given)
-    for run in experiment.runs:
-        own = seeds if run.seeds is None else {"meta.max_session": run.seeds}
-        yield GridRun(run, run.env, _layer(own, experiment.set, run.set, changes))
+    seeds: Layer = {"meta.max_session": (experiment.seeds, f"{EXPERIMENT}.seeds")}
+    common = _read_set(experiment.set, EXPERIMENT)
+    asked: Layer = {key: (value, f"-s {key}") for key, value in changes.items()}
+    for index, entry in enumerate(experiment.specs):
+        own = _read_set(entry.set, f"{EXPERIMENT}.specs[{index}]")
+        if not experiment.envs:
+            yield GridRun(entry, None, "", _layer(seeds, common, own, asked))
+        for number, env in enumerate(experiment.envs):
+            place = f"{EXPERIMENT}.envs[{number}]"
+            given = _layer(seeds, common, _read_set(env.set, place), own, asked)
+            yield GridRun(entry, env.name, f"{place}.name", given)
+    for index, run in enumerate(experiment.runs):
+        place = f"{EXPERIMENT}.runs[{index}]"
+        count = seeds if run.seeds is None else {"meta.max_session": (run.seeds, f"{place}.seeds")}
+        yield GridRun(run, run.env, f"{place}.env", _layer(count, common, _read_set(run.set, place), asked))
 
 
-def _layer(*layers: ReadOnlyDocument) -> Document:
+def _read_set(given: ReadOnlyDocument, place: str) -> Layer:
+    """The keys under `set` at a place in the file."""
+    return {key: (value, f"{place}.set.{key}") for key, value in given.items()}
+
+
+def _layer(*layers: Layer) -> Layer:
     """The keys of all layers in the order they are set: a mapping replaces what an earlier layer set below it."""
-    given: Document = {}
+    given: dict[str, tuple[Any, str]] = {}
     for layer in layers:
         for key, value in layer.items():
             given.pop(key, None)

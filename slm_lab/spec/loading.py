@@ -16,7 +16,7 @@ from slm_lab.lib.secret import find_secret
 from slm_lab.spec.check import check_combination
 from slm_lab.spec.compat import modernize
 from slm_lab.spec.net import NetSpec
-from slm_lab.spec.problem import MAX_PROBLEMS, Given, describe_all, refuse, show
+from slm_lab.spec.problem import MAX_PROBLEMS, Change, Given, describe_all, refuse, show
 from slm_lab.spec.published import drop_dead_search, is_published
 from slm_lab.spec.reader import kind_of, parse_value, printable, read_document
 from slm_lab.spec.roles import NETS, ROLES, gather_roles, nested_path
@@ -40,24 +40,41 @@ class Loaded:
 
 
 def load_spec(
-    source: str | Path, name: str | None = None, overrides: ReadOnlyDocument | None = None, *, extend_name: bool = True
+    source: str | Path,
+    name: str | None = None,
+    overrides: ReadOnlyDocument | None = None,
+    *,
+    extend_name: bool = True,
+    written: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Load one spec of a file, or a shipped spec by its bare name."""
+    """Load one spec of a file, or a shipped spec by its bare name.
+
+    `written` says how overrides are written, for messages; by default as on the command line.
+    """
     path, name = locate(source, name)
-    loaded = resolve_spec(_select(read_specs(path), name, path), name, path, overrides or {}, extend_name)
+    loaded = resolve_spec(_select(read_specs(path), name, path), name, path, overrides or {}, extend_name, written)
     if _is_named(source, path):
         return loaded
     return replace(loaded, notes=(f"there is no such spec in {source}; it is from {_in_package(path)}", *loaded.notes))
 
 
-def resolve_spec(raw: Document, name: str, path: Path, overrides: ReadOnlyDocument, extend_name: bool = True) -> Loaded:
+def resolve_spec(
+    raw: Document,
+    name: str,
+    path: Path,
+    overrides: ReadOnlyDocument,
+    extend_name: bool = True,
+    written: Mapping[str, str] | None = None,
+) -> Loaded:
     """A spec of a file, as it is written there, with placeholders filled and keys set."""
     where = f"spec '{printable(name)}' in {path}"
-    origins = {place: key for place, key in _placeholder_places(raw) if key in overrides}
+    places = written or {}
+    changes = {key: Change(key, value, places.get(key, f"-s {key}")) for key, value in overrides.items()}
+    origins = {place: changes[key] for place, key in _placeholder_places(raw) if key in changes}
     raw, used = _fill(raw, overrides)
     env = raw.get("env")
     env_name = env.get("name") if isinstance(env, dict) else None
-    given = {key: value for key, value in overrides.items() if key not in used}
+    given = {key: change for key, change in changes.items() if key not in used}
     raw = _override(gather_roles(raw, where), given, where, used)
     _refuse_unfilled(raw, where)
     notes = []
@@ -68,17 +85,14 @@ def resolve_spec(raw: Document, name: str, path: Path, overrides: ReadOnlyDocume
         if not _PLACEHOLDER.search(str(env_name)):
             notes.append(f"the run is called {printable(name)}, since the spec's own env is {printable(str(env_name))}")
     raw = _inline_arc_files(raw, path)
-    origins |= {key: key for key in given}
-    spec, more = parse_spec(
-        {**raw, "name": name}, where, {place: (key, overrides[key]) for place, key in origins.items()}
-    )
+    spec, more = parse_spec({**raw, "name": name}, where, {**origins, **given})
     return Loaded(spec, path, (*notes, *more))
 
 
 def parse_spec(raw: Document, where: str = "spec", given: Given | None = None) -> tuple[Spec, tuple[str, ...]]:
     """Validate plain data as a spec; all mistakes are reported at once.
 
-    `given` has the keys and values of the command line, by the dotted paths that they set.
+    `given` has the keys that were set, by the dotted paths that they set.
     """
     refuse_secrets(raw, where)
     published = is_published(raw)
@@ -286,16 +300,16 @@ def _fill(raw: Document, values: ReadOnlyDocument) -> tuple[Document, set[str]]:
     return fill(raw), used
 
 
-def _override(raw: Document, values: ReadOnlyDocument, where: str, used: Iterable[str]) -> Document:
-    for key, value in values.items():
+def _override(raw: Document, given: Given, where: str, used: Iterable[str]) -> Document:
+    for key, (_, value, written) in given.items():
         path = nested_path(key).split(".")
         if path != ["search"] and (len(path) < 2 or path[0] not in SECTIONS or "" in path):
             leaves = [leaf for leaf, _ in _walk(raw)]
             ends = [leaf for leaf in leaves if leaf.endswith(f".{key}")]
             hint = f"; did you mean '{ends[0]}'?" if ends else nearest(key, [*_placeholders(raw), *used, *leaves])
             raise SpecError(
-                f"-s {key}: {where} has no ${{{key}}} and '{key}' is no dotted path of it{hint} "
-                f"(dotted paths start with {', '.join(SECTIONS)}; e.g. -s agent.algorithm.gamma=0.98)"
+                f"{written}: {where} has no ${{{key}}} and '{key}' is no dotted path of it{hint} "
+                f"(dotted paths start with {', '.join(SECTIONS)}; e.g. agent.algorithm.gamma)"
             )
         node = raw
         for part in path[:-1]:
@@ -303,7 +317,7 @@ def _override(raw: Document, values: ReadOnlyDocument, where: str, used: Iterabl
             if child is None:
                 child = node[part] = {}
             if not isinstance(child, dict):
-                raise SpecError(f"-s {key}: '{part}' is {kind_of(child)} and has no keys")
+                raise SpecError(f"{written}: '{part}' is {kind_of(child)} and has no keys")
             node = child
         # a key below it may be set later, and the value given to other specs too
         node[path[-1]] = deepcopy(value)

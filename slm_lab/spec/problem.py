@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -16,8 +16,23 @@ from slm_lab.spec.roles import NETS, ROLES, written_path
 from slm_lab.spec.schema import ALGORITHM_SPECS, MEMORY_SPECS, NET_SPECS
 
 MAX_PROBLEMS = 20
-# What was set by whom: by dotted path, the key and value of `-s`.
-Given = Mapping[str, tuple[str, Any]]
+
+
+class Change(NamedTuple):
+    """A key that was set: by `-s`, or in an experiment file."""
+
+    key: str
+    value: Any
+    # as it is written there
+    written: str
+
+    def __str__(self) -> str:
+        value = self.value if isinstance(self.value, str) else json.dumps(self.value)
+        return f"{printable(self.written, limit=300)}={printable(value, limit=60)}"
+
+
+# by the dotted paths that they set
+Given = Mapping[str, Change]
 
 _EXPECTED = {
     "bool_type": "true or false",
@@ -34,32 +49,30 @@ _EXPECTED = {
 
 
 def refuse(problems: list[str], where: str, given: Given) -> None:
-    """Raise all problems at once, each under its name on the command line if it comes from there."""
-    problems = [_name_origin(problem, given) for problem in dict.fromkeys(problems)]
-    if not problems:
+    """Raise all problems at once, each as it is written if it is of a key that was set."""
+    named = {problem: _name_origin(problem, given) for problem in problems}
+    if not named:
         return
-    if all(problem.startswith("-s ") for problem in problems):
+    problems = [origin or problem for problem, origin in named.items()]
+    if all(named.values()):
         raise SpecError("\n".join(problems[:MAX_PROBLEMS]))
     count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
     shown = problems[:MAX_PROBLEMS]
     shown += [f"... and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
     # a dotted path may be part of a contradiction; a placeholder has to be filled
-    changes = ", ".join(_show_change(*change) for place, change in given.items() if place == change[0])
+    changes = ", ".join(str(change) for place, change in given.items() if place == change.key)
     where += f" with {changes}" if changes else ""
     raise SpecError(f"{where} has {count}:\n" + "\n".join(f"  {problem}" for problem in shown))
 
 
-def _name_origin(problem: str, given: Given) -> str:
-    for place, (key, value) in given.items():
-        written = written_path(place)
-        if problem.startswith((f"{written}:", f"{written}.", f"{written}[")):
-            rest = problem.removeprefix(written)
-            return f"{_show_change(key, value)}{rest if rest.startswith(':') else f': {problem}'}"
-    return problem
-
-
-def _show_change(key: str, value: object) -> str:
-    return f"-s {printable(key)}={printable(value if isinstance(value, str) else json.dumps(value), limit=60)}"
+def _name_origin(problem: str, given: Given) -> str | None:
+    """A problem of a key that was set, as it is written there."""
+    for place, change in given.items():
+        path = written_path(place)
+        if problem.startswith((f"{path}:", f"{path}.", f"{path}[")):
+            rest = problem.removeprefix(path)
+            return f"{change}{rest if rest.startswith(':') else f': {problem}'}"
+    return None
 
 
 def describe_all(error: ValidationError, model: type[BaseModel], data: object, where: str = "") -> list[str]:

@@ -172,6 +172,53 @@ def test_a_mistake_is_told_before_anything_is_written(change: dict[str, Any], me
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"set": {"agent.algorithm.gama": 1}},
+            "ppo_cartpole on CartPole-v1: experiment.set.agent.algorithm.gama=1: unknown key; did you mean 'gamma'?",
+        ),
+        (
+            {"specs": ["ppo_cartpole", {"spec": "a2c_gae_cartpole", "set": {"agent.algorithm.lam": 2}}]},
+            "a2c_gae_cartpole on CartPole-v1: experiment.specs[1].set.agent.algorithm.lam=2: less than or equal to 1 ",
+        ),
+        (
+            {"envs": ["CartPole-v1", {"name": "Acrobot-v1", "set": {"gama": 1}}]},
+            "ppo_cartpole on Acrobot-v1: experiment.envs[1].set.gama: spec 'ppo_cartpole' in ",
+        ),
+        (
+            {"envs": [{"name": "Acrobot-v1", "set": {"env.num_envs.x": 1}}]},
+            "ppo_cartpole on Acrobot-v1: experiment.envs[0].set.env.num_envs.x: 'num_envs' is a number and has ",
+        ),
+        (
+            {"runs": [{"spec": "ppo_cartpole", "label": "mine", "set": {"env.num_envs": 0}}]},
+            "mine: experiment.runs[0].set.env.num_envs=0: greater than 0 expected, got 0",
+        ),
+        (
+            {"set": {"env.num_envs": 10**8}},
+            " with experiment.seeds=4, experiment.set.env.num_envs=100000000, experiment.envs[0].name=CartPole-v1 has ",
+        ),
+    ],
+)
+def test_a_key_that_the_file_sets_is_named_by_its_place_there(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    write_yaml(path, {"experiment": {"specs": ["ppo_cartpole"], "envs": ["CartPole-v1"], **change}})
+    with pytest.raises(LabError) as caught:
+        run_experiment(path, data_dir=tmp_path / "data")
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert "-s " not in str(caught.value).replace("e.g. -s ", "")
+
+
+def test_a_key_of_the_command_line_is_named_as_it_is_typed(tmp_path: Path) -> None:
+    experiment = parse_experiment({"specs": ["ppo_cartpole"], "set": {"env.num_envs": 0}}, "x")
+    with pytest.raises(SpecError, match=r"ppo_cartpole: -s env\.num_envs=-1: greater than 0 expected, got -1$"):
+        build_cells(experiment, tmp_path / "x.yaml", tmp_path, {"env.num_envs": -1})
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_that_has_begun_keeps_its_spec(
     experiment: dict[str, Any], trained: list[tuple[str, int]], tmp_path: Path
