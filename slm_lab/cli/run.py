@@ -128,6 +128,8 @@ def run(
         raise LabError(f"--keep and --validate work with search, not with {mode}")
     if (render or profile) and verb == "search":
         raise LabError("--render and --profile work with train, not with search")
+    if (profile or ray_address is not None) and verb == "enjoy":
+        raise LabError(f"--profile and --ray-address work with train, not with {mode}")
     if continue_ and where:
         raise LabError(f"--continue finds the run by its spec, {mode} names it; use only one")
     if changes and where and verb == "search":
@@ -165,6 +167,8 @@ def run(
         if name is not None or (arguments and arguments[-1] == "dev"):
             command = write_command("run", source, "train")
             raise LabError(f"{source} is an experiment, which is run as a whole: {command}")
+        if render or profile:
+            raise LabError(f"--render and --profile work with a spec, and {source} is an experiment; leave them out")
         # loaded only here: importing the statistics takes a second
         grids, show = (import_module(f"slm_lab.{place}") for place in ("experiment.grid_run", "cli.experiment"))
         given = dict(parse_override(text) for text in changes)

@@ -28,6 +28,7 @@ def _specs(tmp_path: Path) -> None:
     space = {"agent.algorithm.gamma__uniform": [0.9, 0.99]}
     search = make_tiny_spec("Reinforce", name="searched", env={"max_frame": 400}, meta={"max_trial": 2}, search=space)
     write_yaml(tmp_path / "searched.yaml", dump_spec(search))
+    write_yaml(tmp_path / "grid.yaml", {"experiment": {"specs": ["ppo_cartpole"]}})
     write_yaml(tmp_path / "endless.yaml", dump_spec(make_tiny_spec(env={"name": "Pendulum-v1", "max_frame": 64})))
 
 
@@ -141,6 +142,14 @@ def test_older_forms_without_run_work(call: Call) -> None:
         (["search", "ppo_cartpole", "train"], "unknown mode 'train'"),
         (["run", "search", "ppo_cartpole"], "the mode comes last: slm-lab run ppo_cartpole search"),
         (["run", "--render", "ppo_cartpole", "search"], "--render and --profile work with train"),
+        (["run", "enjoy@latest", "--profile"], "--profile and --ray-address work with train, not with enjoy@latest"),
+        (["run", "enjoy@latest", "--ray-address", "auto"], "work with train, not with enjoy@latest"),
+        (["run", "enjoy@latest", "--schedules", "keep"], "--schedules is for a run that grows"),
+        (["run", "ppo_cartpole", "train", "--episodes", "3"], "--episodes works with enjoy@DIR, not with train"),
+        (["run", "ppo_cartpole", "train", "--video", "x.mp4"], "--video works with enjoy@DIR, not with train"),
+        (["run", "train@latest", "--at", "3"], "--at works with enjoy@DIR, not with train@latest"),
+        (["run", "grid.yaml", "train", "--render"], "--render and --profile work with a spec, and grid.yaml is an"),
+        (["run", "grid.yaml", "train", "--profile"], "--render and --profile work with a spec, and grid.yaml is an"),
         (["run", "ppo_cartpole", "train", "--keep", "1"], "--keep and --validate work with search, not with train"),
         (["run", "ppo_cartpole", "--import", ".."], "--import ..: '..' is not the name of a module"),
         (["run", "ppo_cartpole", "--import", ""], "'' is not the name of a module"),
