@@ -30,7 +30,7 @@ from slm_lab.experiment.stopping import check_stop
 from slm_lab.experiment.tracker import list_columns
 from slm_lab.experiment.trial import Here, Trial, TrialResult
 from slm_lab.lib.data import Document, ReadOnlyDocument
-from slm_lab.lib.device import free_memory, pick_device
+from slm_lab.lib.device import free_memory, is_too_large, pick_device
 from slm_lab.lib.errors import EnvError, RunFolderError, SpecError, StorageError
 from slm_lab.lib.io import create_run_folder, remove_orphans, write_json
 from slm_lab.lib.log import log_to
@@ -46,8 +46,6 @@ from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
 # variables that set how libraries compute; they hold no secrets
-# by which torch says that a tensor does not fit into memory
-TOO_LARGE = ("can't allocate memory", "not enough memory", "overflow")
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_CBWR", "ATEN_CPU_CAPABILITY")
 
 
@@ -81,7 +79,7 @@ def _prepare(spec: Spec, render: bool, place: Path | None, is_new: bool) -> tupl
         try:
             agent = build_session_agent(spec, env, 0)
         except RuntimeError as error:
-            if not any(text in str(error) for text in TOO_LARGE):
+            if not is_too_large(error):
                 raise
             raise SpecError(
                 "agent.net: its weights do not fit into the memory of this machine; use smaller layers"

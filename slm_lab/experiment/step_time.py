@@ -14,6 +14,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.compile.engine import CLOCK
 from slm_lab.env.make import EnvFacts
 from slm_lab.env.vec_env import Step
+from slm_lab.lib.device import is_too_large
 from slm_lab.lib.errors import DivergenceError
 from slm_lab.lib.io import cache_folder, write_text
 from slm_lab.lib.runtime import processor_name
@@ -73,18 +74,18 @@ def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bo
     No env is touched: the agent learns from one made-up step, again and again.
     """
     num_envs, algorithm = spec.env.num_envs, spec.agent.algorithm
-    agent = Agent(_shrink(spec).replace(meta={"compile": is_compiled}), facts, num_envs, (0, 0), device)
-    space, nothing = facts.obs_space, np.zeros(num_envs, bool)
-    obs = np.random.default_rng(0).random((num_envs, *(space.shape or ()))).astype(space.dtype)
-    act = agent.act(obs, agent.init_carry(num_envs), explore=True)
-    step = Step(obs, obs, np.zeros(num_envs), nothing, nothing, nothing)
-    timer = _Timer(agent)
-    frame = 0
-    if isinstance(algorithm, OffPolicySpec):
-        for _ in range(NUM_ROW):
-            agent.observe(obs, act, step)
-        frame = algorithm.training_start_step
     try:
+        agent = Agent(_shrink(spec).replace(meta={"compile": is_compiled}), facts, num_envs, (0, 0), device)
+        space, nothing = facts.obs_space, np.zeros(num_envs, bool)
+        obs = np.random.default_rng(0).random((num_envs, *(space.shape or ()))).astype(space.dtype)
+        act = agent.act(obs, agent.init_carry(num_envs), explore=True)
+        step = Step(obs, obs, np.zeros(num_envs), nothing, nothing, nothing)
+        timer = _Timer(agent)
+        frame = 0
+        if isinstance(algorithm, OffPolicySpec):
+            for _ in range(NUM_ROW):
+                agent.observe(obs, act, step)
+            frame = algorithm.training_start_step
         for _ in range(MAX_ROW):
             began = time.perf_counter()
             agent.observe(obs, act, step)
@@ -96,6 +97,11 @@ def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bo
         return None if is_compiled and is_plain else timer.seconds
     except DivergenceError:
         # as may happen on made-up data; whether the run diverges is for the run to say
+        return None
+    except RuntimeError as error:
+        # the run needs room for one agent only
+        if not is_too_large(error):
+            raise
         return None
     return None
 

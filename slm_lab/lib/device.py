@@ -8,6 +8,9 @@ from torch import Tensor
 from slm_lab.lib.array import Array
 from slm_lab.lib.errors import SpecError
 
+# how torch says so: on CPUs of two kinds, on GPUs, and for sizes beyond any memory
+_TOO_LARGE = ("can't allocate memory", "not enough memory", "out of memory", "overflow")
+
 
 def pick_device(name: str, index: int) -> torch.device:
     """`auto` takes an NVIDIA GPU if there is one, and spreads sessions and trials over several by their index.
@@ -30,6 +33,11 @@ def set_up(device: torch.device) -> None:
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.deterministic = True
+
+
+def is_too_large(error: RuntimeError) -> bool:
+    """Whether torch says that a tensor does not fit into the memory of the machine or its GPU."""
+    return any(text in str(error) for text in _TOO_LARGE)
 
 
 def as_tensor(value: Array | Tensor) -> Tensor:

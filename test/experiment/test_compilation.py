@@ -155,6 +155,19 @@ def test_a_spec_that_diverges_on_made_up_data_is_not_refused(monkeypatch: pytest
     assert resolve(spec) == (False, f"Updates are not compiled: {count}, none of which could be timed")
 
 
+def test_a_net_that_fits_once_but_not_twice_is_not_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def build(*_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.73 GiB.")
+
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(step_time, "Agent", build)
+    count = "about 5,000,000 gradient steps in all"
+    assert resolve(build_spec(max_frame=10**7)) == (
+        False,
+        f"Updates are not compiled: {count}, none of which could be timed",
+    )
+
+
 def time_plainly(
     time_step: Callable[..., float | None], spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bool
 ) -> float | None:

@@ -17,7 +17,7 @@ import torch
 from slm_lab.agent.compile.engine import CompileClock
 from slm_lab.env.build import build_vec_env
 from slm_lab.env.make import build_settings
-from slm_lab.experiment import evaluation
+from slm_lab.experiment import evaluation, launch
 from slm_lab.experiment.build import FINAL_ENV, build_env, build_session_agent
 from slm_lab.experiment.checkpoint import state as checkpoint
 from slm_lab.experiment.checkpoint.state import check_form, load_latest, load_state, save_state
@@ -29,7 +29,7 @@ from slm_lab.experiment.options import Options
 from slm_lab.experiment.play import best_session, load_trained, play_episodes
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.due import Due
-from slm_lab.lib.errors import CheckpointError, LabError, RunFolderError
+from slm_lab.lib.errors import CheckpointError, LabError, RunFolderError, SpecError
 from slm_lab.lib.io import write_json, write_yaml
 from slm_lab.results.folder import RunFolder, open_run_folder
 from slm_lab.results.run import read_run
@@ -71,6 +71,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(trained: Path, tmp_path: Path) -> RunFolder:
     """That session, to be spoiled."""
     return RunFolder(Path(shutil.copytree(trained, tmp_path / "copy")), NAME)
+
+
+@pytest.mark.parametrize("hid_layers", [[10_000_000, 10_000_000], [2**62]])
+def test_a_net_too_large_for_the_machine_is_refused(hid_layers: list[int]) -> None:
+    spec = make_tiny_spec(net={"type": "MLPNet", "hid_layers": hid_layers})
+    with pytest.raises(SpecError, match=r"^agent\.net: its weights do not fit into the memory .*; use smaller layers$"):
+        launch.prepare(spec)
+
+
+def test_a_net_too_large_for_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.73 GiB.")
+
+    monkeypatch.setattr(launch, "build_session_agent", build)
+    with pytest.raises(SpecError, match=r"^agent\.net: its weights do not fit"):
+        launch.prepare(make_tiny_spec())
 
 
 # --- what a run leaves behind
