@@ -10,7 +10,6 @@ from slm_lab.experiment.options import Options
 from slm_lab.lib.data import ReadOnlyDocument
 from slm_lab.lib.errors import LabError, RunFolderError, SpecError
 from slm_lab.results.folder import RunFolder, save_spec
-from slm_lab.results.metrics import SessionFile, SessionResult
 from slm_lab.results.run import name_algorithm
 from slm_lab.spec.grid import ExperimentSpec, SpecEntry, load_specs, slug
 from slm_lab.spec.loading import (
@@ -35,20 +34,6 @@ class Cell:
     def title(self) -> str:
         """For people."""
         return f"{self.label} on {self.spec.env.name}"
-
-    def find_results(self) -> dict[int, SessionResult]:
-        """The results of the sessions that are done."""
-        results = {}
-        for session in range(self.spec.meta.max_session):
-            file = SessionFile.read(self.folder.session_metrics_file(0, session))
-            if file is None or not file.is_done:
-                continue
-            frame, ended_early = file.frame or 0, bool(file.ended_early)
-            # one that has grown since is done no more, unless its condition had stopped it
-            if frame >= self.spec.env.max_frame or (ended_early and self.spec.meta.stop is not None):
-                returns = list(file.final_eval or ())
-                results[session] = SessionResult(session, True, frame, dict(file.phases or {}), returns, ended_early)
-        return results
 
 
 def build_cells(experiment: ExperimentSpec, path: Path, root: Path, changes: ReadOnlyDocument) -> list[Cell]:

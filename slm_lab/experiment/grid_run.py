@@ -12,7 +12,7 @@ from slm_lab.experiment.grid import Cell, build_cells, check_cell
 from slm_lab.experiment.grid_view import GridView
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.signals import StopSignal
-from slm_lab.experiment.trial import HURRIED, find_random_return, is_failure
+from slm_lab.experiment.trial import HURRIED, find_done_sessions, find_random_return, is_failure
 from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.errors import RunFolderError
 from slm_lab.lib.io import lock_file, remove_orphans
@@ -81,7 +81,7 @@ class Grid:
         self.cells = cells
         self.folder = folder
         self.options = options
-        self.results = [cell.find_results() for cell in cells]
+        self.results = [find_done_sessions(cell.spec, cell.folder) for cell in cells]
         self.failures: dict[str, str] = {}
         self.num_before = sum(map(len, self.results))
         counts = [cell.spec.meta.max_session for cell in cells]

@@ -3,6 +3,7 @@
 import math
 import os
 import secrets
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ from slm_lab.experiment.signals import no_exit
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.stopping import check_stop
 from slm_lab.experiment.tracker import list_columns
-from slm_lab.experiment.trial import Here, Trial, TrialResult
+from slm_lab.experiment.trial import Here, Trial, TrialResult, read_complete
 from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.device import free_memory, is_too_large, pick_device
 from slm_lab.lib.errors import EnvError, RunFolderError, SpecError, StorageError
@@ -42,7 +43,6 @@ from slm_lab.results.metrics import MA_WINDOW, calc_spread, format_spread
 from slm_lab.results.run import Run
 from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.loading import dump_spec, refuse_secrets
-from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import Spec
 
 # variables that set how libraries compute; they hold no secrets
@@ -163,15 +163,10 @@ def start(spec: Spec, options: Options, here: Here | None = None) -> TrialResult
 
 
 def start_or_continue(spec: Spec, options: Options) -> TrialResult:
-    """Go on with the run of this spec that is in the data folder, or start one; what is done already only tells so."""
+    """Resume the run of this spec that is in the data folder, or start one."""
     import_modules(options.imports)
     path = find_same_run(spec, options.data_dir, is_search=False)
-    if path is None:
-        return start(spec, options)
-    metrics = RunFolder(path, spec.name).trial_metrics_file(0)
-    if metrics.exists() and read_document(metrics).get("is_complete"):
-        logger.info(f"{path} is done already")
-    return resume(str(path), options)
+    return start(spec, options) if path is None else resume(str(path), options)
 
 
 def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:
@@ -219,6 +214,10 @@ def resume(
     folder, saved = open_run_folder(where, options.data_dir, name)
     if folder.study_file.exists():
         raise RunFolderError(f"{folder.path} is a search; resume it with search@{folder.path}")
+    if not changes and here is None and (complete := read_complete(saved, folder)) is not None:
+        longer = shlex.join(["slm-lab", "resume", str(folder.path), "-s", "env.max_frame=N"])
+        logger.info(f"{folder.path} is complete, nothing is left to train; {longer} makes it longer")
+        return complete
     before = saved
     with import_hint(folder):
         if changes:

@@ -24,9 +24,9 @@ from slm_lab.lib.device import pick_device
 from slm_lab.lib.errors import EnvError, EnvHangError, LabError, WorkerError
 from slm_lab.lib.log import log_to
 from slm_lab.lib.system import SIGHUP
-from slm_lab.results.conclude import Conclusion, conclude, update_curve
+from slm_lab.results.conclude import Conclusion, conclude, read_conclusion, update_curve
 from slm_lab.results.folder import RunFolder
-from slm_lab.results.metrics import SessionResult, TrialMetrics, format_trial_metrics
+from slm_lab.results.metrics import SessionFile, SessionResult, TrialMetrics, format_trial_metrics
 from slm_lab.results.run import NoResultsError, Run, read_run
 from slm_lab.spec.schema import Spec
 
@@ -236,7 +236,7 @@ class Trial:
             logger.error(f"Trial {self.trial}: {len(results)} of {self.spec.meta.max_session} sessions have a result")
         elif not stop_code:
             logger.info(f"Trial {self.trial} done")
-        curve = self.named.graph_file("trial_graph_mean_returns_vs_frames", self.trial)
+        curve = _find_curve(self.named, self.trial)
         return TrialResult(self.named.path, self.trial, results, failures, stop_code, curve, conclusion)
 
     def _read_run(self, sessions: set[int]) -> Run | None:
@@ -256,6 +256,42 @@ class Trial:
         if time.monotonic() - self.last_plot > PLOT_SECONDS:
             update_curve(self.folder, self.trial)
             self.last_plot = time.monotonic()
+
+
+def _find_curve(folder: RunFolder, trial: int) -> Path:
+    return folder.graph_file("trial_graph_mean_returns_vs_frames", trial)
+
+
+def find_done_sessions(spec: Spec, folder: RunFolder) -> dict[int, SessionResult]:
+    """The results of the sessions that are done, as they were written."""
+    results = {}
+    for session in range(spec.meta.max_session):
+        file = SessionFile.read(folder.session_metrics_file(0, session))
+        if file is None or not file.is_done:
+            continue
+        frame, ended_early = file.frame or 0, bool(file.ended_early)
+        # one that has grown since is done no more, unless its condition had stopped it
+        if frame >= spec.env.max_frame or (ended_early and spec.meta.stop is not None):
+            returns = list(file.final_eval or ())
+            results[session] = SessionResult(session, True, frame, dict(file.phases or {}), returns, ended_early)
+    return results
+
+
+def read_complete(spec: Spec, folder: RunFolder) -> TrialResult | None:
+    """The result of a run that is complete, as it was written; None if there is anything left to do."""
+    results = find_done_sessions(spec, folder)
+    # a final evaluation may have been stopped
+    is_evaluated = all(len(result.final_eval) == spec.meta.final_eval for result in results.values())
+    if len(results) < spec.meta.max_session or not is_evaluated:
+        return None
+    try:
+        run = read_run(folder.path, 0)
+    except LabError:
+        return None
+    conclusion = read_conclusion(run)
+    if conclusion is None or run.problems or not results.keys() <= run.tables.keys():
+        return None
+    return TrialResult(folder.path, 0, list(results.values()), {}, 0, _find_curve(folder, 0), conclusion)
 
 
 def is_failure(end: SessionEnd, stop: StopSignal) -> bool:

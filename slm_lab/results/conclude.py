@@ -77,6 +77,18 @@ def recompute(run: Run, random_return: float) -> Conclusion:
     return _write(run, metrics, files, is_drawn=True)
 
 
+def read_conclusion(run: Run) -> Conclusion | None:
+    """What was written of a run when its last session ended; None if it is not complete or has not been drawn since."""
+    if run.metrics is None or not run.metrics.is_complete:
+        return None
+    folder = RunFolder(run.path, run.name)
+    page, metrics = folder.report_file, folder.trial_metrics_file(run.trial)
+    # who is stopped in a hurry leaves the drawing for later
+    if not page.exists() or page.stat().st_mtime < metrics.stat().st_mtime:
+        return None
+    return Conclusion(run, run.metrics, tuple(find_symptoms(run)), page)
+
+
 def _write(run: Run, metrics: TrialMetrics, files: dict[int, SessionFile], is_drawn: bool) -> Conclusion:
     folder = RunFolder(run.path, run.name)
     for (session, file), numbers in zip(files.items(), metrics.sessions or (), strict=True):

@@ -262,7 +262,7 @@ def test_a_killed_run_is_resumed_exactly_then_shown_and_never_mixed_with_another
     assert tables == read_table("whole")
 
     code, out, log = call(*words)
-    assert (code, "is done already" in log, "Score    " in out) == (0, True, True)
+    assert (code, f"data/{folder.name} is complete" in log, "Score    " in out) == (0, True, True)
     assert read_table("data") == tables
     code, _, error = call(*words, "--seed", "5")
     assert code == 2

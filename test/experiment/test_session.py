@@ -140,8 +140,36 @@ def test_the_saved_spec_repeats_the_run(finished: Path, tmp_path: Path) -> None:
 def test_a_finished_run_is_not_trained_again(finished: Path) -> None:
     file = RunFolder(finished, NAME).table_file(0, 0, "train")
     before = file.read_text()
+    os.utime(finished / f"{NAME}_t0_trial_metrics.json")  # newer than the report: as if it had not been drawn
     assert resume(str(finished), Options()).exit_code == 0
     assert file.read_text() == before
+
+
+def test_a_complete_run_shows_its_result_without_a_session(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copytree(finished, tmp_path / "run"))
+    metrics, report = path / f"{NAME}_t0_trial_metrics.json", path / "report.html"
+    os.utime(metrics, (1, 1))
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()}
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a session was started")
+
+    for name in ("prepare", "Trial"):
+        monkeypatch.setattr(launch, name, refuse)
+    result = resume(str(path), Options())
+    assert (result.exit_code, result.report, result.curve.exists()) == (0, report, True)
+    assert result.score == pytest.approx(json.loads(metrics.read_text())["final_eval"]["mean"])
+    assert [(one.session, one.is_done, len(one.final_eval)) for one in result.results] == [(0, True, 2), (1, True, 2)]
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()} == before
+    # whatever is missing is made again
+    for file, text in ((report, None), (path / "info" / f"{NAME}_t0_s1_session_metrics.json", '{"is_done": false}')):
+        kept = file.read_text()
+        file.unlink() if text is None else file.write_text(text)
+        with pytest.raises(AssertionError, match="a session was started"):
+            resume(str(path), Options())
+        file.write_text(kept)
 
 
 # --- play

@@ -324,7 +324,7 @@ def test_a_read_only_folder_is_told_and_can_still_be_played(copied: RunFolder, s
     subprocess.run([word.format("ro") for word in remount], check=True)
     try:
         with pytest.raises(LabError, match="Read-only file system"):
-            resume(run, Options())
+            resume(run, Options(), changes={"env.max_frame": 100_000})
         with pytest.raises(LabError, match="Read-only file system"):
             start(make_spec(), Options(data_dir=small_disk))
         load_trained(run)[1].close()
