@@ -279,14 +279,15 @@ def find_done_sessions(spec: Spec, folder: RunFolder) -> dict[int, SessionResult
 
 def read_complete(spec: Spec, folder: RunFolder) -> TrialResult | None:
     """The result of a run that is complete, as it was written; None if there is anything left to do."""
-    results = find_done_sessions(spec, folder)
-    # a final evaluation may have been stopped
-    is_evaluated = all(len(result.final_eval) == spec.meta.final_eval for result in results.values())
-    if len(results) < spec.meta.max_session or not is_evaluated:
-        return None
     try:
+        results = find_done_sessions(spec, folder)
+        # a final evaluation may have been stopped
+        is_evaluated = all(len(result.final_eval) == spec.meta.final_eval for result in results.values())
+        if len(results) < spec.meta.max_session or not is_evaluated:
+            return None
         run = read_run(folder.path, 0)
     except LabError:
+        # what cannot be read is made again from the checkpoints
         return None
     conclusion = read_conclusion(run)
     if conclusion is None or run.problems or not results.keys() <= run.tables.keys():

@@ -138,7 +138,7 @@ def test_a_change_of_the_agent_is_noticed(tiny_spec: Callable[..., Spec], tmp_pa
 
 def test_a_run_that_had_callbacks_says_so_without_them(tiny_spec: Callable[..., Spec], tmp_path: Path) -> None:
     folder = slm_lab.run(tiny_spec(), tmp_path, callbacks=[Watch()]).folder
-    slm_lab.resume(folder)
+    slm_lab.resume(folder, env__max_frame=800)
     log = RunFolder(folder, "tiny").log_file(0).read_text()
     assert "was trained with callbacks that are not here: Watch" in log
 

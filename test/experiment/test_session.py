@@ -164,7 +164,8 @@ def test_a_complete_run_shows_its_result_without_a_session(
     assert [(one.session, one.is_done, len(one.final_eval)) for one in result.results] == [(0, True, 2), (1, True, 2)]
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()} == before
     # whatever is missing is made again
-    for file, text in ((report, None), (path / "info" / f"{NAME}_t0_s1_session_metrics.json", '{"is_done": false}')):
+    session = path / "info" / f"{NAME}_t0_s1_session_metrics.json"
+    for file, text in ((report, None), (session, '{"is_done": false}'), (session, "{")):
         kept = file.read_text()
         file.unlink() if text is None else file.write_text(text)
         with pytest.raises(AssertionError, match="a session was started"):
