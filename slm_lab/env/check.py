@@ -1,8 +1,11 @@
 """Steps an env with random actions and reports what would trouble training."""
 
+import sysconfig
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +28,11 @@ from slm_lab.env.layout import (
 from slm_lab.env.mask import MASK, count_choices, read_mask, sample_by_info
 from slm_lab.env.vec_env import ActionMap
 from slm_lab.env.watch import close_envs
-from slm_lab.lib.errors import EnvError
+from slm_lab.lib.errors import EnvError, LabError
+
+# where installed packages and Python's own modules are
+INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+LAB = str(Path(__file__).parents[1])
 
 Level = Literal["ok", "note", "wrong"]
 
@@ -59,7 +66,11 @@ def check_env(
     items += [CheckItem("wrong", text) for text in wrong.values()]
     if not wrong:
         items += [CheckItem("ok", f"{num_step:,} random steps: finite, of the right shape and type")]
-        items += [_check_end(lengths, num_step), _check_repeat(env, seed, min(num_step, 200), make_fresh)]
+        items.append(_check_end(lengths, num_step))
+        try:
+            items.append(_check_repeat(env, seed, min(num_step, 200), make_fresh))
+        except MisfitError as error:
+            return [*items, CheckItem("wrong", f"an episode played again: {error}")]
         items.append(CheckItem("ok", f"about {speed:,.0f} steps per second in one process"))
     return items
 
@@ -113,7 +124,7 @@ def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[i
     for step in range(1, num_step + 1):
         at = f"step {step}"
         try:
-            result: Any = env.step(sample_by_info(env.action_space, info))
+            result: Any = _call(env.step, sample_by_info(env.action_space, info))
             obs, reward, terminated, truncated, info = read_values(result, STEP_VALUES)
             is_terminated = read_truth("terminated", terminated)
             is_over = is_terminated | read_truth("truncated", truncated)
@@ -150,7 +161,29 @@ def _check_step_mask(env: GymEnv, info: Any, is_masked: bool, is_terminated: boo
 
 
 def _reset(env: GymEnv, seed: int) -> tuple[Any, ...]:
-    return read_values(env.reset(seed=seed), RESET_VALUES)
+    return read_values(_call(env.reset, seed=seed), RESET_VALUES)
+
+
+def _call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The result of a method of the env; an exception from its code becomes a mistake in one line."""
+    try:
+        return method(*args, **kwargs)
+    except LabError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        text = f"raises {type(error).__name__}{f': {reason}' if reason else ''}{_find_line(error)}"
+        if isinstance(error, TypeError) and "reset() got an unexpected keyword argument" in reason:
+            text += "; gymnasium calls reset(self, *, seed=None, options=None)"
+        raise MisfitError(text) from error
+
+
+def _find_line(error: Exception) -> str:
+    """The last line of the env's own code in a traceback."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((*INSTALLED, LAB)):
+            return f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return ""
 
 
 def _check_reward(reward: object, step: int) -> dict[str, str]:
@@ -224,12 +257,12 @@ def _find_difference(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]
 
 def _record(env: GymEnv, seed: int, actions: list[Any], num_random: int = 0) -> list[tuple[Any, ...]]:
     """An episode of given actions, and of random ones that are noted."""
-    obs, info = env.reset(seed=seed)
+    obs, info = _call(env.reset, seed=seed)
     record: list[tuple[Any, ...]] = [(np.array(obs),)]
     for index in range(len(actions) + num_random):
         if index == len(actions):
             actions.append(sample_by_info(env.action_space, info))
-        obs, reward, terminated, truncated, info = env.step(actions[index])
+        obs, reward, terminated, truncated, info = _call(env.step, actions[index])
         record.append((np.array(obs), reward, terminated, truncated))
         if terminated or truncated:
             break

@@ -169,6 +169,8 @@ def make_env(settings: EnvSettings, render_mode: RenderMode | None = None) -> Gy
     except EnvHangError:
         raise
     except Exception as error:  # the env's own code: anything can come
+        if isinstance(error, TypeError) and "must inherit from the gymnasium.Env" in str(error):
+            raise EnvError(f"env.name: '{settings.name}' is not a gymnasium.Env: derive its class from it") from None
         if "required" in str(error) and "argument" in str(error) and isinstance(error, TypeError):
             raise EnvError(f"env.kwargs: '{settings.name}' needs an option that is not given: {error}") from None
         if "unexpected keyword argument" not in str(error):

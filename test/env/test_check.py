@@ -49,10 +49,14 @@ class Env(gym.Env[Any, Any]):
         self.num_episode = min(self.num_episode + 1, 5)
         if self.mistake == "old reset":
             return self._obs()
+        if self.mistake == "second reset" and self.num_episode > 2:
+            raise KeyError("board")
         return self._obs(), {}
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self.t += 1
+        if self.mistake == "crash" and self.t == 4:
+            raise ZeroDivisionError("division by zero")
         reward: Any = {"infinite reward": np.inf, "text reward": "one"}.get(self.mistake, 1.0)
         terminated: Any = self.t >= 5 and self.mistake != "endless"
         if self.mistake == "endless":
@@ -109,6 +113,44 @@ def test_what_a_user_should_know(mistake: str, start: str) -> None:
     assert texts(mistake, "wrong") == []
     (note,) = texts(mistake, "note")
     assert note.startswith(start)
+
+
+class OldReset(Env):
+    """Takes no seed, as gym before 0.26."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return self._obs()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "start"),
+    [
+        ("crash", "step 4: raises ZeroDivisionError: division by zero (test_check.py, line "),
+        ("second reset", "reset after step 5: raises KeyError: 'board' (test_check.py, line "),
+    ],
+)
+def test_an_exception_in_the_env_is_named_with_its_line(mistake: str, start: str) -> None:
+    (text,) = texts(mistake, "wrong")
+    assert text.startswith(start)
+
+
+def test_an_exception_in_an_episode_played_again_is_named() -> None:
+    items = check_env(Env(), 50, make_fresh=lambda: Env("crash"))
+    assert items[-1].level == "wrong"
+    assert items[-1].text.startswith("an episode played again: raises ZeroDivisionError: division by zero")
+
+
+def test_a_reset_of_the_old_api_gets_the_new_signature() -> None:
+    (text,) = [item.text for item in check_env(OldReset(), 50) if item.level == "wrong"]
+    assert text.startswith("reset: raises TypeError: OldReset.reset() got an unexpected keyword argument 'seed'")
+    assert text.endswith("; gymnasium calls reset(self, *, seed=None, options=None)")
+
+
+def test_a_class_that_is_no_env_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    gym.register("test/Plain-v0", entry_point=lambda **_: object())  # type: ignore[arg-type,return-value]
+    monkeypatch.setitem(gym.registry, "test/Plain-v0", gym.registry.pop("test/Plain-v0"))
+    with pytest.raises(EnvError, match=r"^env\.name: 'test/Plain-v0' is not a gymnasium\.Env"):
+        make_env(EnvSettings("test/Plain-v0", 1))
 
 
 class Unfinished(Env):
