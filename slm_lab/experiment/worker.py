@@ -21,7 +21,12 @@ from slm_lab.spec.loading import load_spec
 
 def main(task: SessionTask, descriptor: int, parent: int) -> int:
     """Run one session, telling the parent what happens through a pipe."""
-    with os.fdopen(descriptor, "w", buffering=1) as pipe, StopSignal(is_patient=True) as stop:
+    # closing the pipe writes what a parent that was killed has not read
+    with (
+        suppress(BrokenPipeError),
+        os.fdopen(descriptor, "w", buffering=1) as pipe,
+        StopSignal(is_patient=True) as stop,
+    ):
 
         def tell(kind: str, content: object) -> None:
             with suppress(BrokenPipeError):
@@ -59,6 +64,7 @@ def main(task: SessionTask, descriptor: int, parent: int) -> int:
             end = explain_end(task.session, error, should_stop())
         tell("end", asdict(end))
         return stop.exit_code if end.result is not None else 1
+    return 1
 
 
 if __name__ == "__main__":

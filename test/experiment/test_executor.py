@@ -157,6 +157,12 @@ def test_a_child_that_outlives_a_crashed_session_holds_up_nothing(monkeypatch: p
     assert end.end == SessionEnd(0, error="the process of session 0 was killed by signal 11")
 
 
+def keep_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker in this process sets up no console, and leaves the niceness of the terminal's processes alone."""
+    monkeypatch.setattr(worker, "setup_console", lambda *_: None)
+    monkeypatch.setattr(worker, "share_niceness", lambda: None)
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "text"),
     [
@@ -176,13 +182,21 @@ def test_a_session_tells_how_it_failed(
         raise error
 
     monkeypatch.setattr(worker, "import_modules", fail)
-    # it sets up a console of its own
-    monkeypatch.setattr(worker, "setup_console", lambda *_: None)
+    keep_to_itself(monkeypatch)
     read_end, write_end = os.pipe()
     assert worker.main(SessionTask(tmp_path, "name", 0, 0), write_end, os.getppid()) == 1
     with os.fdopen(read_end) as told:
         kind, content = json.loads(told.read())
     assert (kind, content["reason"], content["error"].splitlines()[-1]) == ("end", reason, text)
+
+
+def test_a_session_whose_parent_was_killed_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keep_to_itself(monkeypatch)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    assert worker.main(SessionTask(tmp_path, "name", 0, 0), write_end, os.getppid()) == 1
 
 
 def test_a_call_that_hangs_is_a_failure_unless_the_run_is_stopping() -> None:
