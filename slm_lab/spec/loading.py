@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.errors import SpecError, nearest
 from slm_lab.lib.secret import find_secret
+from slm_lab.spec import foreign
 from slm_lab.spec.check import check_combination
 from slm_lab.spec.compat import modernize
 from slm_lab.spec.net import NetSpec
@@ -306,7 +307,8 @@ def _override(raw: Document, given: Given, where: str, used: Iterable[str]) -> D
         if path != ["search"] and (len(path) < 2 or path[0] not in SECTIONS or "" in path):
             leaves = [leaf for leaf, _ in _walk(raw)]
             ends = [leaf for leaf in leaves if leaf.endswith(f".{key}")]
-            hint = f"; did you mean '{ends[0]}'?" if ends else nearest(key, [*_placeholders(raw), *used, *leaves])
+            meant = ends or foreign.PATHS.get(key)
+            hint = f"; did you mean '{meant[0]}'?" if meant else nearest(key, [*_placeholders(raw), *used, *leaves])
             raise SpecError(
                 f"{written}: {where} has no ${{{key}}} and '{key}' is no dotted path of it{hint} "
                 f"(dotted paths start with {', '.join(SECTIONS)}; e.g. agent.algorithm.gamma)"

@@ -10,12 +10,15 @@ from pydantic_core import ErrorDetails
 
 from slm_lab.lib.data import Document
 from slm_lab.lib.errors import SpecError, nearest
+from slm_lab.spec import foreign
 from slm_lab.spec.net import PAIR_KEYS, NetSpec
 from slm_lab.spec.reader import printable
 from slm_lab.spec.roles import NETS, ROLES, written_path
 from slm_lab.spec.schema import ALGORITHM_SPECS, MEMORY_SPECS, NET_SPECS
 
 MAX_PROBLEMS = 20
+# keys of a mapping up to which a mistake lists all of them
+MAX_KNOWN = 12
 
 
 class Change(NamedTuple):
@@ -110,7 +113,8 @@ def _describe(error: ErrorDetails, model: type[BaseModel], data: object, where: 
     if kind == "union_tag_invalid":
         known = re.findall(r"'([^']+)'", str(context["expected_tags"]))
         tag, key = str(context["tag"]), str(context["discriminator"]).strip("'")
-        return f"{shown}.{key}: unknown '{printable(tag)}'{nearest(tag, known)} (known: {', '.join(known)})"
+        own = "; your own needs --import MODULE" if shown in ("agent.algorithm", "agent.memory", "agent.net") else ""
+        return f"{shown}.{key}: unknown '{printable(tag)}'{nearest(tag, known)} (known: {', '.join(known)}{own})"
     if kind == "union_tag_not_found":
         return f"{shown}: needs the key {context['discriminator']}"
     if kind == "value_error":
@@ -122,6 +126,8 @@ def _describe(error: ErrorDetails, model: type[BaseModel], data: object, where: 
         return f"{shown}: {expected} expected, got {given}{nearest(str(error['input']), known)}"
     if kind == "string_pattern_mismatch" and path == ["name"]:
         return f"{shown}: up to 128 letters, digits, '_', '.' or '-' expected, a letter or digit first, got {given}"
+    if kind == "string_pattern_mismatch" and path == ["meta", "device"]:
+        return f"{shown}: auto, cpu, mps, cuda or cuda:N expected, got {given}"
     if kind == "string_pattern_mismatch":
         return f"{shown}: text that matches {context['pattern']} expected, got {given}"
     if kind == "string_too_short":
@@ -155,6 +161,8 @@ def _known_key(path: list[str | int], model: type[BaseModel], data: object, is_w
     *place, key = (str(part) for part in path)
     holder = _model_at(path[:-1], model, data)
     known = list(holder.model_fields) if holder else []
+    if is_whole and (path_here := _find_foreign(key, model, data)):
+        return f"; did you mean '{path_here.removeprefix('.'.join([*place, '']))}'?"
     is_role = place[-1:] and place[-1] in ROLES and place[-2] in NETS
     if is_role and (hint := nearest(key, [one for one in known if one not in PAIR_KEYS])):
         return hint.replace("mean '", f"mean '{place[-1]}_")  # as the mistake is written
@@ -170,7 +178,26 @@ def _known_key(path: list[str | int], model: type[BaseModel], data: object, is_w
         names = [name for name, kind in kinds.items() if key in kind.model_fields]
         if names and len(names) < len(kinds):
             homes.append(f"{where} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
-    return f"; it is a key of {' and of '.join(homes)}" if homes else ""
+    if homes:
+        return f"; it is a key of {' and of '.join(homes)}"
+    return f" (known: {', '.join(known)})" if 0 < len(known) <= MAX_KNOWN else ""
+
+
+def _find_foreign(key: str, model: type[BaseModel], data: object) -> str | None:
+    """The path of a key that other libraries call so, if the algorithm of the spec has it."""
+    for path in foreign.PATHS.get(key, ()):
+        *place, leaf = path.split(".")
+        if place[0] not in model.model_fields:
+            continue
+        if place[:2] != ["agent", "algorithm"]:
+            return path
+        try:
+            holder = _model_at(list(place), model, data)
+        except (KeyError, TypeError):
+            continue
+        if holder is not None and leaf in holder.model_fields:
+            return path
+    return None
 
 
 def _model_at(path: list[str | int], model: type[BaseModel], data: Any) -> type[BaseModel] | None:
