@@ -27,6 +27,7 @@ PHASES = {
 }
 # share of the way from random play to the target from which a row counts as close
 CLOSE = 0.8
+BELOW = "**below**"
 HEAD = """# Benchmarks
 
 Scores of shipped specs beside those of the published SLM-Lab, with intervals, learning curves and the runs themselves.
@@ -78,7 +79,7 @@ def judge(result: Result, reference: float | None) -> str:
         return ""
     if result.low > reference:
         return "above"
-    return "within" if result.high >= reference else "**below**"
+    return "within" if result.high >= reference else BELOW
 
 
 def plot_file(group: str) -> Path:
@@ -112,7 +113,10 @@ def _summary(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     lines = [
         "## Summary",
         "",
-        "Score, and below it the reference with the verdict; - marks a row without a result.",
+        *_tally(published, results),
+        "",
+        "A cell has the score, its 95 % interval, and the reference with the verdict. The highest score of an env is",
+        "bold; - marks a row without a result.",
         "",
         *_score_table(published, results),
     ]
@@ -121,22 +125,37 @@ def _summary(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     return "\n".join(lines)
 
 
+def _tally(rows: Sequence[Row], results: Mapping[str, Result]) -> list[str]:
+    """How the rows with a reference stand."""
+    done = [row for row in rows if row.key in results]
+    stands = Counter(judge(results[row.key], row.reference) for row in done)
+    return [
+        f"{len(done)} of the {len(rows)} rows of the published SLM-Lab have a result. The whole interval of "
+        f"{stands['above']} is above the",
+        f"reference, that of {stands[BELOW]} below; {stands['within']} contain it.",
+    ]
+
+
 def _score_table(rows: Sequence[Row], results: Mapping[str, Result]) -> list[str]:
     envs = list(dict.fromkeys(row.env for row in rows if row.key in results))
     algorithms = list(dict.fromkeys(row.algorithm for row in rows if row.env in envs))
     lines = [f"| env | {' | '.join(algorithms)} |", f"|---|{'---|' * len(algorithms)}"]
     for env in envs:
         mine = {row.algorithm: row for row in rows if row.env == env}
-        cells = [_cell(mine[name], results.get(mine[name].key)) if name in mine else "" for name in algorithms]
+        scores = [results[row.key].score for row in mine.values() if row.key in results]
+        best = max(scores) if len(scores) > 1 else None
+        cells = [_cell(mine[name], results.get(mine[name].key), best) if name in mine else "" for name in algorithms]
         lines.append(f"| {env} | {' | '.join(cells)} |")
     return [*lines, ""]
 
 
-def _cell(row: Row, result: Result | None) -> str:
-    score = "-" if result is None else _number(result.score)
-    if row.reference is None:
-        return score
-    return f"{score}<br>{_number(row.reference)} {'' if result is None else judge(result, row.reference)}".rstrip()
+def _cell(row: Row, result: Result | None, best: float | None) -> str:
+    reference = "" if row.reference is None else _number(row.reference)
+    if result is None:
+        return "<br>".join(filter(None, ("-", reference)))
+    score = f"**{_number(result.score)}**" if result.score == best else _number(result.score)
+    verdict = f"{reference} {judge(result, row.reference)}".strip()
+    return "<br>".join(filter(None, (score, _interval(result), verdict)))
 
 
 def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
@@ -150,6 +169,7 @@ def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
         "| phase | rows with a result | target reached | reference: above, within, below | missing, core-hours |",
         "|---|--:|--:|--:|--:|",
     ]
+    words = ("above", "within", BELOW)
     speeds = measure_fps([RowState(row, Standing.DONE, results.get(row.key), None) for row in rows], results, {})
     for phase, title in PHASES.items():
         chosen = [row for row in rows if row.phase == phase]
@@ -159,7 +179,7 @@ def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
         # a score of fewer frames says little about the reference; the next table does
         stands = Counter(judge(result, row.reference) for row, result in done if not row.is_short)
         reached_text = f"{reached} of {asked}" if asked else ""
-        stands_text = ", ".join(str(stands[word]) for word in ("above", "within", "**below**")) if stands else ""
+        stands_text = ", ".join(str(stands[word]) for word in words) if any(map(stands.get, words)) else ""
         hours = sum(estimate(row, speeds, 1).core_seconds for row in chosen if row.key not in results) / 3600
         left = f"{hours:,.0f}" if len(done) < len(chosen) and phase not in GPU_PHASES else ""
         lines.append(
@@ -275,9 +295,7 @@ def _line(row: Row, result: Result | None) -> str:
         stands = f"{stands}, spec changed since".lstrip(", ")
     end = "" if result.final_eval is None else _number(result.final_eval)
     run = result.run if result.url is None else f"[{result.run}]({result.url})"
-    score = _number(result.score)
-    if result.low is not None and result.high is not None:
-        score += f" [{_number(result.low)}, {_number(result.high)}]"
+    score = f"{_number(result.score)} {_interval(result)}".rstrip()
     return (
         f"| {row.algorithm} | {stands} | {score} | {end} | {_reference(row)} | "
         f"{judge(result, row.reference)} | {spec} | {run} |"
@@ -316,6 +334,13 @@ def _linked(row: Row) -> str:
 
 def _reference(row: Row) -> str:
     return row.peer if row.reference is None else _number(row.reference)
+
+
+def _interval(result: Result) -> str:
+    """The 95 % interval; empty for a single session."""
+    if result.low is None or result.high is None:
+        return ""
+    return f"[{_number(result.low)}, {_number(result.high)}]"
 
 
 def _values(result: Result) -> str:

@@ -553,8 +553,19 @@ def test_summary_has_score_reference_and_verdict(tmp_path) -> None:
     page = build_page(tmp_path, load_matrix(), {PPO.key: make_result(499.8)})
     # the rows of the published lab, and those of our own
     line, _ = [line for line in page.partition("## Summary")[2].splitlines() if line.startswith("| CartPole-v1 |")]
-    assert "| 499.80<br>498.94 within |" in line
+    assert "| 499.80<br>[494.80, 504.80]<br>498.94 within |" in line
     assert "| -<br>496.68 |" in line
+
+
+def test_summary_counts_verdicts_and_marks_the_best_of_an_env(tmp_path) -> None:
+    keys = ("CartPole-v1 SARSA", "CartPole-v1 SAC")
+    results = {PPO.key: make_result(499.8)} | dict(zip(keys, (make_result(499.9), make_result(300.0)), strict=True))
+    summary = build_page(tmp_path, load_matrix(), results).partition("## Summary")[2].partition("## ")[0]
+    text = " ".join(summary.split())
+    assert "3 of the 292 rows of the published SLM-Lab have a result." in text
+    assert "The whole interval of 1 is above the reference, that of 1 below; 1 contain it." in text
+    assert "| **499.90**<br>" in text
+    assert summary.count("**") == 4  # the best, and the verdict "below"
 
 
 def test_a_figure_of_runs_that_kept_averages_alone_draws_averages(tmp_path) -> None:
