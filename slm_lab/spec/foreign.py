@@ -1,6 +1,6 @@
 """Names that Stable-Baselines3, CleanRL and others give to keys, for hints."""
 
-# the first path whose key the spec's algorithm has
+# the first path that the spec has, or can have, counts
 PATHS: dict[str, tuple[str, ...]] = {
     "activation": ("agent.net.hid_layers_activation",),
     "activation_fn": ("agent.net.hid_layers_activation",),
@@ -18,9 +18,9 @@ PATHS: dict[str, tuple[str, ...]] = {
     "hidden_layers": ("agent.net.hid_layers",),
     "hidden_size": ("agent.net.hid_layers",),
     "hidden_sizes": ("agent.net.hid_layers",),
-    "learning_rate": ("agent.net.optim_spec.lr",),
+    "learning_rate": ("agent.net.actor_optim_spec.lr", "agent.net.optim_spec.lr"),
     "learning_starts": ("agent.algorithm.training_start_step",),
-    "lr": ("agent.net.optim_spec.lr",),
+    "lr": ("agent.net.actor_optim_spec.lr", "agent.net.optim_spec.lr"),
     "max_grad_norm": ("agent.net.clip_grad_val",),
     "n_envs": ("env.num_envs",),
     "n_epochs": ("agent.algorithm.training_epoch",),

@@ -307,7 +307,8 @@ def _override(raw: Document, given: Given, where: str, used: Iterable[str]) -> D
         if path != ["search"] and (len(path) < 2 or path[0] not in SECTIONS or "" in path):
             leaves = [leaf for leaf, _ in _walk(raw)]
             ends = [leaf for leaf in leaves if leaf.endswith(f".{key}")]
-            meant = ends or foreign.PATHS.get(key)
+            paths = foreign.PATHS.get(key, ())
+            meant = ends or [path for path in paths if nested_path(path) in leaves or path in leaves] or paths[-1:]
             hint = f"; did you mean '{meant[0]}'?" if meant else nearest(key, [*_placeholders(raw), *used, *leaves])
             raise SpecError(
                 f"{written}: {where} has no ${{{key}}} and '{key}' is no dotted path of it{hint} "

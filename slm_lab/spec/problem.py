@@ -13,7 +13,7 @@ from slm_lab.lib.errors import SpecError, nearest
 from slm_lab.spec import foreign
 from slm_lab.spec.net import PAIR_KEYS, NetSpec
 from slm_lab.spec.reader import printable
-from slm_lab.spec.roles import NETS, ROLES, written_path
+from slm_lab.spec.roles import NETS, ROLES, nested_path, written_path
 from slm_lab.spec.schema import ALGORITHM_SPECS, MEMORY_SPECS, NET_SPECS
 
 MAX_PROBLEMS = 20
@@ -184,18 +184,18 @@ def _known_key(path: list[str | int], model: type[BaseModel], data: object, is_w
 
 
 def _find_foreign(key: str, model: type[BaseModel], data: object) -> str | None:
-    """The path of a key that other libraries call so, if the algorithm of the spec has it."""
-    for path in foreign.PATHS.get(key, ()):
-        *place, leaf = path.split(".")
+    """The path of a key that other libraries call so, if this spec can have it."""
+    paths = foreign.PATHS.get(key, ())
+    for path in paths:
+        *place, leaf = nested_path(path).split(".")
         if place[0] not in model.model_fields:
             continue
-        if place[:2] != ["agent", "algorithm"]:
-            return path
         try:
             holder = _model_at(list(place), model, data)
         except (KeyError, TypeError):
-            continue
-        if holder is not None and leaf in holder.model_fields:
+            holder = None
+        # a mapping that the spec leaves to its defaults may be added
+        if leaf in holder.model_fields if holder else path == paths[-1]:
             return path
     return None
 

@@ -397,6 +397,8 @@ def test_a_dotted_path_through_a_value_is_refused(write_data: WriteData) -> None
         ("gaem", "; did you mean 'game'?"),
         ("agent.", "; did you mean 'agent.net.type'?"),
         ("nonsense.x", ""),
+        ("total_timesteps", "; did you mean 'env.max_frame'?"),
+        ("learning_rate", "; did you mean 'agent.net.optim_spec.lr'?"),
     ],
 )
 def test_an_override_that_matches_nothing_is_an_error(write_data: WriteData, key: str, hint: str) -> None:
