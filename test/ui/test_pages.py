@@ -225,6 +225,10 @@ def test_a_search_shows_trials_rungs_and_what_mattered(served: Served, look: Loo
     expect(page.locator('[data-chart="parallel"] path.trial')).to_have_count(7)
     expect(page.locator('[data-chart="parallel"] rect.scale')).to_have_count(24)
     expect(page.locator('[data-chart="trials"] path.curve')).to_have_count(8)
+    ends = page.locator('[data-chart^="score against"] text').evaluate_all(
+        "all => all.map(one => one.ownerSVGElement.getBoundingClientRect().right - one.getBoundingClientRect().right)"
+    )
+    assert min(ends) >= 0
     text = shown.text()
     assert "Best score 180 trial 6" in text
     assert "6 ★ done 180.0" in text
@@ -239,6 +243,24 @@ def test_pages_fit_a_phone(served: Served, look: Look, place: str) -> None:
     page = look(served, place, width=400).page
     page.wait_for_timeout(300)
     assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+
+
+def test_a_long_name_keeps_its_end(tmp_path: Path, look: Look) -> None:
+    names = [f"ppo_cartpole_with_a_long_name_2026_11_19_{time}" for time in ("234903", "235001")]
+    for name in names:
+        write_run(tmp_path / name, {0: make_table(20)}, spec=make_shipped_spec())
+    with serve(tmp_path) as served:
+        page = look(served, width=400).page
+        links = page.locator(".c-run a")
+        expect(links).to_have_count(2)
+        assert sorted(link.text_content() or "" for link in links.all()) == names
+        for link in links.all():
+            # in sight: the time, which tells the runs apart
+            assert link.evaluate(
+                "link => link.querySelector('.end').getBoundingClientRect().right"
+                " <= link.closest('.cell').getBoundingClientRect().right"
+            )
+        page.close()
 
 
 def test_an_unknown_page_says_so(served: Served, browser) -> None:

@@ -17,7 +17,8 @@ export function scatter({ axes, lines }, bestColor) {
     const render = () => {
       const [height, left, right, top, bottom] = [190, 48, 22, 10, 24];
       const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Score against ${name}` });
-      const toX = (place) => left + place * (width - left - right);
+      // dots at the ends stay clear of the labels beside them
+      const toX = (place) => left + 8 + place * (width - left - right - 8);
       const toY = (place) => height - bottom - place * (height - top - bottom);
       for (const [place, text] of score.ticks) {
         draw("line", { class: "gridline", x1: left, x2: width - right, y1: toY(place), y2: toY(place) }, svg);
@@ -26,7 +27,9 @@ export function scatter({ axes, lines }, bestColor) {
       // labels that would touch each other are left out
       const step = marks.length * 75 > width ? 2 : 1;
       for (const [place, text] of marks.filter((_, mark) => mark % step === 0)) {
-        draw("text", { class: "tick", x: toX(place), y: height - 8, "text-anchor": "middle" }, svg).textContent = text;
+        // the last label ends where the picture does
+        const at = place > 0.9 ? { x: width - 2, "text-anchor": "end" } : { x: toX(place), "text-anchor": "middle" };
+        draw("text", { class: "tick", y: height - 8, ...at }, svg).textContent = text;
       }
       for (const line of inLayers(lines)) {
         const dot = draw("circle", { class: "trial", "data-trial": line.trial, cx: toX(line.places[i]), cy: toY(line.places[axes.length - 1]), r: line.is_best ? 6 : 4, "stroke-width": 1.4 }, svg);

@@ -39,6 +39,12 @@ function matches(row, words) {
   return words.every((word) => text.includes(word));
 }
 
+// the end of a long name says when the run started, so it is never cut
+function nameParts(id) {
+  const start = id.length - (/_\d{6}$/.test(id) ? 7 : 0);
+  return [make("span", { class: "start", text: id.slice(0, start) }), make("span", { class: "end", text: id.slice(start) })];
+}
+
 export async function openRuns() {
   const rows = new Map();
   for (const row of (await get("/api/runs")).rows) rows.set(row.id, row);
@@ -151,9 +157,9 @@ export async function openRuns() {
     const kind = row.kind === "run" ? null : make("span", { class: "kind", text: row.kind });
     const problem = row.problem ? make("span", { class: "muted small", text: row.problem }) : null;
     const cells = {
-      run: [make("a", { href: pageOf(row), text: row.id, tabindex: -1 }), kind, problem, make("span", { class: "sub", text: [row.algorithm, row.env].filter(Boolean).join(" · ") })],
+      run: [make("a", { href: pageOf(row), title: row.id, tabindex: -1 }, ...nameParts(row.id)), kind, problem, make("span", { class: "sub", text: [row.algorithm, row.env].filter(Boolean).join(" · ") })],
       algorithm: [row.color ? make("span", { class: "dot", style: { background: row.color } }) : null, row.algorithm || ""],
-      env: [row.env || ""],
+      env: [make("span", { class: "text", title: row.env || "", text: row.env || "" })],
       score: [make("b", { text: row.env ? score(row.score) : "" }), make("span", { class: "muted interval", text: interval(row.low, row.high) })],
       curve: [spark(row)],
       frames: [row.frame ? short(row.frame) : ""],
