@@ -24,6 +24,8 @@ from slm_lab.results.run import Run, ScoreKind, find_common_kind
 from slm_lab.results.table import Table
 from slm_lab.spec.loading import flatten_spec
 
+# mappings that a spec without keys for one role may have or not
+ROLES = ("net.actor", "net.critic")
 MEANINGS = {
     "frame": "env steps of the longest session",
     "total_reward_ma": "mean of the last 100 rows, each of them of 100 episodes",
@@ -249,9 +251,10 @@ def _build_machine(provenance: ReadOnlyDocument) -> list[list[str]]:
 
 
 def build_spec_diff(runs: Sequence[Run], names: Sequence[str]) -> Document:
-    """The keys in which the specs differ, with the value in each."""
+    """The keys in which the specs differ, with the value in each; what a search would try changes no run."""
     flat = [flatten_spec(run.spec) for run in runs]
-    keys = dict.fromkeys(key for spec in flat for key in spec)
+    flat = [{key: spec[key] for key in spec if spec[key] != {} or not key.endswith(ROLES)} for spec in flat]
+    keys = [key for key in dict.fromkeys(key for spec in flat for key in spec) if key.partition(".")[0] != "search"]
     rows = []
     for key in keys:
         values = [json.dumps(spec[key], ensure_ascii=False) if key in spec else NOTHING for spec in flat]

@@ -286,6 +286,13 @@ def test_runs_side_by_side(tmp_path) -> None:
     ]
 
 
+def test_differences_of_specs_leave_out_what_changes_no_run(tmp_path) -> None:
+    agent = {**SPEC["agent"], "net": {**SPEC["agent"]["net"], "actor": {}, "critic": {}}}
+    searched = {**SPEC, "agent": agent, "search": {"agent.algorithm.gamma__uniform": [0.9, 0.99]}}
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", spec=searched)]
+    assert build_spec_diff(runs, ["a", "b"])["rows"] == []
+
+
 def test_equal_names_become_paths(tmp_path) -> None:
     data = build(write_run(tmp_path / "x" / "run"), write_run(tmp_path / "y" / "run"))
     assert [run["name"] for run in data["runs"]] == [str(tmp_path / "x" / "run"), str(tmp_path / "y" / "run")]
