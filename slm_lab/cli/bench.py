@@ -66,7 +66,8 @@ def plan(filters: Filter = None, data_dir: RunsDirOption = DATA_DIR, docs: Docs 
         measured = _measure(data_dir, docs)
     waiting = find_open(states)
     out, total, is_rough = sys.stdout, 0.0, False
-    out.write(f"{'row':<56} {'time':>9} {'core-hours':>11}  spec\n" if waiting else "")
+    width = max((len(state.row.key) for state in waiting), default=0)
+    out.write(f"{'row':<{width}} {'time':>9} {'core-hours':>11}  spec\n" if waiting else "")
     for state in waiting:
         time = estimate(state.row, measured, num_cores())
         total += time.seconds
@@ -74,7 +75,7 @@ def plan(filters: Filter = None, data_dir: RunsDirOption = DATA_DIR, docs: Docs 
         mark = " " if time.is_measured else "~"
         why = f"  ({state.standing})" if state.standing is not Standing.MISSING else ""
         out.write(
-            f"{state.row.key:<56} {mark}{format_seconds(time.seconds):>8} {time.core_seconds / 3600:>11,.1f}  "
+            f"{state.row.key:<{width}} {mark}{format_seconds(time.seconds):>8} {time.core_seconds / 3600:>11,.1f}  "
             f"{state.row.spec_name}{why}\n"
         )
     out.write(

@@ -633,6 +633,8 @@ def test_commands_say_where_the_benchmark_is(tmp_path) -> None:
     code, text = call("plan", "--filter", "classic", *where)
     assert code == 0
     assert "18 of 18 rows need a run" in text
+    # as wide as the names are
+    assert text.startswith(f"{'row':<{len('CartPole-v1 REINFORCE')}} {'time':>9}")
     make_run(data, PPO)
     code, text = call("status", *where)
     assert "17 missing" in text
