@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slm_lab.benchmark.curves import CURVES, find_reach, load_curves, pick_column
@@ -155,7 +155,7 @@ def _cell(row: Row, result: Result | None, best: float | None) -> str:
         return "<br>".join(filter(None, ("-", reference)))
     score = f"**{_number(result.score)}**" if result.score == best else _number(result.score)
     verdict = f"{reference} {judge(result, row.reference)}".strip()
-    return "<br>".join(filter(None, (score, _interval(result), verdict)))
+    return "<br>".join(filter(None, (score, _interval(result, _short), verdict)))
 
 
 def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
@@ -336,18 +336,23 @@ def _reference(row: Row) -> str:
     return row.peer if row.reference is None else _number(row.reference)
 
 
-def _interval(result: Result) -> str:
-    """The 95 % interval; empty for a single session."""
-    if result.low is None or result.high is None:
-        return ""
-    return f"[{_number(result.low)}, {_number(result.high)}]"
-
-
-def _values(result: Result) -> str:
-    return ", ".join(_number(value) for value in result.values)
-
-
 def _number(value: float) -> str:
     if not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.2f}"
+
+
+def _short(value: float) -> str:
+    """A number for a narrow column: no decimals from 100 on, one from 10 on."""
+    return f"{value:,.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
+
+
+def _interval(result: Result, show: Callable[[float], str] = _number) -> str:
+    """The 95 % interval; empty for a single session."""
+    if result.low is None or result.high is None:
+        return ""
+    return f"[{show(result.low)}, {show(result.high)}]"
+
+
+def _values(result: Result) -> str:
+    return ", ".join(_number(value) for value in result.values)

@@ -553,7 +553,7 @@ def test_summary_has_score_reference_and_verdict(tmp_path) -> None:
     page = build_page(tmp_path, load_matrix(), {PPO.key: make_result(499.8)})
     # the rows of the published lab, and those of our own
     line, _ = [line for line in page.partition("## Summary")[2].splitlines() if line.startswith("| CartPole-v1 |")]
-    assert "| 499.80<br>[494.80, 504.80]<br>498.94 within |" in line
+    assert "| 499.80<br>[495, 505]<br>498.94 within |" in line
     assert "| -<br>496.68 |" in line
 
 

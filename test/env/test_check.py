@@ -147,7 +147,10 @@ def test_a_reset_of_the_old_api_gets_the_new_signature() -> None:
 
 
 def test_a_class_that_is_no_env_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    gym.register("test/Plain-v0", entry_point=lambda **_: object())  # type: ignore[arg-type,return-value]
+    def make(**_: Any) -> Any:
+        return object()
+
+    gym.register("test/Plain-v0", entry_point=make)
     monkeypatch.setitem(gym.registry, "test/Plain-v0", gym.registry.pop("test/Plain-v0"))
     with pytest.raises(EnvError, match=r"^env\.name: 'test/Plain-v0' is not a gymnasium\.Env"):
         make_env(EnvSettings("test/Plain-v0", 1))
