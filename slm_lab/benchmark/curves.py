@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +10,18 @@ import numpy as np
 from slm_lab.benchmark.matrix import slug
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import write_text
-from slm_lab.results.curve import average_curves, read_curve
+from slm_lab.results.curve import average_curves, read_curves
 from slm_lab.results.metrics import mask_partial_ma
 from slm_lab.results.run import Run
 from slm_lab.results.table import Table
 
-# means over a hundred episodes or rows hide little between as many points
+# a row is a mean over a hundred episodes, so more points would show little more
 NUM_POINT = 100
-# results that were taken in first kept the moving average alone
-CURVES = ("total_reward", "total_reward_ma")
+RETURN, MOVING_AVERAGE = "total_reward", "total_reward_ma"
+# early results kept only the moving average
+CURVES = (RETURN, MOVING_AVERAGE)
 
-# by the name of the run and the number of the session
+# by run name and session number
 Curves = Mapping[str, Mapping[int, Table]]
 
 
@@ -30,31 +31,31 @@ def curves_file(docs: Path, group: str) -> Path:
 
 
 def thin(run: Run) -> dict[int, Table]:
-    """A few rows of each session, at common frames if the tables have them."""
+    """A few rows of each session."""
     return {session: _thin(table) for session, table in run.counted_tables.items()}
 
 
 def _thin(table: Table) -> Table:
     size = len(table["frame"])
     picked = np.unique(np.linspace(0, size - 1, NUM_POINT).round().astype(int)) if size else np.arange(0)
-    full = {**table, "total_reward_ma": mask_partial_ma(table)}
-    # before the first episode has ended there is nothing to draw
-    picked = picked[np.isfinite(table["total_reward"][picked])]
+    full = {**table, MOVING_AVERAGE: mask_partial_ma(table)}
+    # there is nothing to draw before the first episode ends
+    picked = picked[np.isfinite(table[RETURN][picked])]
     return {name: np.asarray(full[name], float)[picked] for name in ("frame", *CURVES)}
 
 
-def pick_column(curves: Curves) -> str:
-    """The returns, or the moving average if some run has only that."""
-    tables = [table for sessions in curves.values() for table in sessions.values()]
-    return CURVES[0 if all(np.isfinite(table[CURVES[0]]).any() for table in tables) else 1]
+def pick_column(tables: Iterable[Table]) -> str:
+    """The column of returns, or of their moving average if a table has only that."""
+    has_returns = all(np.isfinite(table[RETURN]).any() for table in tables)
+    return RETURN if has_returns else MOVING_AVERAGE
 
 
 def find_reach(sessions: Mapping[int, Table], score: float) -> float | None:
     """The frame from which the mean over sessions stays at or above a score; None if it ends below."""
-    column = pick_column({"": sessions})
+    column = pick_column(sessions.values())
+    # without the returns, read_curve would mask the moving average again
     tables = [{name: table[name] for name in ("frame", column)} for table in sessions.values()]
-    curves = [curve for table in tables if (curve := read_curve(table, column))[0].size]
-    average = average_curves(curves) if curves else None
+    average = average_curves(read_curves(tables, column))
     if average is None or average.mean[-1] < score:
         return None
     below = np.flatnonzero(average.mean < score)

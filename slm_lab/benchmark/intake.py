@@ -1,7 +1,7 @@
 """From a finished run to a row of the page: check, upload, plot, write."""
 
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from slm_lab.results.run import load_run
 from slm_lab.results.table import Table
 from slm_lab.spec.loading import find_file
 
-# uploads a run and returns where it can be had, once it is verified to be whole there
+# uploads a run, verifies the copy and returns its link, if it has one
 Share = Callable[[Path], str | None]
 
 
@@ -28,7 +28,7 @@ class Intake:
     """The runs taken in, and the refused ones."""
 
     taken: tuple[Row, ...]
-    # by the name of the run: why not
+    # the reasons, by name of the run
     refused: dict[str, tuple[str, ...]]
 
 
@@ -41,7 +41,7 @@ def take_in(states: Sequence[RowState], docs: Path, data_dir: Path, share: Share
         run, row = state.run, state.row
         if run is None or state.standing not in (Standing.READY, Standing.REFUSED):
             continue
-        obstacles = state.obstacles or tuple(_find_uncommitted(row))
+        obstacles = state.obstacles or _find_uncommitted(row)
         if obstacles:
             refused[run.path.name] = obstacles
             continue
@@ -53,11 +53,11 @@ def take_in(states: Sequence[RowState], docs: Path, data_dir: Path, share: Share
             curves = {one.run: kept.get(one.run) or _thin_run(one, row.group, data_dir) for one in mine.values()}
             draw_group(row.group, mine, curves, docs)
         except LabError as error:
-            # this row is left as it was; others may do
+            # leave this row as it was and continue with the others
             refused[run.path.name] = (str(error),)
             continue
         results[row.key] = result
-        # in this order: a curve that is missing can be had from its run
+        # results first: a curve that is lost in between can be read from its run again
         save_results(docs, results)
         save_curves(docs, row.group, curves)
         taken.append(row)
@@ -77,24 +77,25 @@ def _share_rest(
     refused: dict[str, tuple[str, ...]],
 ) -> None:
     """Upload local runs of rows without a link."""
-    for key in [state.row.key for state in states]:
-        result = results.get(key)
+    for state in states:
+        result = results.get(state.row.key)
         if result is None or result.url is not None or not (data_dir / result.run).is_dir():
             continue
         try:
-            results[key] = replace(result, url=share(data_dir / result.run))
+            results[state.row.key] = replace(result, url=share(data_dir / result.run))
         except LabError as error:
             refused[result.run] = (str(error),)
-            continue
-        save_results(docs, results)
+        else:
+            save_results(docs, results)
 
 
-def _find_uncommitted(row: Row) -> Iterator[str]:
-    """Whether the row's spec is not committed."""
+def _find_uncommitted(row: Row) -> tuple[str, ...]:
+    """An obstacle if the row's spec has uncommitted changes."""
     path = find_file(Path(row.spec_file))
     done = _run_git("diff", "--quiet", "HEAD", "--", str(path), folder=path.parent)
-    if done is not None and done.returncode == 1:
-        yield f"{row.spec_file} has changes that are not committed; commit them first"
+    if done is None or done.returncode != 1:
+        return ()
+    return (f"{row.spec_file} has changes that are not committed; commit them first",)
 
 
 def _of_group(group: str, results: Mapping[str, Result]) -> dict[str, Result]:
@@ -114,7 +115,8 @@ def _thin_run(result: Result, group: str, data_dir: Path) -> dict[int, Table]:
 
 def draw_group(group: str, results: Mapping[str, Result], curves: Curves, docs: Path) -> None:
     """Plot the learning curves of all results of a group, by algorithm."""
-    column = pick_column({result.run: curves[result.run] for result in results.values()})
+    column = pick_column(table for result in results.values() for table in curves[result.run].values())
+    # only this column: a plot of the moving average would mask it again
     runs = [
         DrawnRun(name, name, [{key: table[key] for key in ("frame", column)} for table in curves[result.run].values()])
         for name, result in results.items()

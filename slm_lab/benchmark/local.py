@@ -20,9 +20,9 @@ from slm_lab.lib.runtime import num_cores, share_niceness
 
 # exit codes of a run that saved itself and stopped at a signal
 STOP_CODES = (130, 143)
-# how long the machine is watched for a free core, and between two looks
+# a look for a free core measures this long; the next look follows this much later
 WATCH_SECONDS, POLL_SECONDS = 5.0, 15.0
-# share of a core that is worth a start; at the lowest priority even that is no loss to others
+# free share of a core that is enough to start: at the lowest priority a row takes nothing from others
 MIN_FREE = 0.1
 
 
@@ -31,10 +31,10 @@ class Outcome:
     """The outcome of a row."""
 
     row: Row
-    # 0 if it has a finished run now
+    # 0 if the row now has a finished run
     exit_code: int
     num_attempt: int
-    # of all its processes, in this call alone
+    # of all its processes, during this call only
     core_seconds: float
 
 
@@ -44,7 +44,7 @@ Launch = Callable[[Sequence[str]], int]
 def launch_command(arguments: Sequence[str]) -> int:
     """Run `slm-lab` in a separate process with visible output; returns its exit code, or that of a requested stop.
 
-    It saves and ends if this process is killed.
+    If this process is killed, the run saves itself and ends.
     """
     process = subprocess.Popen([sys.executable, "-m", "slm_lab.cli", *arguments], env=child_environment())
     asked = 0
@@ -52,7 +52,7 @@ def launch_command(arguments: Sequence[str]) -> int:
     def on_signal(number: int, _frame: object) -> None:
         nonlocal asked
         asked = 128 + number
-        # the terminal sends Ctrl-C to the run as well, which saves itself and ends; other signals come to us alone
+        # Ctrl-C reaches the run from the terminal; other signals reach only this process
         if number != signal.SIGINT:
             process.send_signal(number)
 
@@ -76,19 +76,19 @@ def order_by_cost(states: Sequence[RowState], measured: Speeds) -> list[tuple[Ro
     costs = []
     for state in states:
         if state.standing in OPEN:
-            row, done = state.row, state.frames if state.standing is Standing.STOPPED else 0
-            share = 1 - done / (row.max_frame * row.max_session)
+            row = state.row
+            share = 1 - state.resumable_frames / (row.max_frame * row.max_session)
             costs.append((row, share * estimate(row, measured, 1).core_seconds))
     return sorted(costs, key=lambda cost: cost[1])
 
 
 def wait_for_core() -> None:
     """Return once a core is not fully used by processes of normal priority."""
-    has_said = False
+    has_told = False
     while _find_free_cores() < MIN_FREE:
-        if not has_said:
+        if not has_told:
             logger.info("No core is free; waiting for one")
-            has_said = True
+            has_told = True
         time.sleep(POLL_SECONDS)
 
 
@@ -98,15 +98,16 @@ def _find_free_cores() -> float:
         time.sleep(WATCH_SECONDS)
         free, total = (after - old for after, old in zip(_read_times(), before, strict=True))
     except FileNotFoundError:
-        return num_cores()  # not Linux: its priority has to do
+        return num_cores()  # not Linux: rely on the priority alone
     return num_cores() * free / total if total else num_cores()
 
 
 def _read_times() -> tuple[int, int]:
     """Time of all cores since boot: idle or at low priority, and in total."""
-    words = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
-    _, nice, _, idle, waiting, *_ = times = [int(word) for word in words]
-    return nice + idle + waiting, sum(times)
+    first_line = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0]
+    times = [int(word) for word in first_line.split()[1:9]]
+    _user, nice, _system, idle, iowait, *_ = times
+    return nice + idle + iowait, sum(times)
 
 
 def run_rows(
@@ -131,7 +132,7 @@ def run_rows(
         outcome = _run_row(state, data_dir, retries, launch)
         outcomes.append(outcome)
         (after,) = find_states([row], results, data_dir, submitted)
-        if (frames := after.frames - (state.frames if state.standing is Standing.STOPPED else 0)) > 0:
+        if (frames := after.frames - state.resumable_frames) > 0:
             add_cost(data_dir, row, outcome.core_seconds, frames)
         logger.info(f"{row.key} took {outcome.core_seconds / 3600:.2f} core-hours")
         if outcome.exit_code in STOP_CODES:

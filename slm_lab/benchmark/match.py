@@ -13,7 +13,7 @@ from slm_lab.results.run import Run, look_up
 from slm_lab.spec.loading import dump_spec, flatten_spec, name_for_env, parse_spec
 from slm_lab.spec.schema import SINKS, Spec
 
-# where a run may differ from the committed spec: none of it changes what is learned
+# keys in which a run may differ from the committed spec: none affects training
 FREE = frozenset(
     f"meta.{key}"
     for key in (

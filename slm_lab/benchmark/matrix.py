@@ -1,7 +1,7 @@
-"""What is measured: envs and algorithms, the spec and settings that go with them, and the scores to reach.
+"""The rows of the benchmark: envs and algorithms with their specs, settings and the scores to reach.
 
-The reference scores are those that the published SLM-Lab reports for the same settings. Beside its 292 rows stand
-rows of our own (phase further), and rows of its envs with fewer frames (phase short), which count for themselves.
+The references are the scores that the published SLM-Lab reports for the same settings. Its 292 rows are joined by the
+lab's own (phase further), and by rows of the same envs with fewer frames (phase short), which are counted separately.
 """
 
 import csv
@@ -33,16 +33,16 @@ class Row:
     num_envs: int
     max_session: int
     log_frequency: int
-    # None where none is known
+    # None if no target is known
     target: float | None
-    # None in rows of our own
+    # None in the lab's own rows
     reference: float | None
-    # what another library scores, in words
+    # another library's score, as text
     peer: str
 
     @property
     def is_short(self) -> bool:
-        """Whether it has fewer frames than the published row, and so never replaces it."""
+        """Whether the row has fewer frames than the published one, and so never replaces it."""
         return self.phase == "short"
 
     @property
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        """The name of the rows that share a figure: those of an env, or of an env with fewer frames."""
+        """The env, with the budget of a short row: rows of a group share a figure."""
         return f"{self.env}{self._budget}"
 
     @property

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from slm_lab.benchmark.matrix import Row
-from slm_lab.benchmark.result import Result
 from slm_lab.benchmark.state import RowState, Standing
 from slm_lab.lib.errors import LabError
 from slm_lab.lib.io import write_json
 
-# Frames per second of one session before any run of its kind was measured: to tell minutes from days, no more.
-# Atari and playground on a GPU, as the published lab had it, the others on a core of a small machine.
+# Frames per second of one session if nothing similar was measured, good enough to tell minutes from days:
+# Atari and Playground on the published lab's GPU, the others on one core of a small machine.
 _MUJOCO: dict[str, float] = {"SAC": 250, "CrossQ": 150, "": 3000}
 _BOX2D: dict[str, float] = {"SAC": 500, "CrossQ": 300, "DQN": 1000, "DDQN+PER": 700, "": 2500}
 ROUGH_FPS: dict[str, dict[str, float]] = {
@@ -28,8 +27,6 @@ ROUGH_FPS: dict[str, dict[str, float]] = {
 }
 # frames per second by env and algorithm, and by phase and algorithm
 Speeds = Mapping[tuple[str, str], float]
-
-
 # standings that need a run
 OPEN = (Standing.MISSING, Standing.STALE, Standing.STOPPED, Standing.REFUSED)
 
@@ -40,9 +37,9 @@ class Estimate:
 
     # whether runs of this kind were measured
     is_measured: bool
-    # of all sessions together, on one core each
+    # of all sessions together
     core_seconds: float
-    # of the row, with its sessions side by side as far as cores allow
+    # of the row, with as many sessions in parallel as there are cores
     seconds: float
 
 
@@ -51,11 +48,12 @@ def costs_file(data_dir: Path) -> Path:
     return data_dir / "bench" / "costs.json"
 
 
-def load_costs(data_dir: Path) -> dict[str, list[float]]:
+def load_costs(data_dir: Path) -> dict[str, tuple[float, float]]:
     """Core-seconds and frames of the rows that were trained on this machine, by their keys."""
     path = costs_file(data_dir)
     try:
-        return {key: [float(seconds), float(frames)] for key, (seconds, frames) in json.loads(path.read_text()).items()}
+        costs = json.loads(path.read_text(encoding="utf-8"))
+        return {key: (float(seconds), float(frames)) for key, (seconds, frames) in costs.items()}
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, AttributeError) as error:
@@ -65,23 +63,29 @@ def load_costs(data_dir: Path) -> dict[str, list[float]]:
 def add_cost(data_dir: Path, row: Row, core_seconds: float, frames: int) -> None:
     """Add the cost of a part of a row's training."""
     costs = load_costs(data_dir)
-    before = costs.get(row.key, [0.0, 0.0])
-    write_json(costs_file(data_dir), {**costs, row.key: [before[0] + core_seconds, before[1] + frames]})
+    old_seconds, old_frames = costs.get(row.key, (0.0, 0.0))
+    write_json(costs_file(data_dir), {**costs, row.key: (old_seconds + core_seconds, old_frames + frames)})
 
 
-def measure_fps(
-    states: Sequence[RowState], results: Mapping[str, Result], costs: Mapping[str, Sequence[float]]
-) -> dict[tuple[str, str], float]:
-    """Frames per second of a session: from CPU time on this machine, or from local runs and results."""
+def measure_fps(states: Sequence[RowState], costs: Mapping[str, tuple[float, float]]) -> dict[tuple[str, str], float]:
+    """Frames per second of a session: medians by env and algorithm, and by phase and algorithm."""
     seen: dict[tuple[str, str], list[float]] = {}
     for state in states:
-        row, run, result = state.row, state.run, results.get(state.row.key)
-        seconds, frames = costs.get(row.key, (0.0, 0.0))
-        fps = frames / seconds if frames and seconds else run.fps if run is not None else result.fps if result else None
+        fps, row = _find_fps(state, costs), state.row
         if fps is not None and np.isfinite(fps) and fps > 0:
             for group in (row.env, row.phase):
                 seen.setdefault((group, row.algorithm), []).append(fps)
     return {kind: float(np.median(speeds)) for kind, speeds in seen.items()}
+
+
+def _find_fps(state: RowState, costs: Mapping[str, tuple[float, float]]) -> float | None:
+    """The speed of a row: from CPU time on this machine, else from its local run, else from its result."""
+    seconds, frames = costs.get(state.row.key, (0.0, 0.0))
+    if frames and seconds:
+        return frames / seconds
+    if state.run is not None:
+        return state.run.fps
+    return None if state.result is None else state.result.fps
 
 
 def estimate(row: Row, measured: Speeds, at_once: int) -> Estimate:

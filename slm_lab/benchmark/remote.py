@@ -18,10 +18,10 @@ from slm_lab.lib.io import write_json
 from slm_lab.remote.submit import ENDED
 from slm_lab.remote.task import TaskRequest, make_run_name
 
-# how long between two looks at what runs
+# between two polls of the runs
 POLL_SECONDS = 60.0
-# failed looks in a row before this gives up; the runs continue anyway
-MAX_FAILED_LOOKS = 10
+# give up after this many failed polls in a row; the runs continue anyway
+MAX_FAILED_POLLS = 10
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RemoteRun:
 
     name: str
     attempt: int
-    # dstack's word for it
+    # as dstack calls it
     status: str
 
     @property
@@ -40,12 +40,12 @@ class RemoteRun:
 
 @dataclass(frozen=True)
 class Cloud:
-    """The calls to the outside."""
+    """The calls that leave this machine."""
 
     submit: Callable[[TaskRequest], object]
     # the status of a run by its name; None if there is none
     find_status: Callable[[str], str | None]
-    # brings home the newest finished run of a spec
+    # downloads the newest run of a spec
     fetch: Callable[[str], object]
     sleep: Callable[[float], None] = time.sleep
 
@@ -86,7 +86,7 @@ class RemoteRuns:
         self.request = request
         self.runs = load_remote(data_dir)
         self.tries: Counter[str] = Counter()
-        self.failed_looks = 0
+        self.num_failed_poll = 0
 
     def run(
         self, rows: Sequence[Row], results: Mapping[str, Result], max_parallel: int, retries: int
@@ -96,7 +96,7 @@ class RemoteRuns:
         waiting = {state.row.key: state.row for state in states if state.standing in OPEN}
         chosen = list(waiting)
         while True:
-            self._look_at_all()
+            self._poll()
             for key in [key for key in waiting if self._is_over(waiting[key], retries)]:
                 del waiting[key]
             for key, row in waiting.items():
@@ -110,7 +110,7 @@ class RemoteRuns:
             logger.info(f"{active} row(s) are training remotely, {len(waiting)} unfinished; Ctrl-C leaves them running")
             self.cloud.sleep(POLL_SECONDS)
 
-    def _look_at_all(self) -> None:
+    def _poll(self) -> None:
         """Update the status of every active run, including those of other rows, which count too."""
         for key, run in list(self.runs.items()):
             if not run.is_active:
@@ -118,14 +118,14 @@ class RemoteRuns:
             try:
                 status = self.cloud.find_status(run.name)
             except LabError as error:
-                self.failed_looks += 1
-                if self.failed_looks > MAX_FAILED_LOOKS:
+                self.num_failed_poll += 1
+                if self.num_failed_poll > MAX_FAILED_POLLS:
                     raise
                 logger.warning(f"No status of {run.name}: {error}")
                 continue
-            self.failed_looks = 0
+            self.num_failed_poll = 0
             if status is None:
-                # noted, but never sent
+                # recorded, but never submitted
                 del self.runs[key]
             else:
                 self.runs[key] = replace(run, status=status)
@@ -134,7 +134,7 @@ class RemoteRuns:
             self._save()
 
     def _is_over(self, row: Row, retries: int) -> bool:
-        """Whether a row is finished for now; a successful run is downloaded."""
+        """Whether this command is finished with a row; downloads a successful run."""
         run = self.runs.get(row.key)
         if run is None or run.is_active:
             return False
@@ -162,7 +162,7 @@ class RemoteRuns:
         attempt = 1 if before is None else before.attempt + (before.status == "failed")
         base = name_row(row)
         run = RemoteRun(base if attempt == 1 else make_run_name(f"{base}-{attempt}"), attempt, "submitted")
-        # noted first, so that no run is ever paid for and forgotten
+        # recorded first, so that no run is paid for and forgotten
         self.runs[row.key] = run
         self.tries[row.key] += 1
         self._save()

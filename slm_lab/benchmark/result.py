@@ -16,7 +16,7 @@ from slm_lab.results.metrics import calc_spread
 from slm_lab.results.run import Run, look_up
 
 DOCS = Path("docs")
-# when a run began, as its folder's name ends
+# the start time at the end of a folder's name
 _STAMP = re.compile(r"_(\d{4}_\d{2}_\d{2}_\d{6})(?:_(\d+))?$")
 
 
@@ -25,24 +25,24 @@ class Result:
     """The score of a row, and where it comes from."""
 
     run: str
-    # where the run can be had; None while it is on this machine only
+    # link to the run; None while it is only on this machine
     url: str | None
     score: float
-    # its interval; None of a single session
+    # interval of the score; None with a single session
     low: float | None
     high: float | None
     values: tuple[float, ...]
-    # mean of the deterministic policy at the end; None where it was not played
+    # mean return of the deterministic policy at the end; None if it was not evaluated
     final_eval: float | None
-    # None where the tables do not say
+    # None if the tables do not tell
     fps: float | None
     # when the run began
     date: str
     version: str
     git_sha: str | None
-    # what was trained; a key that the lab learns later has its default here, and so needs no new run
+    # as trained; a key that is added to the lab later has its default here, so needs no new run
     spec: ReadOnlyDocument
-    # of each session, with the deterministic policy at the end; empty where it was not played, or not kept
+    # `final_eval` of each session; empty if it was not evaluated, or not kept
     final_values: tuple[float, ...] = ()
 
 
@@ -101,13 +101,13 @@ def load_results(docs: Path) -> dict[str, Result]:
 
 
 def save_results(docs: Path, results: Mapping[str, Result]) -> None:
-    """Write results, in the order of their keys, so that two people's changes merge."""
+    """Write results sorted by key, so that changes of two people merge."""
     data: Document = {key: asdict(results[key]) for key in sorted(results)}
     write_json(results_file(docs), data)
 
 
 def load_notes(docs: Path) -> dict[str, str]:
-    """Notes on rows, for example on what was tried; by the key of the row."""
+    """Notes on rows, for example what was tried, by the key of the row."""
     path = docs / "benchmark" / "notes.json"
     try:
         notes = json.loads(path.read_text(encoding="utf-8"))

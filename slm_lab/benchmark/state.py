@@ -24,7 +24,7 @@ class Standing(StrEnum):
     SUBMITTED = "submitted"
     STOPPED = "stopped"
     REFUSED = "refused"
-    # there is a result, of a spec that has changed since
+    # the spec has changed since the result was made
     STALE = "stale"
     MISSING = "missing"
 
@@ -37,13 +37,18 @@ class RowState:
     standing: Standing
     result: Result | None
     run: Run | None
-    # why a run that has ended cannot be taken in
+    # why the run cannot be taken in
     obstacles: tuple[str, ...] = ()
 
     @property
     def frames(self) -> int:
-        """Frames of the run, of all its sessions."""
+        """Frames of all sessions of the run."""
         return 0 if self.run is None else sum(int(table["frame"][-1]) for table in self.run.tables.values())
+
+    @property
+    def resumable_frames(self) -> int:
+        """Frames that the next run of the row need not train again."""
+        return self.frames if self.standing is Standing.STOPPED else 0
 
     @property
     def seconds_left(self) -> float | None:
@@ -67,7 +72,7 @@ def find_states(
     """The state of each row; `submitted` are the keys of rows that run on other machines."""
     runs: dict[str, list[Run]] = {}
     for run in _read_runs(rows, data_dir):
-        # among all rows: a run of another row of the same spec is none of these
+        # among all rows, because rows can share a spec: a run may belong to one that is not in `rows`
         row = find_row(run, load_matrix())
         if row is not None:
             runs.setdefault(row.key, []).append(run)
@@ -83,7 +88,7 @@ def _read_runs(rows: Sequence[Row], data_dir: Path) -> list[Run]:
         try:
             runs.append(load_run(str(folder), data_dir))
         except LabError:
-            continue  # it has no results, or is no run
+            continue  # no results yet, or not a run
     return runs
 
 

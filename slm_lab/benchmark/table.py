@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from slm_lab.benchmark.curves import CURVES, find_reach, load_curves, pick_column
+from slm_lab.benchmark.curves import RETURN, find_reach, load_curves, pick_column
 from slm_lab.benchmark.matrix import GPU_PHASES, Row, load_matrix, slug
 from slm_lab.benchmark.plan import estimate, measure_fps
 from slm_lab.benchmark.result import Result, is_stale, load_notes, load_results
@@ -25,7 +25,7 @@ PHASES = {
     "further": "Further envs",
     "short": "Short budgets",
 }
-# share of the way from random play to the target from which a row counts as close
+# a row that has come this share of the way from random play to the target counts as close
 CLOSE = 0.8
 BELOW = "**below**"
 HEAD = """# Benchmarks
@@ -108,8 +108,8 @@ def build_page(docs: Path, rows: Sequence[Row], results: Mapping[str, Result]) -
 
 def _summary(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
     """Envs by algorithms: the score, the reference, and the comparison; rows of our own in a second table."""
-    full = [row for row in rows if not row.is_short]
-    published, own = ([row for row in full if (row.phase == "further") is is_own] for is_own in (False, True))
+    published = [row for row in rows if row.phase not in ("further", "short")]
+    own = [row for row in rows if row.phase == "further"]
     lines = [
         "## Summary",
         "",
@@ -170,13 +170,13 @@ def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
         "|---|--:|--:|--:|--:|",
     ]
     words = ("above", "within", BELOW)
-    speeds = measure_fps([RowState(row, Standing.DONE, results.get(row.key), None) for row in rows], results, {})
+    speeds = measure_fps([RowState(row, Standing.DONE, results.get(row.key), None) for row in rows], {})
     for phase, title in PHASES.items():
         chosen = [row for row in rows if row.phase == phase]
         done = [(row, results[row.key]) for row in chosen if row.key in results]
         reached = sum(row.target is not None and result.score >= row.target for row, result in done)
         asked = sum(row.target is not None for row, _ in done)
-        # a score of fewer frames says little about the reference; the next table does
+        # with fewer frames the score says little about the reference; the next table shows when it is reached
         stands = Counter(judge(result, row.reference) for row, result in done if not row.is_short)
         reached_text = f"{reached} of {asked}" if asked else ""
         stands_text = ", ".join(str(stands[word]) for word in words) if any(map(stands.get, words)) else ""
@@ -189,10 +189,11 @@ def _progress(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
 
 
 def _reach(docs: Path, rows: Sequence[Row], results: Mapping[str, Result], notes: Mapping[str, str]) -> list[str]:
-    """How soon rows reach the reference: those with its settings, and those with fewer frames, in separate tables."""
+    """When rows reach the reference: one table for its settings, one for fewer frames."""
     done = [row for row in rows if row.key in results and row.reference is not None]
-    full, short = ([row for row in done if row.is_short is is_short] for is_short in (False, True))
-    # groups in which algorithms without a reference stand beside those that have one
+    full = [row for row in done if not row.is_short]
+    short = [row for row in done if row.is_short]
+    # groups that compare algorithms without a reference with others
     compared = {row.group for row in rows if row.is_short and row.reference is None and row.key in results}
     parts = [REACH, "### At the published settings\n", _reach_table(docs, full, results)]
     if short:
@@ -227,8 +228,8 @@ def _compared_table(docs: Path, rows: Sequence[Row], results: Mapping[str, Resul
 
 
 def _end_cells(result: Result, sessions: Mapping[int, Table]) -> str:
-    """The mean return of the last 100 episodes over sessions, and what the deterministic policy reaches at the end."""
-    column = pick_column({"": sessions})
+    """Cells: the mean return of the last 100 episodes, and the deterministic policy's returns at the end."""
+    column = pick_column(sessions.values())
     last = sum(float(table[column][-1]) for table in sessions.values()) / len(sessions) if sessions else math.nan
     end = "" if result.final_eval is None else _number(result.final_eval)
     return f"{_number(last)} | {end} | {', '.join(map(_number, result.final_values))}"
@@ -244,10 +245,11 @@ def _reach_table(docs: Path, rows: Sequence[Row], results: Mapping[str, Result])
         sessions = load_curves(docs, row.group).get(result.run)
         if sessions is None or row.reference is None:
             continue
-        column = pick_column({"": sessions})
+        column = pick_column(sessions.values())
         frame = find_reach(sessions, row.reference)
-        # the average of a hundred rows shows it later than it was
-        reached = "not" if frame is None else f"{'' if column == CURVES[0] else 'at most '}{frame:,.0f}"
+        # the moving average lags
+        bound = "" if column == RETURN else "at most "
+        reached = "not" if frame is None else f"{bound}{frame:,.0f}"
         lines.append(
             f"| {row.env} | {row.algorithm} | {_number(row.reference)} | {reached} | {row.max_frame:,} "
             f"| {_end_cells(result, sessions)} |"
@@ -303,7 +305,7 @@ def _line(row: Row, result: Result | None) -> str:
 
 
 def _settings(rows: Sequence[Row]) -> list[str]:
-    """The settings of rows; if they differ, with the algorithms that have them or, if need be, with the rows."""
+    """The settings of rows; if they differ, each with its algorithms, or with its rows if these are not enough."""
     is_by_algorithm = len({(row.algorithm, row.settings) for row in rows}) == len({row.algorithm for row in rows})
     groups: dict[str, dict[str, None]] = {}
     for row in rows:

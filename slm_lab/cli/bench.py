@@ -275,8 +275,7 @@ def _begin_idle(states: list[RowState], data_dir: Path, docs: Path) -> list[Row]
 
 def _measure(data_dir: Path, docs: Path) -> dict[tuple[str, str], float]:
     """Frames per second of a session, for all rows with a measurement."""
-    states = _states(list(load_matrix()), data_dir, docs)
-    return measure_fps(states, load_results(docs), load_costs(data_dir))
+    return measure_fps(_states(list(load_matrix()), data_dir, docs), load_costs(data_dir))
 
 
 def _states(rows: list[Row], data_dir: Path, docs: Path) -> list[RowState]:

@@ -299,10 +299,10 @@ def test_a_row_keeps_what_it_took(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(local.os, "times", lambda: SimpleNamespace(children_user=next(times), children_system=0.0))
     (outcome,) = run_rows([PPO], {}, tmp_path, 1, FakeLab(tmp_path, []))
     assert outcome.core_seconds == 100
-    assert load_costs(tmp_path) == {PPO.key: [100.0, 800_000.0]}
+    assert load_costs(tmp_path) == {PPO.key: (100.0, 800_000.0)}
     # which is what the next estimate goes by, whatever the clock on the wall said
     states = find_states([PPO], {}, tmp_path)
-    assert estimate(PPO, measure_fps(states, {}, load_costs(tmp_path)), 1).core_seconds == pytest.approx(100)
+    assert estimate(PPO, measure_fps(states, load_costs(tmp_path)), 1).core_seconds == pytest.approx(100)
 
 
 def test_idle_machines_train_the_cheapest_row_first(tmp_path) -> None:
@@ -570,10 +570,10 @@ def test_summary_counts_verdicts_and_marks_the_best_of_an_env(tmp_path) -> None:
 
 def test_a_figure_of_runs_that_kept_averages_alone_draws_averages(tmp_path) -> None:
     frame = np.arange(3.0)
-    old = {0: {"frame": frame, "total_reward": np.full(3, np.nan), "total_reward_ma": frame}}
-    new = {0: {"frame": frame, "total_reward": frame, "total_reward_ma": frame}}
-    assert pick_column({"old": old, "new": new}) == "total_reward_ma"
-    assert pick_column({"new": new}) == "total_reward"
+    old = {"frame": frame, "total_reward": np.full(3, np.nan), "total_reward_ma": frame}
+    new = {"frame": frame, "total_reward": frame, "total_reward_ma": frame}
+    assert pick_column([old, new]) == "total_reward_ma"
+    assert pick_column([new]) == "total_reward"
 
 
 def test_page_names_rows_below_the_reference_and_changed_specs(tmp_path) -> None:
