@@ -18,13 +18,13 @@ Scores = Mapping[str, Mapping[str, Sequence[float]]]
 
 @dataclass(frozen=True)
 class AggregateRow:
-    """An algorithm over all envs that count."""
+    """An algorithm over all envs that are not left out."""
 
     algorithm: str
     num_env: int
     # interquartile mean of the normalised scores of all sessions in all envs
     iqm: Interval
-    # over the first algorithm, the mean over envs; None for the first itself
+    # probability of improvement over the first algorithm, the mean over envs; None for the first itself
     improvement: Interval | None
 
     @property
@@ -40,14 +40,16 @@ class Aggregates:
     rows: tuple[AggregateRow, ...]
     # the returns that count as 0 (random play) and as 1 (the best mean among the algorithms), by env
     scales: Mapping[str, tuple[float, float]]
-    # envs that do not count, with the reason
+    # envs that are left out, with the reason
     left_out: Mapping[str, str]
 
     @property
     def notes(self) -> list[str]:
         """What 0 and 1 mean in each env, and the envs that are left out; a line each."""
-        scales = [(env, f"({low:.2f})", f"({high:.2f})") for env, (low, high) in self.scales.items()]
-        lines = [f"{env}: 0 is random play {low}, 1 the best mean {high}" for env, low, high in scales]
+        lines = [
+            f"{env}: 0 is random play ({low:.2f}), 1 the best mean ({high:.2f})"
+            for env, (low, high) in self.scales.items()
+        ]
         return [*lines, *(f"{env} left out: {reason}" for env, reason in self.left_out.items())]
 
 
@@ -60,7 +62,7 @@ def aggregate_rows(rows: Sequence[ComparisonRow]) -> Aggregates | None:
         scores[row.algorithm][row.env] = row.scores
     if min(len(scores), len({row.env for row in rows})) < 2:
         return None
-    # measured by runs where it is not shipped
+    # shipped, or measured by the runs
     random_returns = {row.env: row.random_return for row in rows if row.random_return is not None}
     return aggregate_scores(scores, random_returns)
 
@@ -95,7 +97,7 @@ def aggregate_scores(scores: Scores, random_returns: Mapping[str, float]) -> Agg
 def calc_aggregate_iqm(scores: Sequence[Array]) -> Interval:
     """Interquartile mean of all sessions in all envs, an array per env, with its stratified bootstrap interval.
 
-    Sessions are drawn with replacement within each env, the same draws every time. There is no interval where an env
+    Sessions are drawn with replacement within each env, the same draws every time. There is no interval if an env
     has fewer than 3 sessions.
     """
     value = float(calc_iqm(np.concatenate(scores)))

@@ -1,4 +1,4 @@
-"""Runs side by side as rows of a table: on the terminal, as CSV and as LaTeX."""
+"""Compare runs in a table: on the terminal, as CSV and as LaTeX."""
 
 import csv
 import io
@@ -25,17 +25,17 @@ _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasc
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A run in one env, beside the first run in that env."""
+    """A run, compared with the first run in its env."""
 
     run: str
     algorithm: str
     env: str
     frame: int
-    # of the sessions that have one
+    # of the sessions that have a score
     scores: tuple[float, ...]
-    # return of random play, where it is known
+    # return of random play, if known
     random_return: float | None
-    # with the first run in its env that has a score; None for that one, and for a run without a score
+    # with the first run in the env that has a score; None for that run, and for runs without a score
     comparison: ScoreComparison | None
 
     @cached_property
@@ -55,7 +55,7 @@ class ComparisonRow:
 def build_rows(
     runs: Sequence[Run], names: Sequence[str], algorithms: Sequence[str] | None = None
 ) -> list[ComparisonRow]:
-    """A row per run, those of one env together; `algorithms` replaces the names of the algorithms."""
+    """A row per run, grouped by env; `algorithms` replaces the names of the algorithms."""
     labels = algorithms if algorithms is not None else [run.label for run in runs]
     kind = find_common_kind(runs)
     rows = []
@@ -118,10 +118,10 @@ def format_tabular(head: Sequence[str], groups: Sequence[Sequence[Sequence[str]]
 
 def _join(cells: Sequence[str]) -> str:
     line = " & ".join(map(escape_latex, cells)) + " \\\\"
-    # the line break before it would take these as its options
+    # the preceding line break would take these as its options
     return f"{{}}{line}" if line.startswith(("[", "*")) else line
 
 
 def escape_latex(text: str) -> str:
-    """Text that LaTeX sets as it is."""
+    """Text for LaTeX, with special characters escaped."""
     return "".join(_LATEX.get(char, char) for char in text)

@@ -1,4 +1,4 @@
-"""The conclusion of a trial: metrics, symptoms, graphs and report, from tables that are read once."""
+"""Conclude a trial: write metrics, graphs and report, and find symptoms, from tables that are read once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class Conclusion:
     run: Run
     metrics: TrialMetrics
     symptoms: tuple[Symptom, ...]
-    # None if it was not asked for, or could not be written
+    # None if it was not drawn, or could not be written
     report: Path | None = None
 
 
@@ -61,7 +61,7 @@ def conclude(
 
 
 def recompute(run: Run, random_return: float) -> Conclusion:
-    """The same from the tables of an ended run; keeps the metrics that tables do not contain."""
+    """Write the results of an ended run again, from its tables; keeps metrics that tables do not contain."""
     tables = run.counted_tables
     metrics = calc_trial_metrics(tables, random_return)
     if (old := run.metrics) is not None:
@@ -95,7 +95,7 @@ def _write(run: Run, metrics: TrialMetrics, files: dict[int, SessionFile], is_dr
         files[session] = file.model_copy(update=dict(numbers))
         files[session].write(folder.session_metrics_file(run.trial, session))
     metrics.write(folder.trial_metrics_file(run.trial))
-    # as it would be read back, without reading the tables again
+    # the run as it would be read back, without reading its tables again
     run = replace(run, metrics=metrics, session_metrics={**run.session_metrics, **files})
     symptoms = tuple(find_symptoms(run))
     report = _draw(run, symptoms, folder.report_file) if is_drawn else None
@@ -118,7 +118,7 @@ def update_curve(folder: RunFolder, trial: int) -> None:
     try:
         plot_run_curve(read_run(folder.path, trial))
     except StorageError as error:
-        # a checkpoint that does not fit ends a session; a curve on the way is no reason
+        # a full disk ends the session when a checkpoint does not fit; a missing curve is no reason to stop
         logger.warning(f"No curve: {error}")
     except RunFolderError:
         pass  # no session has a row yet

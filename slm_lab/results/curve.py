@@ -1,4 +1,4 @@
-"""Curves from tables: rows to plot, means over sessions, and fewer points with the same shape."""
+"""Curves from tables: select rows, average over sessions, and reduce points while keeping the shape."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from slm_lab.lib.array import Array
 from slm_lab.results.metrics import calc_interval, mask_partial_ma
 from slm_lab.results.table import Table
 
-# Everything else in a table belongs to the algorithm.
+# all other columns are metrics of the algorithm
 BOOKKEEPING = {"total_reward", "total_reward_ma", "fps", "frame", "wall_t", "t", "epi", "opt_step"}
 GRID_POINTS = 1000
-# more of a curve cannot be told apart in a picture
+# more points of a curve cannot be distinguished in a picture
 MAX_POINTS = 5_000
-# Values near the float limit overflow inside the renderers, and no axis could show them.
+# larger values overflow in the renderers, and no axis could show them
 LARGEST = 1e100
 # frames, or another measure of progress, and values
 Curve = tuple[Array, Array]
-# what curves are drawn over, and its column
+# the horizontal axis, and its column
 Axis = Literal["frames", "time", "updates"]
 AXES: dict[Axis, str] = {"frames": "frame", "time": "wall_t", "updates": "opt_step"}
 # the band around a mean: its 95 % interval, one std between sessions, or the lowest and highest session
 BandKind = Literal["ci", "std", "minmax"]
-# of the interval at each of a thousand frames
+# fewer resamples than usual, since there is an interval at each of a thousand frames
 NUM_RESAMPLE = 1000
-# percentiles of a panel's values between which its axis is fitted, with this many times as much room on either side
+# the axis of a panel fits the values between these percentiles, with this many times their span on either side
 CORE = (5, 95)
 ROOM = 2
 
@@ -39,13 +39,13 @@ class Average:
     x: Array
     mean: Array
     interval: tuple[Array, Array] | None
-    # whether the curves had frames of their own
+    # whether the curves had different frames
     is_interpolated: bool
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a panel's axis, and the extremes of all values, at least one of them outside."""
+    """The limits of a panel's axis, and the extremes of its values, at least one of them outside the limits."""
 
     low: float
     high: float
@@ -54,11 +54,11 @@ class Limits:
 
 
 def read_curve(table: Table, column: str, axis: Axis = "frames", smooth: int = 1) -> Curve:
-    """The rows of a column to plot, by increasing frame; of rows at the same frame the last counts.
+    """The curve of a column by increasing frame; of rows at the same frame the last counts.
 
-    The moving average starts where its window is full: before that it is the mean of ever more rows, and its curve
-    would have a kink. With `smooth`, a value is the mean of that many rows up to its own. Of a long table only every
-    n-th row is drawn, since no picture shows more.
+    The moving average starts where its window is full: before that it is the mean of a growing number of rows, so the
+    curve would have a kink. With `smooth`, a value is the mean of that many rows up to its own. Of a long table only
+    every n-th row is used.
     """
     x = np.asarray(table.get(AXES[axis], ()), dtype=float)
     y = np.asarray(table.get(column, ()), dtype=float)
@@ -66,17 +66,17 @@ def read_curve(table: Table, column: str, axis: Axis = "frames", smooth: int = 1
         y = mask_partial_ma(table)
     size = min(x.size, y.size)
     x, y = x[:size], y[:size]
-    # NaN compares false as well.
+    # also false for NaN
     drawable = (np.abs(x) < LARGEST) & (np.abs(y) < LARGEST)
     x, y = x[drawable], y[drawable]
     if not (x[1:] > x[:-1]).all():
         x, last = np.unique(x[::-1], return_index=True)
         y = y[::-1][last]
-    # the last row is among them, and sessions with the same frames keep the same
+    # counted from the last row, which is kept; sessions with the same frames keep the same rows
     step = max(-(-x.size // MAX_POINTS), 1)
     rows = np.arange(x.size)[::-step][::-1]
     if smooth > 1:
-        # not by differences of a running sum, in which a spike drowns all that follows
+        # not by differences of a running sum, in which a spike ruins the precision of everything after it
         return x[rows], np.array([y[max(row + 1 - smooth, 0) : row + 1].mean() for row in rows])
     return x[rows], y[rows]
 
@@ -124,13 +124,13 @@ def _calc_band(values: Array, band: BandKind) -> tuple[Array, Array] | None:
 
 
 def find_constant(curves: Sequence[Curve]) -> float | None:
-    """The value of curves that never change; None if they do."""
+    """The common value of curves that never change; None if they do."""
     y = np.concatenate([y for _, y in curves])
     return float(y[0]) if y.size > 1 and np.ptp(y) <= 1e-9 * np.abs(y).max() else None
 
 
 def describe_constants(constants: Mapping[str, float]) -> str:
-    """One line for the metrics that never changed and need no panel."""
+    """One line for metrics that never change, instead of panels."""
     return f"constant: {', '.join(f'{name} {value:.4g}' for name, value in constants.items())}" if constants else ""
 
 
@@ -149,8 +149,8 @@ def pick_points(y: Array, limit: int) -> Array:
     """Indices of at most `limit` points: both ends, and the minimum and maximum of each part in between."""
     if y.size <= limit:
         return np.arange(y.size)
-    num_stretch = (limit - 2) // 2
-    edges = np.linspace(1, y.size - 1, num_stretch + 1).astype(int)
+    num_part = (limit - 2) // 2
+    edges = np.linspace(1, y.size - 1, num_part + 1).astype(int)
     picked = [0, y.size - 1]
     for start, end in pairwise(edges):
         picked += [start + int(np.argmin(y[start:end])), start + int(np.argmax(y[start:end]))]

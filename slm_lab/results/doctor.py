@@ -1,4 +1,4 @@
-"""What stands out in the tables of a run: rules with thresholds taken from good runs."""
+"""Find symptoms in the tables of a run, by rules whose thresholds come from good runs."""
 
 import math
 from collections.abc import Callable
@@ -25,35 +25,35 @@ from slm_lab.results.symptom import Symptom
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.schema import ALGORITHM_SPECS
 
-# rows at the end whose spread is the noise of a score
+# the spread of this many last rows estimates the noise of a score
 LAST_ROWS = 5
-# nats; certain actions of a discrete policy, whose entropy is at least ln 2 at the start
+# in nats; a discrete policy starts with an entropy of at least ln 2
 ENTROPY_COLLAPSED = 0.05
-# share of the run by which a collapse counts as early
+# a collapse before this share of the run is early
 EARLY = 0.3
 EXPLAINED_VAR_LOW = 0.1
-# values fit, whatever they explain, once their loss is so small a share of its largest
+# values are good, whatever they explain, if their loss has fallen to this share of its largest
 VAL_LOSS_FALLEN = 0.05
 CLIP_FRAC_HIGH = 0.3
 KL_LARGE = 0.1
-# share of the run after which steps of the policy are judged
+# policy updates are judged after this share of the run
 SETTLED = 0.2
-# stds over the last fifth of the run; batches that wander about one place stay below it however short rows are
+# in stds over the last fifth of the run; without drift, batches stay below it however short rows are
 OBS_SHIFT = 0.3
-# change of the log of the std over the last fifth; returns that grow evenly from nothing have 0.22
+# change of the log of the std over the last fifth; it is 0.22 for returns that grow linearly from zero
 REWARD_SHIFT = 0.2
-# times the returns that were reached
+# multiple of the discounted returns that were reached
 Q_FACTOR = 2.0
-# share of all that was gained
+# share of the whole gain
 RISE = 0.1
 # share of the random return
 RANDOM_MARGIN = 0.05
 # share of the best session's gain over random play
 DISAGREE = 0.5
-# share of the time, and seconds below which it says nothing
+# a phase dominates above this share of the time, if the run took at least this many seconds
 BOUND = 0.6
 MIN_SECONDS = 10.0
-# a score was lost again below this share of the best gain
+# a score has dropped if less than this share of the best gain is left
 LOST = 0.6
 
 
@@ -88,7 +88,7 @@ def find_entropy_collapse(case: Case) -> Symptom | None:
     hit: dict[int, float] = {}
     for session, table in case.judged.items():
         entropy = table.get("entropy", EMPTY)
-        # a density's entropy passes below zero without harm, so continuous actions are left out
+        # a negative entropy means continuous actions, for which low values are normal
         if (entropy < 0).any() or not case.is_low(session):
             continue
         begin, end = pick_part(entropy, EARLY, 0.5), pick_part(entropy, 0.8, 1)
@@ -115,7 +115,7 @@ def find_useless_values(case: Case) -> Symptom | None:
     for session, table in case.judged.items():
         explained, loss = table.get("explained_var", EMPTY), table.get("val_loss", EMPTY)
         late, late_loss = calc_median(pick_part(explained, 0.75, 1)), calc_median(pick_part(loss, 0.75, 1))
-        # where all returns are alike, as in a solved CartPole, nothing is left to explain and values are right
+        # if all returns are equal, as in a solved CartPole, nothing is left to explain, and the loss is small
         largest = max((value for value in calc_tenths(loss) if math.isfinite(value)), default=math.nan)
         if late < EXPLAINED_VAR_LOW and late_loss > VAL_LOSS_FALLEN * largest:
             hit[session] = late
@@ -215,15 +215,15 @@ def find_overestimation(case: Case) -> Symptom | None:
         reached = calc_best_reward(table) / (1 - gamma)
         if not math.isfinite(q) or not math.isfinite(reached):
             continue
-        # the value of soft algorithms has the entropy to come in it
+        # values of soft algorithms include the future entropy
         alpha, entropy = table.get("alpha", EMPTY), table.get("entropy", EMPTY)
         if len(alpha) and len(alpha) == len(entropy):
-            # damaged rows may hold infinities
+            # damaged rows may contain infinities
             with np.errstate(invalid="ignore"):
                 bonus = calc_median(pick_part(alpha * np.maximum(entropy, 0), 0.8, 1)) / (1 - gamma)
             reached += bonus if math.isfinite(bonus) else 0.0
         score = pick_known(table["total_reward"])
-        # the mean over states is at most `reached` if no reward is negative; else the size of returns bounds it too
+        # `reached` bounds the mean value only if no reward is negative; otherwise allow the size of returns as well
         floor = 0.0
         if random_return is None or random_return < 0 or score.min() < 0:
             floor = max(float(np.abs(score).max()), abs(random_return or 0.0))
@@ -260,15 +260,15 @@ def find_rise(case: Case) -> Symptom | None:
     curve = np.mean(curves, axis=0)
     spread = np.mean([pick_known(table["total_reward"])[-LAST_ROWS:].std() for _, table in case.judged.items()])
     random_return = case.random_return
-    # a run that was good from its first rows has gained all the same
+    # count the gain over random play, since a run can be good from its first rows on
     lowest = curve.min() if random_return is None else min(curve.min(), random_return)
     rise, gained = curve[-1] - curve[-3], curve[-1] - lowest
-    # two steps up to the highest point, not the wandering of a curve that is done
+    # two steps up to the highest point, unlike the fluctuation of a converged curve
     if not (curve[-1] == curve.max() and curve[-3] < curve[-2] < curve[-1]):
         return None
     if rise <= RISE * gained or rise <= 2 * spread or gained <= RANDOM_MARGIN * abs(random_return or 0.0):
         return None
-    # the mean of the last 100 episodes rises long after the policy has stopped to
+    # the mean of the last 100 episodes still rises long after the policy has converged; evaluations do not lag
     end = curve[-1]
     if case.run.score_kind != "train":
         before, end = case.find_late_evals()
@@ -353,7 +353,7 @@ def find_bound(case: Case) -> Symptom | None:
     phases: dict[str, float] = {}
     for metrics in case.run.session_metrics.values():
         for name, value in (metrics.phases or {}).items():
-            # compiling is done once, and a longer run has the less of it
+            # compiling happens once, so it matters less in a longer run
             if name != "compile" and math.isfinite(value):
                 phases[name] = phases.get(name, 0.0) + value
     total = sum(phases.values())

@@ -1,4 +1,4 @@
-"""What the doctor's rules use: parts of columns, and the final score compared with the best and random play."""
+"""Evidence for the doctor's rules: parts of columns, and the final score compared with the best and random play."""
 
 import math
 from collections.abc import Mapping
@@ -11,24 +11,24 @@ from slm_lab.lib.array import Array
 from slm_lab.results.run import Run, look_up
 from slm_lab.results.table import Table
 
-# a session with fewer rows that have a score is not judged
+# a session needs this many rows with a score to be judged
 MIN_ROWS = 20
-# A column with fewer values in the rows looked at is not judged. Each is a mean over a training, and where rows are
-# written more often than trainings happen there are few.
+# A column needs this many values in the rows examined. There are few if rows are written more often than the agent
+# trains.
 MIN_VALUES = 3
-# share of the run from which an evaluation says something about its end
+# evaluations after this share of the run say something about its end
 LATE = 0.5
-# a score is low up to this share of the best gain that was seen, or of the random return
+# a score is low if its gain is at most this share of the best gain, or of the random return
 LOW = 0.5
-# with a gain below this share of the best one, large steps are held against a run
+# a score is hurt if its gain is below this share of the best gain of its session
 HURT = 0.8
-# share at the end of the run over which a score may still rise
+# the part at the end of the run over which a rise is measured
 LAST_PART = 0.2
 EMPTY: Array = np.empty(0)
 
 
 class Case:
-    """A run as the doctor sees it."""
+    """A run, with what the rules ask about it."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -46,13 +46,13 @@ class Case:
 
     @property
     def random_return(self) -> float | None:
-        """The return of random play as the run measured it."""
+        """The return of random play that the run measured."""
         value = self.run.metrics.random_return if self.run.metrics is not None else None
         return value if value is not None and math.isfinite(value) else None
 
     @property
     def changes_rewards(self) -> bool:
-        """Whether the agent learns from other rewards than those of the score; true if the spec is unknown."""
+        """Whether the agent learns from other rewards than the score counts; true if the spec is unknown."""
         env: Any = look_up(self.run.spec, "env")
         if not isinstance(env, Mapping | list) or not env:
             return True
@@ -103,13 +103,13 @@ class Case:
         return float(before), float(end)
 
     def find_lr_key(self, part: str) -> str:
-        """The key of the learning rate of a role: its own, if the spec has one."""
+        """The key of the learning rate of a role, which may be shared."""
         net = look_up(self.run.spec, "agent", "net")
         has_own = look_up(net, f"{part}_optim_spec") is not None or look_up(net, part, "optim_spec") is not None
         return f"agent.net.{part}_optim_spec.lr" if has_own else "agent.net.optim_spec.lr"
 
     def where(self, sessions: Mapping[int, Any]) -> str:
-        """Which sessions, unless there is only one."""
+        """Which sessions, in words; empty if the run has only one."""
         count = len(self.run.counted_tables)
         if count == 1:
             return ""

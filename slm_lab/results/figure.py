@@ -27,18 +27,18 @@ ImageFormat = Literal["png", "svg", "pdf"]
 IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
 _DPI = 150
 _SIZE = (8.0, 5.0)
-# of pictures for papers: in a column of 3.3 inches their text has 6 to 8 points
+# for papers: in a column of 3.3 inches, text is 6 to 8 points high
 _PAPER_SIZE = (4.4, 3.1)
-# of a panel in a grid, and how many are beside each other
+# of a panel in a grid, and the panels in a row
 _PANEL_SIZE = (2.7, 2.5)
 _GRID_COLUMNS = 4
 INK = "#222222"
 MUTED = "#666666"
 GRID = "#E4E4E4"
 FRAMES = "frames (env steps)"
-# A dollar sign in a name is no formula.
+# names may contain dollar signs, which are not formulas
 TITLE: dict[str, Any] = dict(fontsize=13, fontweight="bold", color=INK, parse_math=False)
-# From here on a reward is written in k or M.
+# larger rewards are written in k or M
 LONG_NUMBER = 10_000
 
 
@@ -51,9 +51,9 @@ class Line:
     y: Array
     look: Look
     is_mean: bool = False
-    # evaluations, which lie on top
+    # evaluations: dots, above the lines
     is_dotted: bool = False
-    # dots of several runs have their colours and no name of their own
+    # dots of several runs have the colour of their run, and are not in the legend
     is_named: bool = True
 
 
@@ -65,7 +65,7 @@ class Band:
     low: Array
     high: Array
     color: str
-    # bands around curves with names of their own are not named again
+    # empty if the curve has a name in the legend
     name: str = ""
 
 
@@ -97,7 +97,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Point:
-    """A number with its interval, by the name of its curves; the bounds are NaN without one."""
+    """A number of the curves with this name, and its interval; the bounds are NaN without one."""
 
     name: str
     value: float
@@ -114,7 +114,7 @@ def shorten(value: float, _position: int | None = None) -> str:
 
 
 def wrap(title: str, width: float = _SIZE[0], num_char: int = 72) -> str:
-    """A long text on at most two lines; `num_char` of its characters fit on a figure of the usual width."""
+    """Wrap a text to at most two lines; `num_char` characters fit on a figure of the usual width."""
     return textwrap.fill(title, int(num_char * width / _SIZE[0]), max_lines=2, placeholder=" ...")
 
 
@@ -135,13 +135,13 @@ def to_png(figure: Figure) -> bytes:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     png = _encode(canvas)
-    # its parts refer to each other, so they would stay in memory until Python looks for such circles
+    # its parts refer to each other, so otherwise they would wait for the garbage collector
     figure.clear()
     return png
 
 
 def _encode(canvas: FigureCanvasAgg) -> bytes:
-    """A canvas as PNG with a palette, a third of the size of one without."""
+    """A canvas as PNG with a palette, which makes it three times smaller."""
     buffer = BytesIO()
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
     picture.quantize(256, method=Image.Quantize.FASTOCTREE).save(buffer, "PNG", dpi=(_DPI, _DPI))
@@ -154,7 +154,7 @@ def _to_bytes(figure: Figure, form: ImageFormat) -> bytes:
         return to_png(figure)
     buffer = BytesIO()
     canvas = FigureCanvasPdf(figure) if form == "pdf" else FigureCanvasSVG(figure)
-    # fonts that journals take, and ids in SVG that do not change
+    # fonts that journals accept, and constant ids in SVG
     with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "slm-lab"}):
         canvas.print_figure(buffer, metadata={"CreationDate" if form == "pdf" else "Date": None})
     figure.clear()
@@ -162,7 +162,7 @@ def _to_bytes(figure: Figure, form: ImageFormat) -> bytes:
 
 
 def draw_chart(chart: Chart, form: ImageFormat = "png") -> bytes:
-    """A chart as a picture; vector ones are smaller, so that their text can be read in a column of a paper."""
+    """A chart as a picture; vector formats have a smaller page, so that text is readable in a column of a paper."""
     return _to_bytes(_build_figure(chart, _SIZE if form == "png" else _PAPER_SIZE)[0], form)
 
 
@@ -171,7 +171,7 @@ def draw_grid(charts: Sequence[Chart], title: str, form: ImageFormat = "png", po
     count = len(charts) + bool(points)
     columns = min(count, _GRID_COLUMNS)
     rows = -(-count // columns)
-    # a legend, a note and a title besides the panels
+    # room for a legend, a note and a title
     size = (_PANEL_SIZE[0] * columns + 0.3, _PANEL_SIZE[1] * rows + 0.7 + (0.3 if title else 0))
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06))
     handles: dict[str, Any] = {}
@@ -203,7 +203,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], looks: Mapping[str, Look])
     """Aggregates over envs, in the order of the legend."""
     for place, point in enumerate(points):
         color = looks[point.name].color
-        # without an interval a line of NaN, which is not drawn
+        # without an interval the bounds are NaN, which matplotlib does not draw
         axes.plot([point.low, point.high], [place, place], color=color, linewidth=6, alpha=0.35, solid_capstyle="butt")
         axes.plot(point.value, place, "o", color=color, markersize=5)
     axes.set_yticks(range(len(points)), [point.name for point in points], parse_math=False)
@@ -214,7 +214,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], looks: Mapping[str, Look])
 
 
 def _add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], note: str = "") -> None:
-    """A legend below the axes, where it never hides a curve, in as many columns as the figure has room for."""
+    """A legend below the axes, in as many columns as fit."""
     width = figure.get_figwidth()
     size = 9 if width >= _SIZE[0] else 8
     column_width = 0.4 + 0.0075 * size * max(map(len, names), default=0)
@@ -225,7 +225,7 @@ def _add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], no
 
 
 def draw_alike(charts: Sequence[Chart]) -> list[bytes]:
-    """Charts of the same kinds of curves, with common axes."""
+    """Pictures of charts with the same kinds of curves, on common axes."""
     every = [
         replace(lines[0], x=np.concatenate([line.x for line in lines]), y=np.concatenate([line.y for line in lines]))
         for lines in zip(*(chart.lines for chart in charts), strict=True)
@@ -269,7 +269,7 @@ def draw_panels(
 
 
 def _build_figure(chart: Chart, size: tuple[float, float] = _SIZE) -> tuple[Figure, Text]:
-    """A matplotlib chart and its title; it avoids pyplot, which shares state between threads."""
+    """A matplotlib figure of a chart, and its title; without pyplot, which shares state between threads."""
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     axes = figure.add_subplot()
     is_wide = size[0] >= _SIZE[0]
@@ -293,7 +293,7 @@ def _draw_curves(axes: Axes, chart: Chart, size: float = 1.0) -> None:
     named: set[str] = set()
     for line in chart.lines:
         width, opacity = chart.weight(line)
-        # Curves of one name are named once; matplotlib skips a leading underscore.
+        # curves of one name are listed once; matplotlib skips names with a leading underscore
         label = f"_{line.name}" if line.name in named or not line.is_named else line.name
         named.add(line.name)
         look: dict[str, Any] = dict(color=line.look.color, alpha=opacity, linewidth=width * size, label=label)
@@ -311,7 +311,7 @@ def _draw_curves(axes: Axes, chart: Chart, size: float = 1.0) -> None:
 
 
 class _Sheet:
-    """A figure in which only curves and the title change: everything else is drawn once, to save time."""
+    """A figure in which only curves and title change; everything else is drawn once, to save time."""
 
     def __init__(self, figure: Figure, lines: Sequence[Line2D], title: Text) -> None:
         self.figure, self.lines, self.title = figure, lines, title

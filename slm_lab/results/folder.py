@@ -1,4 +1,4 @@
-"""The files of a run: one place for every name."""
+"""The names of all files of a run, and how to find runs."""
 
 import re
 import shlex
@@ -19,10 +19,10 @@ from slm_lab.spec.loading import dump_spec, flatten_spec, load_spec, name_for_en
 from slm_lab.spec.reader import printable, read_document
 from slm_lab.spec.schema import Spec
 
-# where runs are, unless told otherwise
+# the default folder of runs
 DATA_DIR = Path("data")
 SPEC_SUFFIX = "_spec.yaml"
-# what the published SLM-Lab called it
+# of the published SLM-Lab
 PUBLISHED_SUFFIX = "_spec.json"
 REPORT_NAME = "report.html"
 # of models, checkpoints, rows of replays and fault bundles
@@ -34,7 +34,7 @@ SUBFOLDERS = ("info", "model", "graph", "log", "video", "fault")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`data/{spec_name}_{time}/` and the names inside it."""
+    """`data/{spec_name}_{time}/` and the paths inside it."""
 
     path: Path
     name: str
@@ -97,7 +97,7 @@ class RunFolder:
         return self.path / "info" / f"{self.prefix(trial, session)}_session_metrics.json"
 
     def spaces_file(self, trial: int, session: int) -> Path:
-        """What an agent must know of its env to act without it."""
+        """The facts about the env that an agent needs to act without it."""
         return self.path / "info" / f"{self.prefix(trial, session)}_spaces.json"
 
     def table_file(self, trial: int, session: int, kind: str) -> Path:
@@ -107,7 +107,7 @@ class RunFolder:
         return self.path / "model" / f"{self.prefix(trial, session)}_ckpt-{which}_net_model{STATE_SUFFIX}"
 
     def find_model(self, trial: int, session: int, which: str) -> Path:
-        """A model file of this version, or one of torch: of the published SLM-Lab or an older version."""
+        """A model file of this version, or a `.pt` file of the published SLM-Lab or an older version."""
         path = self.model_file(trial, session, which)
         return path if path.exists() else path.with_suffix(".pt")
 
@@ -128,7 +128,7 @@ class RunFolder:
         return self.path / "model" / f".{self.prefix(trial, session)}.lock"
 
     def graph_file(self, name: str, trial: int | None = None, session: int | None = None) -> Path:
-        """A picture: of the whole search, of a trial, or of a session."""
+        """A picture of the whole search, of a trial, or of a session."""
         return self.path / "graph" / f"{self.prefix(trial, session)}_{name}.png"
 
     def fault_file(self, trial: int, session: int, frame: int) -> Path:
@@ -143,7 +143,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class TableFile:
-    """The table of a session, by its name."""
+    """The file of a session's table, with the parts of its name."""
 
     path: Path
     name: str
@@ -189,7 +189,7 @@ def replay_file(prefix: Path, start: int, end: int) -> Path:
 
 
 def save_spec(path: Path, spec: Spec) -> None:
-    """Save a spec with the commit of the code, which reading it ignores."""
+    """Save a spec with the commit of the code, which is ignored when the spec is read."""
     document = dump_spec(spec)
     document[spec.name]["meta"]["git_sha"] = git_sha() or "unknown"
     write_yaml(path, document)
@@ -224,7 +224,7 @@ def open_run_folder(
 
 @contextmanager
 def import_hint(folder: RunFolder) -> Iterator[None]:
-    """Add to an error the modules that the run was started with; only the user may import them."""
+    """Add to an error the modules that the run was started with; the lab never imports them by itself."""
     try:
         yield
     except (SpecError, EnvError) as error:
@@ -242,7 +242,7 @@ def _find_missing_imports(folder: RunFolder) -> list[str]:
     except (LabError, OSError):
         return []
     known = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    # what is shown is to be typed, and may come from a stranger
+    # users may type what is shown, and the run may come from a stranger
     return [name for name in known if re.fullmatch(r"\w+(\.\w+)*", name, re.A) and name not in sys.modules]
 
 
@@ -274,7 +274,7 @@ def find_run_path(
     path = _find_latest(data_dir, name, suffixes) if where == "latest" else _find_path(where, data_dir)
     if not path.name.isprintable():
         raise RunFolderError(f"{printable(str(path), 300)}: its name contains a control character; rename it")
-    # other files are replaced, and not written to through a link
+    # other files are replaced as a whole, so links do not matter there
     for item in (*path.glob("*/"), *path.glob("*/*/"), *path.glob("info/*_study.log")):
         if item.is_symlink():
             raise RunFolderError(f"{item} is a link, so writes would go elsewhere; replace it with its target")
@@ -345,7 +345,7 @@ def match_names(names: Sequence[str], pattern: str) -> list[str]:
 
 
 def _find_run_above(path: Path) -> Path:
-    """The folder that a path is or lies in; that of the run where it is one of a run's own."""
+    """The folder of a path; for a subfolder of a run, the folder of the run."""
     folder = path if path.is_dir() else path.parent
     is_own = folder.name in SUBFOLDERS and any(folder.parent.glob(f"*{SPEC_SUFFIX}"))
     return folder.parent if is_own else folder
@@ -375,7 +375,7 @@ def _describe_difference(saved: Spec, spec: Spec) -> str | None:
     """The first key in which a saved spec differs from the given one, with both values."""
     there, here = (flatten_spec(dump_spec(each)[each.name]) for each in (saved, spec))
     if spec.meta.compile == "auto":
-        # the saved spec has what was chosen
+        # the saved spec has the decision
         here["meta.compile"] = there["meta.compile"]
     for path in {**here, **there}:
         if here.get(path) != there.get(path):

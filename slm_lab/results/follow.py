@@ -1,4 +1,4 @@
-"""A table that is still written: only its new rows are parsed, and of a long one only every n-th is kept."""
+"""Read a table while it is written: parse only new rows, and keep every n-th row of a long table."""
 
 import os
 from pathlib import Path
@@ -11,18 +11,18 @@ from slm_lab.lib.io import open_file
 from slm_lab.results.metrics import MA_WINDOW
 from slm_lab.results.table import MAX_ROW_BYTES, parse_rows, split_cells
 
-# Rows kept of a table; once there are twice as many, every other is dropped. No picture shows more.
+# rows to keep of a table; at twice as many, every other is dropped, since no picture shows more
 MAX_ROWS = 10_000
-# rows at the end that are all kept, since scores are means over them
+# the last rows are all kept, since scores are means over them
 NUM_LAST = 2 * MA_WINDOW
 _PIECE = 1 << 22
-# bytes before the place where reading stopped, by which a table that was cut back in between is known
+# bytes before the end of the last read: if they differ, the table was truncated in between
 _NUM_SEEN = 256
 _BREAK = 10
 
 
 class FollowedTable:
-    """Reads a growing table again and again; each time costs what is new in it."""
+    """Reads a growing table repeatedly; each read costs only the new rows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class FollowedTable:
         self._seen = b""
         self._blocks: list[Array] = []
         self._last = b""
-        # every n-th row is kept; complete lines so far
+        # every `stride`-th row is kept; `num_row` counts complete lines
         self.stride = 1
         self.num_row = 0
         self._table: dict[str, Array] = {}
@@ -51,7 +51,7 @@ class FollowedTable:
             file.seek(start)
             is_same = signature[0] in self._signature[:1] and file.read(len(self._seen)) == self._seen
             if not is_same:
-                # another file, or a resumed session has cut it back
+                # another file, or a resumed session has truncated it
                 self._forget()
                 file.seek(0)
             try:
@@ -104,7 +104,7 @@ class FollowedTable:
         if not self._header:
             return {}
         rows = np.concatenate([np.empty((0, len(self._header))), *self._blocks])
-        # many small blocks would be joined again and again
+        # keep one block: many small ones would be joined at every read
         self._blocks = [rows]
         if self.stride > 1 and "frame" in self._header:
             last = parse_rows(self._last, len(self._header))[-NUM_LAST:]

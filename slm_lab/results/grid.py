@@ -1,4 +1,4 @@
-"""What the runs of an experiment come to: a table, aggregates over envs, figures, and a page."""
+"""The results of an experiment: a table, aggregates over envs, figures, and a page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class GridFiles:
 
 
 def write_grid(folder: Path, runs: Sequence[Run], labels: Sequence[str]) -> GridFiles:
-    """Write what the runs of an experiment come to into its folder."""
+    """Write the results of an experiment into its folder."""
     rows = build_rows(runs, name_runs(runs), labels)
     table, latex, page = folder / "table.csv", folder / "table.tex", folder / REPORT_NAME
     write_text(table, format_csv(rows))
@@ -39,7 +39,7 @@ def write_grid(folder: Path, runs: Sequence[Run], labels: Sequence[str]) -> Grid
     }
     drawing = Drawing(column=RETURN, algorithms=tuple(run.label for run in runs))
     figures: list[Path] = []
-    # a figure for each env, and for a paper one with all of them
+    # a figure for each env, and one with all of them for a paper
     for env, name in name_figures(list(panels)).items():
         figures += plot_runs({env: panels[env]}, folder / "figure" / name, "", drawing, ("png", "pdf"))
     aggregates = aggregate_rows(rows)

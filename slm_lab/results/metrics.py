@@ -1,4 +1,4 @@
-"""Scores of sessions and trials with their uncertainty: computed from tables, saved as JSON and read back.
+"""Scores of sessions and trials with their uncertainty: compute them from tables, save and read them as JSON.
 
 s_i is the strength at checkpoint i: the return R_i minus that of a random policy. t_i is the frame or opt_step.
 """
@@ -37,12 +37,12 @@ METRICS = (
     "training_efficiency",
     "stability",
 )
-# fewer sessions say too little about their spread for an interval
+# fewer sessions do not get an interval
 MIN_INTERVAL = 3
 NUM_RESAMPLE = 10_000
-# sessions up to which the draws are kept for the next interval
+# cache the bootstrap weights for up to this many sessions
 MAX_KEPT_WEIGHTS = 16
-# of metrics, which take many times as much once they are read
+# size limit of a file with metrics, which takes many times as much in memory
 MAX_JSON_BYTES = 10_000_000
 
 T = TypeVar("T")
@@ -55,9 +55,9 @@ def _read_known(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
         return None
 
 
-# None where a file has nothing, or something of a wrong form
+# None if a file lacks the value, or has one of another type
 Known = Annotated[T | None, WrapValidator(_read_known)]
-# JSON has no NaN
+# saved as null, since JSON has no NaN
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
@@ -69,9 +69,9 @@ class SessionResult:
     is_done: bool
     frame: int
     phases: dict[str, float]
-    # raw returns of the episodes played at the end, without exploring; none if it was stopped, or they never ended
+    # raw returns of the final evaluation; empty if the session was stopped, or if not all episodes ended
     final_eval: list[float] = field(default_factory=list)
-    # done before its last frame: by its condition or a callback
+    # done before the last frame, because of meta.stop or a callback
     ended_early: bool = False
 
 
@@ -108,7 +108,7 @@ class _File(BaseModel):
 
 
 class SessionMetrics(_File):
-    """One session in numbers."""
+    """The metrics of a session."""
 
     frame: Known[int] = None
     total_reward_ma: Number = math.nan
@@ -121,7 +121,7 @@ class SessionMetrics(_File):
 
 
 class SessionFile(SessionMetrics):
-    """`session_metrics.json`: how a session ended, and its numbers."""
+    """`session_metrics.json`: how a session ended, and its metrics."""
 
     session: Known[int] = None
     is_done: Known[bool] = None
@@ -142,10 +142,10 @@ class TrialMetrics(_File):
     scalar: Known[MeanMetrics] = None
     total_reward_ma: Known[Spread] = None
     random_return: Known[FiniteFloat] = None
-    # return from which the env counts as solved, where its author says so
+    # return at which the env counts as solved, if its author defines one
     reward_threshold: Known[FiniteFloat] = None
     sessions: Known[tuple[SessionMetrics, ...]] = None
-    # asked for, those with a result, and those that failed
+    # sessions of the spec, sessions with a result, and failed sessions
     num_session: Known[int] = None
     session_index: Known[tuple[int, ...]] = None
     failed: Known[tuple[int, ...]] = None
@@ -202,7 +202,7 @@ def calc_session_metrics(table: Table, random_return: float) -> SessionMetrics:
         max_strength=float(strength.max()),
         final_strength=float(strength[-1]),
         sample_efficiency=calc_efficiency(strength, table["frame"][known]),
-        # tables of others may lack it
+        # tables of other labs may lack it
         training_efficiency=calc_efficiency(strength, table["opt_step"][known]) if "opt_step" in table else math.nan,
         stability=calc_stability(strength),
     )
@@ -239,19 +239,19 @@ def calc_iqm(values: Array) -> Array:
 def calc_interval(values: Array, num_resample: int = NUM_RESAMPLE) -> tuple[Array, Array] | None:
     """The 95 % bootstrap interval of the mean over sessions, the first axis; None for too few.
 
-    Means of sessions drawn with replacement stay between the lowest and the highest of them, so the interval holds
-    nothing impossible. Its percentiles are those of Hesterberg (2015, the expanded percentile interval): a plain
+    Means of sessions drawn with replacement stay between the lowest and the highest session, so the interval contains
+    no impossible value. Its percentiles are those of Hesterberg (2015, the expanded percentile interval): a plain
     bootstrap of four sessions is much too narrow. The draws are the same for the same number of sessions.
     """
     count = len(values)
     if count < MIN_INTERVAL:
         return None
-    # many runs have few sessions; the weights of many sessions are too large to keep
+    # the weights of many sessions are too large for the cache
     draw = _draw_weights if count <= MAX_KEPT_WEIGHTS else _draw_weights.__wrapped__
     weights = draw(count, num_resample)
     outside = 100 * float(ndtr(-math.sqrt(count / (count - 1)) * stdtrit(count - 1, 0.975)))
     low, high = np.percentile(weights @ values, (outside, 100 - outside), axis=0)
-    # rounding may take a mean past the values it is of
+    # rounding may move a mean beyond its values
     lowest, highest = values.min(axis=0), values.max(axis=0)
     return np.clip(low, lowest, highest), np.clip(high, lowest, highest)
 
@@ -266,7 +266,7 @@ def _draw_weights(count: int, num_resample: int) -> Array:
 
 
 def format_spread(spread: Spread) -> str:
-    """A mean with its interval and values; a single value alone."""
+    """A mean, with its interval if there is one, and the values if there are several."""
     text = f"{spread.mean:.2f}"
     if math.isfinite(spread.low):
         text += f", 95% interval [{spread.low:.2f}, {spread.high:.2f}]"

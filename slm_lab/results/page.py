@@ -1,4 +1,4 @@
-"""A page that opens offline: plain data, drawn by the JavaScript in `report_page/`."""
+"""Pages that open offline: plain data, drawn by the JavaScript in `report_page/`."""
 
 import base64
 import hashlib
@@ -14,17 +14,17 @@ from slm_lab.lib.data import ReadOnlyDocument
 from slm_lab.results.palette import COLORS
 
 PAGE = Path(__file__).with_name("report_page")
-# modules, each after those it imports; the pages of `slm-lab ui` load them too
+# each after the modules it imports; the pages of `slm-lab ui` load them too
 SCRIPTS = ("dom.js", "number.js", "chart.js", "score_chart.js", "search_chart.js", "parts.js", "page.js")
 STYLES = ("parts.css", "page.css")
 NOTHING = "–"
 
 
 def render_page(data: ReadOnlyDocument) -> str:
-    """The page with its data; text of specs, names and logs appears only in its JSON and title."""
+    """The page with its data; texts from runs appear only in its JSON and title."""
     script = "".join(_inline((PAGE / name).read_text(encoding="utf-8")) for name in SCRIPTS)
     style = "".join((PAGE / name).read_text(encoding="utf-8") for name in STYLES) + _write_colors()
-    # "<" is what could end the block early; the rest is ASCII
+    # a "<" could end the script block early; everything else is ASCII
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return Template((PAGE / "page.html").read_text(encoding="utf-8")).substitute(
         title=html.escape(str(data["title"])),
@@ -47,7 +47,7 @@ def color_variable(name: str) -> str:
 
 
 def _write_colors() -> str:
-    """The colours as variables of the style: on white, on dark, and on paper."""
+    """The colours as CSS variables; on paper they are those for white."""
     light, dark = (";".join(f"--color-{name}:{pair[i]}" for name, pair in COLORS.items()) for i in (0, 1))
     return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark) {{ :root{{{dark}}} }}\n"
 
@@ -64,7 +64,7 @@ def to_number(value: Any) -> float | None:
 
 
 def format_number(value: object) -> str:
-    """A number for people."""
+    """A finite number with thousands separators and few decimals, else a dash."""
     number = to_number(value)
     if number is None:
         return NOTHING
@@ -76,5 +76,5 @@ def format_number(value: object) -> str:
 
 
 def format_interval(low: float, high: float) -> str:
-    """Both bounds, or an empty text."""
+    """Both bounds, or a dash."""
     return f"[{format_number(low)}, {format_number(high)}]" if math.isfinite(low) and math.isfinite(high) else NOTHING

@@ -1,15 +1,15 @@
 """One colour per algorithm, in every figure and page.
 
-Each colour has a contrast of at least 3 to its background, white or the dark one of pages, and differs from the others
-for the colour-blind too; tests compute both. Runs of one algorithm share its colour and differ by dashes. An algorithm
-from elsewhere has the colour that its name hashes to, unless another algorithm in the figure has it already.
+Each colour has a contrast of at least 3 to its background, white or dark, and people with colour blindness can tell
+them apart; tests compute both. Runs of one algorithm share its colour and differ by dashes. The name of an unknown
+algorithm hashes to a colour; if that is taken in a figure, the algorithm gets another.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-# name: on white, on the dark background of pages (Okabe and Ito's colours)
+# by name: on white, and on the dark background of pages (Okabe and Ito's colours)
 COLORS = {
     "ink": ("#222222", "#E8E8E8"),
     "yellow": ("#9F9308", "#F0E442"),
@@ -21,7 +21,7 @@ COLORS = {
     "pink": ("#970387", "#CC79A7"),
     "grey": ("#777777", "#6A6A6A"),
 }
-# how matplotlib and SVG write the same dashes
+# dashes in the notations of matplotlib and SVG
 DASHES = (("-", ""), ("--", "7 4"), (":", "2 3"), ("-.", "7 3 2 3"))
 # colour and dashes of each algorithm, in the order in which figures list them
 _ALGORITHMS = {
@@ -49,7 +49,7 @@ _ALGORITHMS = {
     "DDPG": ("yellow", 3),
     "Random": ("grey", 2),
 }
-# those of an algorithm from elsewhere; ink and grey would look like text
+# for unknown algorithms; ink and grey would look like text
 _OTHERS = tuple(name for name in COLORS if name not in ("ink", "grey"))
 
 
@@ -78,12 +78,12 @@ def find_look(algorithm: str) -> Look:
 
 
 def find_looks(algorithms: Sequence[str], among: Iterable[str] = ()) -> list[Look]:
-    """The looks of runs that are in one figure, all different as long as dashes last.
+    """The looks of runs in one figure, all different while there are enough dashes.
 
-    `among` are algorithms in other panels or figures of a set, in which each algorithm is to look the same.
+    `among` are the algorithms in other panels or figures of a set, in which each algorithm should look the same.
     """
     bases: dict[str, Look] = {}
-    # built-in ones first, the others in an order that does not depend on the runs
+    # known algorithms first, then the others by name, so that the order does not depend on the runs
     for algorithm in sorted({*algorithms, *among}, key=lambda name: (find_place(name), name)):
         look = find_look(algorithm)
         if algorithm not in _ALGORITHMS:
@@ -91,7 +91,7 @@ def find_looks(algorithms: Sequence[str], among: Iterable[str] = ()) -> list[Loo
             colors = [*_OTHERS[place:], *_OTHERS[:place]]
             look = Look(next((color for color in colors if color not in taken), look.name), look.dash)
         bases[algorithm] = look
-    # a second run of an algorithm takes dashes that no other has
+    # further runs of an algorithm get unused dashes
     used = set(bases.values())
     looks = []
     for index, algorithm in enumerate(algorithms):

@@ -1,4 +1,4 @@
-"""Learning curves of sessions, trials and runs side by side: which curves a graph has, and where it is written."""
+"""Plot learning curves of sessions, trials and several runs: choose the curves of each graph, and write its file."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,14 +37,14 @@ from slm_lab.results.table import Table
 
 RETURN = "total_reward"
 AVERAGE = "total_reward_ma"
-# the column of a graph by what its file is called
+# the column of a graph, by its name in file names
 GRAPHS = {"mean_returns": RETURN, "mean_returns_ma": AVERAGE}
 RETURN_LABELS = {
     RETURN: "total reward, mean of the last 100 episodes",
     AVERAGE: "total_reward_ma, mean of the last 100 rows",
 }
 _EVAL_LABELS = {RETURN: "total reward, evaluation", AVERAGE: "total reward, mean of the last 100 evaluations"}
-# more sessions than this cannot be told apart by dashes
+# more sessions cannot be distinguished by dashes
 MAX_NAMED = 4
 _BAND = "95 % interval of the mean"
 _EVALUATION = "evaluation, deterministic policy"
@@ -54,13 +54,13 @@ _BANDS: dict[BandKind, str] = {
     "std": "mean ± 1 std between sessions",
     "minmax": "mean, lowest and highest session",
 }
-# seconds in a unit, from how many of them on it is used
+# seconds in a unit, its name, and the least number of units for which it is used
 _TIMES = ((3600.0, "hours", 10.0), (60.0, "minutes", 10.0), (1.0, "seconds", 0.0))
 
 
 @dataclass(frozen=True)
 class DrawnRun:
-    """A run in a figure with others: its name there, its algorithm, and the tables of its sessions."""
+    """A run in a figure of several: its name there, its algorithm, and the tables of its sessions."""
 
     name: str
     algorithm: str
@@ -70,7 +70,7 @@ class DrawnRun:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How runs are drawn side by side."""
+    """How to draw several runs in one figure."""
 
     # None for the returns and their moving average, a figure each
     column: str | None = None
@@ -78,9 +78,9 @@ class Drawing:
     band: BandKind = "ci"
     smooth: int = 1
     has_legend: bool = True
-    # in the legend; not where it is common to panels that differ in them
+    # whether the legend has the number of sessions, which can differ between panels
     names_sessions: bool = True
-    # of all figures, so that each has one colour in all of them
+    # in all figures of a set, so that each algorithm has the same colour in all of them
     algorithms: tuple[str, ...] = ()
 
     @property
@@ -90,7 +90,7 @@ class Drawing:
 
 
 def to_drawn(run: Run, name: str) -> DrawnRun:
-    """A run with only the sessions that count."""
+    """The sessions of a run that count, for a figure."""
     return DrawnRun(name, run.label, list(run.counted_tables.values()), list(run.evaluations.values()))
 
 
@@ -125,10 +125,10 @@ def plot_runs(
     forms: Sequence[ImageFormat] = ("png",),
     points: Sequence[Point] = (),
 ) -> list[Path]:
-    """Draw runs side by side, each as the mean of its sessions with a band; returns the files.
+    """Draw several runs, each as the mean of its sessions with a band; returns the files.
 
-    A figure has one panel per key, an env, and one for `points`, aggregates over envs by the names of the runs; with a
-    single key it is that panel alone.
+    `figures` are the runs by env, each env a panel. `points` are aggregates over envs by the names of the runs, in a
+    last panel. A single env is drawn without panels.
     """
     paths = []
     drawing = replace(drawing, names_sessions=len(figures) == 1)
@@ -146,12 +146,12 @@ def plot_runs(
 
 
 def name_figure(title: str) -> str:
-    """A title as a prefix of file names."""
+    """A title as the start of a file name."""
     return re.sub(r"[^\w.+-]+", "_", title.rsplit("/", 1)[-1]).strip("_") or "runs"
 
 
 def name_figures(envs: Sequence[str]) -> dict[str, str]:
-    """A prefix for the figure of each env; the part before a slash counts only where names would be the same."""
+    """The start of a file name for each env; with the part before a slash only if names would be the same."""
     names = {env: name_figure(env) for env in envs}
     return {
         env: name if [*names.values()].count(name) == 1 else name_figure(env.replace("/", "_"))
@@ -160,7 +160,7 @@ def name_figures(envs: Sequence[str]) -> dict[str, str]:
 
 
 def draw_runs(runs: Sequence[DrawnRun], title: str) -> bytes | None:
-    """Runs side by side as a PNG: their returns, or the moving averages if some run has only those."""
+    """Several runs as a PNG: their returns, or the moving averages if some run has only those."""
     has_returns = all(RETURN in table for run in runs for table in run.tables)
     chart = _build_runs_chart(runs, title, RETURN if has_returns else AVERAGE, Drawing())
     return None if chart is None else draw_chart(chart)
@@ -175,7 +175,7 @@ def build_session_charts(run: Run, kind: str, name: str) -> dict[int, Chart]:
     subtitle = "" if shown == GRAPHS[name] else _NO_AVERAGE
     drawn = {session: curve for session, table in tables.items() if (curve := read_curve(table, shown))[0].size}
     evals = run.evaluations if kind == "train" and shown == RETURN else {}
-    # dots on all axes or on none, so that a legend names nothing that is not there
+    # all axes have dots or none has, because they share a legend
     has_evals = any(session in evals for session in drawn)
     charts = {}
     for session, curve in drawn.items():
@@ -235,7 +235,7 @@ def _add_mean(chart: Chart, look: Look) -> Chart:
 
 
 def build_runs_chart(runs: Sequence[DrawnRun], title: str, column: str, drawing: Drawing | None = None) -> Chart | None:
-    """Runs side by side; returns if no moving average has a full window."""
+    """A chart of several runs; of returns if no moving average has a full window."""
     tables = [table for run in runs for table in run.tables]
     shown = _choose_column(tables, column) if column == AVERAGE else column
     chart = _build_runs_chart(runs, title, shown, drawing or Drawing())
@@ -246,7 +246,7 @@ def _build_runs_chart(runs: Sequence[DrawnRun], title: str, column: str, drawing
     lines: list[Line] = []
     dots: list[Line] = []
     bands, notes = [], []
-    # algorithms in a fixed order, so that figures can be compared too
+    # a fixed order of algorithms, so that figures can be compared
     ordered = sorted(runs, key=lambda run: find_place(run.algorithm))
     looks = find_looks([run.algorithm for run in ordered], drawing.algorithms)
     scale, x_label = _choose_unit(runs, drawing.axis)
@@ -279,7 +279,7 @@ def _build_runs_chart(runs: Sequence[DrawnRun], title: str, column: str, drawing
 
 
 def _choose_unit(runs: Sequence[DrawnRun], axis: Axis) -> tuple[float, str]:
-    """What the values of an axis are divided by, and its label."""
+    """The divisor of the values of an axis, and its label."""
     if axis != "time":
         return 1.0, FRAMES if axis == "frames" else "gradient steps"
     longest = max((x[-1] for run in runs for x, _ in read_curves(run.tables, "frame", axis)), default=0.0)

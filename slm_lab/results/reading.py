@@ -17,7 +17,7 @@ from slm_lab.results.folder import DATA_DIR, RunFolder
 from slm_lab.results.run import Run, load_run
 from slm_lab.results.table import NEEDED, Table, read_session_table
 
-# neither is a dependency: the first that is installed
+# neither is a dependency; the first that is installed is used
 _LIBRARIES = ("pandas", "polars")
 
 
@@ -88,7 +88,7 @@ def _to_frame(tables: Mapping[int, Table]) -> Any:
             found = vars(import_module(name))
         except ImportError:
             continue
-        # a folder of that name beside a script passes for an empty package
+        # a folder of that name beside a script can be imported as an empty package
         if "DataFrame" in found:
             return found["DataFrame"](columns)
     return columns

@@ -1,4 +1,4 @@
-"""A run, or several, as one page that opens offline: its content, as plain data."""
+"""The report of one run or several: its content as plain data, written as a page that opens offline."""
 
 import json
 import math
@@ -59,7 +59,8 @@ def build_report(
 ) -> Document:
     """The content of the page, as plain data; links to files are relative to `folder`."""
     names = name_runs(runs)
-    labels, envs = (dict.fromkeys(words) for words in ([run.label for run in runs], [run.env_name for run in runs]))
+    labels = dict.fromkeys(run.label for run in runs)
+    envs = dict.fromkeys(run.env_name for run in runs)
     kind = find_common_kind(runs)
     graph = build_graph(runs, names, f"{', '.join(labels)} on {', '.join(envs)}")
     found = symptoms if symptoms is not None else [find_symptoms(run) for run in runs]
@@ -75,7 +76,7 @@ def build_report(
 
 
 def name_runs(runs: Sequence[Run]) -> list[str]:
-    """The names of the folders, or their paths if names are not distinct."""
+    """The names of the folders, or their paths if names are not unique."""
     names = [run.path.resolve().name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
@@ -151,7 +152,7 @@ def _build_facts(run: Run, spread: Spread) -> list[list[str]]:
 
 
 def _build_doctor(run: Run, symptoms: Sequence[Symptom]) -> Document:
-    """What stands out in the tables, or a line if nothing does."""
+    """The symptoms of a run, or a line if it has none."""
     return {
         "symptoms": [asdict(symptom) | {"keys": symptom.keys} for symptom in symptoms],
         "conclusion": "" if symptoms else describe_health(run),
@@ -204,7 +205,7 @@ def _build_phases(run: Run) -> Document | None:
 
 
 def _find_videos(run: Run, folder: Path) -> list[dict[str, str]]:
-    """Links to recorded episodes, the newest last; they work as long as the folders stay side by side."""
+    """Links to videos, the newest last; they are relative, so the folders must be moved together."""
     prefix = f"{run.name}_t{run.trial}_"
     found = []
     for file in (run.path / "video").glob("*.mp4"):

@@ -1,4 +1,4 @@
-"""The learning curves of runs for a page: fewer points with the same shape, as plain data."""
+"""The learning curves of runs for a page, as plain data with a limited number of points."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
@@ -24,7 +24,7 @@ from slm_lab.results.palette import COLORS, DASHES, find_looks
 from slm_lab.results.run import Run
 from slm_lab.results.table import Table
 
-# points of a curve: in a chart as wide as the page, and in one of many beside each other
+# points of a curve in a chart as wide as the page, and in a small one
 NUM_POINT = 1000
 NUM_POINT_SMALL = 300
 RETURNS = {"raw": "total_reward", "ma": "total_reward_ma"}
@@ -42,7 +42,7 @@ def build_graph(
 ) -> Document:
     """The curves of runs, by env, and the look of each run.
 
-    With `wanted`, small charts of other columns come without curves: averages and intervals are most of the cost.
+    With `wanted`, small charts of other columns have no curves, since averages and intervals are slow to compute.
     """
     looks = find_looks([run.label for run in runs])
     return {
@@ -66,7 +66,7 @@ def _build_env(runs: Sequence[Run], env: str, wanted: Collection[str] | None) ->
     returns = {name: build_curves(here, tables, column, NUM_POINT) for name, column in RETURNS.items()}
     if returns["raw"]:
         evals = build_curves(here, {index: run.evaluations for index, run in here.items()}, "total_reward", NUM_POINT)
-        # of several sessions the mean, so that dots do not hide curves
+        # only the last curve of each run, the mean if it has several sessions, so that dots do not hide curves
         means = {curve["run"]: curve for curve in evals}
         titles = {"title": TITLE, "ma_title": MA_TITLE}
         charts.append({"name": "train", **titles, "is_small": False, **returns, "evals": list(means.values())})
@@ -93,7 +93,7 @@ def _build_env(runs: Sequence[Run], env: str, wanted: Collection[str] | None) ->
 def build_curves(
     runs: Mapping[int, Run], tables: Mapping[int, Mapping[int, Table]], column: str, num_point: int
 ) -> list[Document]:
-    """One column: a curve for every session of every run that has values, then the mean of those that count."""
+    """The curves of a column: for each run its sessions with values, then the mean of those that count."""
     result = []
     for index, run in runs.items():
         curves = {session: read_curve(table, column) for session, table in tables[index].items()}

@@ -1,4 +1,4 @@
-"""Runs side by side in a report. A separate module, since importing its statistics takes a second."""
+"""The comparison of runs in a report; a separate module, since importing its statistics takes a second."""
 
 from collections.abc import Sequence
 
@@ -52,7 +52,7 @@ def compare_runs(runs: Sequence[Run], labels: Sequence[str] | None = None) -> Do
 
 
 def _build_aggregates(table: Sequence[ComparisonRow]) -> Document | None:
-    """The table of algorithms over all envs; None where there is nothing to aggregate."""
+    """The table of algorithms over all envs; None if there is nothing to aggregate."""
     found = aggregate.aggregate_rows(table)
     if found is None or not found.rows:
         return None

@@ -1,6 +1,6 @@
-"""A search as a page: its trials, which keys mattered, the best trial's curve, and the next command.
+"""The report of a search: its trials, the importance of keys, the best trial's curve, and the next command.
 
-Everything comes from the files of the search, so the page can be written later, also for a pulled search.
+Everything is read from the files of the search, so the page can be written later, also for a pulled search.
 """
 
 import csv
@@ -62,7 +62,7 @@ def build_search_report(path: Path, folder: Path) -> Document:
     agent, env = (look_up(spec, part, "name") or f"unknown {part}" for part in ("agent", "env"))
     data["title"] = f"Search: {agent} on {env}"
     for run in data["runs"]:
-        # they are of a run that is no search
+        # they are for a single run
         run["commands"] = []
     data["search"] = {
         "name": path.resolve().name,
@@ -96,13 +96,17 @@ def _read_trials(path: Path) -> list[dict[str, str]]:
         ) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}") from None
-    return [row for row in rows if row.get("trial", "").isdecimal()]
+    # a short row has None in its last columns
+    return [row for row in rows if (row.get("trial") or "").isdecimal()]
 
 
 def _find_keys(rows: Sequence[Mapping[str, str]], spec: ReadOnlyDocument, importance: Any) -> list[SearchedKey]:
     """The searched keys: the columns between those of every trial and the scores."""
     searched = spec.get("search")
-    spaces = dict(key.rpartition("__")[::2] for key, _ in dimensions(dict(searched))) if searched else {}
+    spaces = {}
+    for key, _ in dimensions(dict(searched)) if searched else ():
+        path, _, space = key.rpartition("__")
+        spaces[path] = space
     shares = importance if isinstance(importance, Mapping) else {}
     columns = [name for name in (rows[0] if rows else ()) if name and name not in BEFORE]
     end = next((index for index, name in enumerate(columns) if name in AFTER), 0)
@@ -128,7 +132,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _read_score(row: Mapping[str, str]) -> float:
-    # searches of an older version have no column of their own for it
+    # searches of an older version have no column for it
     value = _read_value(row.get("score", row.get("total_reward_ma")))
     return float(value) if _is_number(value) else math.nan
 
@@ -164,7 +168,7 @@ def _show(row: Mapping[str, str], key: SearchedKey) -> str:
 
 
 def _describe(row: Mapping[str, str], keys: Sequence[SearchedKey]) -> str:
-    """A trial in words: its score and its values."""
+    """The score and the values of a trial, a line each."""
     values = [f"{key.name} {_show(row, key)}" for key in keys]
     return "\n".join([f"trial {row['trial']}: {format_number(_read_score(row))}", *values])
 

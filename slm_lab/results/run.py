@@ -31,15 +31,15 @@ from slm_lab.spec.loading import read_specs
 from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import EVAL_EPISODES
 
-# What a session's score is: the deterministic policy at the end, or when it was last evaluated during training, or the
-# episodes that training last saw. Sessions of a run are compared by the first kind that all of them have.
+# The score of a session: the return of the deterministic policy at the end, or at the last evaluation during training,
+# or the return of the last training episodes. A run uses the first kind that all its sessions have.
 ScoreKind = Literal["final", "eval", "train"]
 SCORE_KINDS: tuple[ScoreKind, ...] = ("final", "eval", "train")
-# how the table of a session is read
+# reads the table of a session
 TableReader = Callable[[Path], dict[str, Array]]
-# share of a session's frames before which an evaluation is too old to be its score
+# an evaluation before this share of a session's frames is too old to be its score
 RECENT = 0.5
-# algorithms by the names that papers use, where the spec has another
+# the names of algorithms in papers, if the spec has another
 _LABEL_OF = {
     "Reinforce": "REINFORCE",
     "VanillaDQN": "DQN",
@@ -48,7 +48,7 @@ _LABEL_OF = {
     "PPOSIL": "PPO+SIL",
     "SoftActorCritic": "SAC",
 }
-# and by what their critics predict
+# names of variants, by the kind of critic
 _LABEL_OF_CRITIC = {
     **{(name, "quantile"): "QR-DQN" for name in ("DQN", "DDQN")},
     **{(name, "categorical"): "C51" for name in ("DQN", "DDQN")},
@@ -69,16 +69,16 @@ class Run:
     path: Path
     name: str
     trial: int
-    # plain data, as saved: it may be of another version
+    # plain data, as saved: it may be from another version
     spec: ReadOnlyDocument
     # tables by session
     tables: Mapping[int, Mapping[str, Array]]
     eval_tables: Mapping[int, Mapping[str, Array]]
-    # what was written at the end; None where it never came to that
+    # written at the end; None before that
     metrics: TrialMetrics | None
     session_metrics: Mapping[int, SessionFile]
     provenance: ReadOnlyDocument
-    # what could not be read, a line each
+    # parts that could not be read, a line each
     problems: tuple[str, ...]
 
     @property
@@ -109,7 +109,7 @@ class Run:
 
     @property
     def scores(self) -> list[float]:
-        """The same without the sessions' numbers."""
+        """The values of `session_scores`."""
         return list(self.session_scores.values())
 
     @property
@@ -120,7 +120,7 @@ class Run:
 
     @property
     def solved(self) -> str | None:
-        """At which frame the sessions solved the env, in words; None where that is not defined, or none did."""
+        """When the sessions solved the env, in words; None if that is not defined, or if none did."""
         threshold = self.metrics.reward_threshold if self.metrics is not None else None
         if threshold is None:
             return None
@@ -134,7 +134,7 @@ class Run:
 
     @property
     def score_notes(self) -> list[str]:
-        """Sessions without a score, or without the final evaluation that a better kind needs; a line each."""
+        """Notes on sessions without a score, or without a final evaluation, a line each."""
         notes = []
         finals = self.get_scores("final")
         missing = [session for session, score in finals.items() if math.isnan(score)]
@@ -193,7 +193,7 @@ class Run:
         evals = {}
         for session, metrics in self.session_metrics.items():
             end = self.tables[session]["frame"][-1]
-            # another frame: the session was continued since
+            # at another frame the session has trained further since
             if metrics.final_eval and metrics.frame in (None, end):
                 evals[session] = float(np.mean(metrics.final_eval))
         return evals
@@ -207,7 +207,7 @@ class Run:
             known = self.eval_tables.get(session, {})
             frames, returns = (list(known.get(name, ())) for name in NEEDED)
             if session in finals:
-                # of two at the same frame, curves take the later one
+                # appended, since curves use the last of two at the same frame
                 frames.append(table["frame"][-1])
                 returns.append(finals[session])
             if frames:
@@ -307,7 +307,7 @@ def find_runs(data_dir: Path) -> tuple[list[Run], list[str]]:
             run = load_run(str(folder), data_dir)
             runs.append((run.ended, run))
         except NoResultsError:
-            continue  # it has none yet, or is no run
+            continue  # no results yet, or not a run
         except (LabError, OSError) as error:
             problems.append(f"{printable(folder.name)}: {describe_failure(error)}")
     return [run for _, run in sorted(runs, key=lambda pair: pair[0], reverse=True)], problems
@@ -319,9 +319,9 @@ def load_run(where: str, data_dir: Path, trial: int | None = None) -> Run:
 
 
 def load_runs(places: Sequence[str], data_dir: Path) -> tuple[list[tuple[str, Run]], list[str]]:
-    """The readable runs, each with the given place, and a line for each unreadable one; raises if none can be read.
+    """The readable runs with their places, and a line for each unreadable one; raises if none can be read.
 
-    Problems inside a readable run are in its `problems`.
+    Problems within a readable run are in its `problems`.
     """
     runs: list[tuple[str, Run]] = []
     problems: list[str] = []
@@ -357,32 +357,36 @@ def read_run(path: Path, trial: int | None = None, read: TableReader = read_sess
         details = "".join(f"; {problem}" for problem in problems)
         kind = RunFolderError if problems else NoResultsError
         raise kind(f"{path} has no results: no info/*_session_df_train.csv with rows{details}")
-    # the published lab writes the table of training once more where it evaluated nothing
+    # without evaluations the published lab writes the training table again as the evaluation table
     evals = {s: table for s, table in tables["eval"].items() if not _is_same(table, tables["train"].get(s, {}))}
     folder = RunFolder(path, min(names, key=lambda text: (len(text), text)))
+    spec = _read_spec(folder, trial, problems)
+    session_files = {
+        session: SessionFile.read(folder.session_metrics_file(trial, session)) for session in tables["train"]
+    }
     return Run(
-        path,
-        folder.name,
-        trial,
-        _read_spec(folder, trial, problems),
-        dict(sorted(tables["train"].items())),
-        dict(sorted(evals.items())),
-        TrialMetrics.read(folder.trial_metrics_file(trial), folder.published_metrics_file(trial)),
-        {s: own for s in tables["train"] if (own := SessionFile.read(folder.session_metrics_file(trial, s)))},
-        _read_provenance(folder.provenance_file),
-        tuple(problems),
+        path=path,
+        name=folder.name,
+        trial=trial,
+        spec=spec,
+        tables=dict(sorted(tables["train"].items())),
+        eval_tables=dict(sorted(evals.items())),
+        metrics=TrialMetrics.read(folder.trial_metrics_file(trial), folder.published_metrics_file(trial)),
+        session_metrics={session: file for session, file in session_files.items() if file is not None},
+        provenance=_read_provenance(folder.provenance_file),
+        problems=tuple(problems),
     )
 
 
 def _read_spec(folder: RunFolder, trial: int, problems: list[str]) -> ReadOnlyDocument:
-    """The spec of the trial, or that of all trials; under its name, or bare as in the published lab."""
+    """The spec of the trial, or of the run; older files lack its name as the first key. Adds to `problems`."""
     for file in folder.find_spec_files(trial):
         try:
             specs = read_specs(file)
         except LabError as error:
             problems.append(str(error))
             continue
-        # bare and without a name, as older ones are
+        # without a name, as in older files
         spec = specs.get(folder.name, specs)
         return _without_bookkeeping(spec) if isinstance(spec, Mapping) else {}
     problems.append(f"{folder.path} has no {folder.spec_file.name}, so env and algorithm are unknown")
@@ -390,7 +394,7 @@ def _read_spec(folder: RunFolder, trial: int, problems: list[str]) -> ReadOnlyDo
 
 
 def _without_bookkeeping(spec: ReadOnlyDocument) -> Document:
-    """A saved spec without what a lab added, such as paths and the commit."""
+    """A saved spec without keys that a lab added, such as paths and the commit."""
     kept = {key: value for key, value in spec.items() if key != "name"}
     if isinstance(meta := spec.get("meta"), Mapping):
         kept["meta"] = {key: value for key, value in meta.items() if key not in META_DROPPED}

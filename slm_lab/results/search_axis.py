@@ -1,4 +1,4 @@
-"""Searched keys as axes: values of any kind as positions from 0 to 1."""
+"""Searched keys as axes: values of any type as positions from 0 to 1."""
 
 import json
 import math
@@ -13,17 +13,17 @@ from slm_lab.lib.array import Array
 
 @dataclass(frozen=True)
 class SearchedKey:
-    """One axis of a search."""
+    """A searched key and its scale."""
 
     path: str
     is_choice: bool
     is_log: bool
-    # the share of the ranking it explains, if that is known
+    # the share of the ranking that it explains, if known
     importance: float | None = None
 
     @property
     def name(self) -> str:
-        """The last part of the path, with its parent if that is ambiguous."""
+        """The last part of the path, with its parent if it is short, as in `actor.lr`."""
         *parents, last = self.path.split(".")
         return f"{parents[-1]}.{last}" if len(last) < 4 and parents else last
 

@@ -137,7 +137,7 @@ def _draw_parallel(trials: Sequence[DrawnTrial], keys: Sequence[SearchedKey], ti
 
 
 def _draw_curves(trials: Sequence[DrawnTrial], title: str, column: str) -> bytes:
-    """The mean curve of each trial, which shows where weak ones were stopped."""
+    """The mean curve of each trial; curves of weak trials end where they were stopped."""
     lines = []
     for trial in sorted(trials, key=lambda one: (one.is_best, one.is_done)):
         sessions = read_curves(trial.tables, column)

@@ -1,4 +1,4 @@
-"""The trials of a search: their ranking, what mattered, and the journal that they are read from without Optuna."""
+"""The trials of a search: their ranking, the importance of keys, and a reader of the journal without Optuna."""
 
 import json
 import math
@@ -16,11 +16,11 @@ from slm_lab.lib.io import read_bytes
 from slm_lab.spec.search_space import Dimension
 
 State = Literal["running", "done", "stopped", "failed"]
-# fewer trials say nothing about what matters
+# with fewer trials the importance of keys is unknown
 MIN_TRIAL = 6
-# of a journal
+# size limit of a journal
 MAX_BYTES = 50_000_000
-# the entries of Optuna's journal that make up a trial, and its states
+# codes of Optuna's journal: entries that make up a trial, and states of trials
 _CREATE, _PARAM, _STATE, _SCORE, _ATTRIBUTE = 4, 5, 6, 7, 8
 _STATES: dict[int, State] = {0: "running", 1: "done", 2: "stopped", 3: "failed", 4: "running"}
 
@@ -33,7 +33,7 @@ class TrialRow:
     state: State
     # searched values by their paths in the spec
     values: dict[str, Any]
-    # of a trial that was stopped early: what it had at the last rung it reached
+    # for a trial that was stopped early, the score at its last rung
     score: float
     # frame of each rung that was reached, with the score there
     rungs: dict[int, float]
@@ -41,12 +41,12 @@ class TrialRow:
 
     @property
     def reason(self) -> str:
-        """Why it failed, in one line."""
+        """Why the trial failed, in one line."""
         return self.error.splitlines()[-1] if self.error else ""
 
 
 def rank(rows: Sequence[TrialRow]) -> list[TrialRow]:
-    """Best first: those that are done, then those that were stopped, the further the better, then the rest."""
+    """Best first: trials that are done, then stopped ones by the rung they reached, then the rest."""
     order = {"done": 0, "stopped": 1, "running": 2, "failed": 3}
 
     def place(row: TrialRow) -> tuple[float, ...]:
@@ -60,8 +60,8 @@ def rank(rows: Sequence[TrialRow]) -> list[TrialRow]:
 def calc_importance(rows: Sequence[TrialRow], dimensions: Sequence[Dimension]) -> dict[str, float]:
     """How much of the ranking of trials each key explains by itself, from 0 to 1.
 
-    Ranks of scores against a parabola in the ranks of the values, or against the mean of each choice; adjusted for what
-    as many coefficients would explain by chance.
+    This is the adjusted R² of a fit to the ranks of scores: a parabola in the ranks of the values, or the mean of each
+    choice.
     """
     known = [row for row in rank(rows) if row.state in ("done", "stopped") and len(row.values) == len(dimensions)]
     if len(known) < MIN_TRIAL:
@@ -96,7 +96,7 @@ def _choice_columns(values: Sequence[Any]) -> Array:
 
 @dataclass
 class _Trial:
-    """A trial, as the entries of the journal build it up."""
+    """A trial, filled by the entries of the journal."""
 
     state: State = "running"
     params: dict[str, float] = field(default_factory=dict)
@@ -130,7 +130,7 @@ _ENTRY = TypeAdapter(_Entry)
 
 
 def read_journal(path: Path, dimensions: Sequence[Dimension]) -> list[TrialRow]:
-    """The trials of a search so far, by their number; entries that make no sense are left out."""
+    """The trials of a search so far, in the order of their numbers; invalid entries are left out."""
     trials: list[_Trial] = []
     for line in read_bytes(path, MAX_BYTES).splitlines():
         try:

@@ -1,6 +1,6 @@
-"""Uncertainty of a result, and comparison of two; pure functions of per-session scores.
+"""The uncertainty of a result, and the comparison of two: pure functions of per-session scores.
 
-Importing scipy.stats takes as long as everything else in a session, so `metrics.py` has what a run itself needs.
+Importing scipy.stats takes as long as everything else in a session, so a run itself uses only `metrics.py`.
 """
 
 import math
@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import optimize, stats
 
-# chance of telling two runs apart that differ as these do, by which a number of sessions is called enough
+# a number of sessions is enough if it detects the difference with this probability
 POWER = 0.8
 LEVEL = 0.95
-# sessions of each from which runs that do not overlap at all can be told apart
+# sessions of each run that are needed to distinguish runs whose scores do not overlap at all
 MIN_TOLD = 4
-# beyond this many sessions a difference is not worth knowing
+# a difference that needs more sessions is not worth knowing
 MAX_SESSION = 1000
 EDGE = 1e-9
 NOT_DISTINGUISHABLE = "not distinguishable"
@@ -36,13 +36,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class ScoreComparison:
-    """Two runs in the same env."""
+    """The comparison of two runs in the same env."""
 
     # difference of their means, first minus second
     difference: Interval
-    # chance that a session of the first scores higher than one of the second
+    # probability that a session of the first scores higher than one of the second
     improvement: Interval
-    # sessions each would need to tell them apart if they differ as they seem to; None where no number is enough
+    # sessions of each run that would show a difference of this size; None if no number is enough
     num_session_needed: int | None
 
     @property
@@ -56,7 +56,7 @@ def calc_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     difference = float(np.mean(ours) - np.mean(theirs))
     if min(len(ours), len(theirs)) < 2:
         return Interval(difference, math.nan, math.nan)
-    # not scipy's test, which warns of sessions that scored alike
+    # not scipy's test, which warns about sessions with equal scores
     own, other = (float(np.var(scores, ddof=1)) / len(scores) for scores in (ours, theirs))
     if own + other == 0:
         return Interval(difference, difference, difference)
@@ -74,9 +74,9 @@ def calc_probability(ours: Sequence[float], theirs: Sequence[float]) -> float:
 def calc_improvement(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
     """Probability of improvement, the mean over envs; a pair is the sessions of both runs in one env.
 
-    The interval holds every probability whose own spread, by Newcombe (2006, method 5), does not rule out what was
-    seen, less half a step since shares come in steps. Unlike a bootstrap it has a width when all of ours beat all of
-    theirs: two or three sessions each prove nothing yet.
+    The interval contains every probability that does not contradict the observed one, given its variance by Newcombe
+    (2006, method 5), with a correction of half a step because observed shares are discrete. Unlike that of a bootstrap,
+    it has a width even if all of our sessions beat all of theirs: two or three sessions each prove nothing yet.
     """
     seen = float(np.mean([calc_probability(ours, theirs) for ours, theirs in pairs]))
     z = float(stats.norm.ppf(0.5 + LEVEL / 2))
@@ -87,7 +87,7 @@ def calc_improvement(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -
         variance = sum(_calc_variance(probability, *size) for size in sizes) / len(pairs) ** 2
         return max(abs(seen - probability) - half_step, 0.0) ** 2 - z**2 * variance
 
-    # at 0 and 1 there is no spread, which would make them their own bounds
+    # at 0 and 1 the variance is zero, so that the interval would have no width
     inner = min(max(seen, EDGE), 1 - EDGE)
     low = 0.0 if seen == 0 else optimize.brentq(excess, 0.0, inner)
     high = 1.0 if seen == 1 else optimize.brentq(excess, inner, 1.0)
@@ -95,7 +95,7 @@ def calc_improvement(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -
 
 
 def _calc_variance(probability: float, num_ours: int, num_theirs: int) -> float:
-    """Variance of the fraction of won pairs, if this is the true one."""
+    """Variance of the fraction of won pairs, if `probability` is the true one."""
     rest = 1 - probability
     mean_size = (num_ours + num_theirs) / 2
     spread = rest / (2 - probability) + probability / (1 + probability)
@@ -120,17 +120,17 @@ def _calc_power(effect: float, count: int) -> float:
     """Power of a two-sided t test with samples of this size for an effect in units of the std."""
     freedom, shift = 2 * count - 2, effect * math.sqrt(count / 2)
     critical = stats.t.ppf(0.5 + LEVEL / 2, freedom)
-    # scipy gives NaN for some values of the far tail, where there is nothing to add
+    # scipy gives NaN for some values of the far tail, which is negligible
     return float(stats.nct.sf(critical, freedom, shift) + np.nan_to_num(stats.nct.cdf(-critical, freedom, shift)))
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> ScoreComparison:
-    """Two runs by the scores of their sessions."""
+    """Compare two runs by the scores of their sessions."""
     needed = calc_num_session(ours, theirs)
     found = ScoreComparison(calc_difference(ours, theirs), calc_improvement([(ours, theirs)]), needed)
     if needed is None or found.is_distinguishable:
         return found
-    # the t test behind the number assumes more than the verdict does, for which those that there are were too few
+    # the number comes from a t test, which assumes more than the verdict; the verdict needs more than there are now
     return replace(found, num_session_needed=max(needed, MIN_TOLD, min(len(ours), len(theirs)) + 1))
 
 

@@ -1,4 +1,4 @@
-"""What a rule of the doctor reports."""
+"""Symptoms, which the doctor's rules report."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Symptom:
-    """Something that stands out in a run."""
+    """Something unusual in a run."""
 
     # warn: worth a change; info: good to know
     level: Literal["warn", "info"]

@@ -1,4 +1,4 @@
-"""The one reader of a session's table, from any source."""
+"""Read the table of a session, from any source."""
 
 import csv
 import io
@@ -15,9 +15,9 @@ from slm_lab.lib.io import open_file
 # columns by name
 Table = Mapping[str, Array]
 
-# a table without these is not one of a session
+# columns that every table of a session has
 NEEDED = ("frame", "total_reward")
-# of a table: 320 MB in memory, a million rows of 40 columns
+# size limit of a table: 320 MB in memory, a million rows of 40 columns
 MAX_NUMBERS = 40_000_000
 MAX_ROW_BYTES = 1 << 20
 _PIECE = 1 << 18
@@ -39,7 +39,7 @@ def read_session_table(path: Path, read: Callable[[Path], dict[str, Array]] | No
 
 
 def read_table(path: Path) -> dict[str, Array]:
-    """Columns of numbers; a row truncated by a kill is dropped. Read in chunks, since a file may be huge."""
+    """Columns of numbers, read in chunks, since a file may be huge; a row truncated by a kill is dropped."""
     header: list[str] | None = None
     blocks: list[Array] = []
     count = 0
@@ -56,7 +56,7 @@ def read_table(path: Path) -> dict[str, Array]:
         return {}
     table = np.empty((len(header), count // len(header)))
     end = 0
-    # each block is freed once it is copied
+    # free each block once it is copied
     for index, block in enumerate(blocks):
         table[:, end : end + len(block)] = block.T
         end += len(block)
@@ -65,7 +65,7 @@ def read_table(path: Path) -> dict[str, Array]:
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
-    """Complete lines, some at a time; text after the last line break may be half a number."""
+    """Complete lines, in chunks; the text after the last line break may be half a number, so it is dropped."""
     with open_file(path) as file:
         rest = b""
         while piece := file.read(_PIECE):
@@ -83,7 +83,7 @@ def parse_rows(lines: bytes, num_column: int) -> Array:
     text = lines.replace(b"\r\n", b"\n").removesuffix(b"\n")
     if text.translate(None, _PLAIN):
         return _parse_any(lines, num_column)
-    # Plain numbers in rows are JSON, whose parser is four times as fast as numpy's, once empty cells have a value.
+    # rows of plain numbers as JSON, once empty cells have a value: its parser is four times as fast as numpy's
     text = b"[[" + text.replace(b"\n", b"],[") + b"]]"
     if any(gap in text for gap in (b",,", b"[,", b",]")):
         # twice, since the comma that ends one empty cell may begin another
@@ -91,13 +91,13 @@ def parse_rows(lines: bytes, num_column: int) -> Array:
     try:
         rows = from_json(text)
     except ValueError:
-        # such as 1. and 007
+        # numbers such as 1. and 007, which JSON does not allow
         return _parse_any(lines, num_column)
     return np.array([row for row in rows if len(row) == num_column], float).reshape(-1, num_column)
 
 
 def _parse_any(lines: bytes, num_column: int) -> Array:
-    """The same with quotes, spaces and so on; slower, and it names a cell that is not a number."""
+    """The same for cells with quotes, spaces and so on; slower, and its error names a cell that is not a number."""
     rows = [[float(cell or "nan") for cell in row] for row in split_cells(lines) if len(row) == num_column]
     return np.array(rows).reshape(-1, num_column)
 

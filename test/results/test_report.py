@@ -19,6 +19,7 @@ from slm_lab.results.page import PAGE, render_page
 from slm_lab.results.palette import COLORS
 from slm_lab.results.report import build_commands, build_report, build_spec_diff, write_report
 from slm_lab.results.report_comparison import compare_runs
+from slm_lab.results.report_search import build_search_report
 from slm_lab.results.run import Run, read_run
 from test.cli.command import call
 from test.results.sample import SPEC, make_table, write_run
@@ -326,6 +327,15 @@ def write_search(path: Path) -> Path:
     importance = {"agent.net.optim_spec.lr": 0.5}
     write_json(path / "info" / "demo_search.json", {"best_trial": 0, "best_score": 90.0, "importance": importance})
     return path
+
+
+def test_a_cut_row_of_the_table_of_trials_is_left_out(tmp_path) -> None:
+    path = write_search(tmp_path / "search")
+    table = path / "demo_experiment_df.csv"
+    # of a foreign table, in which the number of a trial is not first
+    lines = [",".join(reversed(line.split(","))) for line in table.read_text().splitlines()]
+    write_text(table, "\n".join([*lines, "lost,20"]) + "\n")
+    assert [row[0] for row in build_search_report(path, path)["search"]["trials"]["rows"]] == ["0", "1", "2"]
 
 
 # --- commands and links
