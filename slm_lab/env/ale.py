@@ -15,8 +15,8 @@ from slm_lab.lib.array import Array
 class AleVecEnv(VecEnv):
     """All games of a session.
 
-    An ended game restarts within the step, and its last observation comes apart. Lives are watched here rather than
-    by the native env, whose own signal does not tell a lost life from the end of a game.
+    An ended game restarts within the step, and its last observation is returned separately. Lives are counted here,
+    because the signal of the native env does not distinguish a lost life from the end of a game.
     """
 
     def __init__(self, settings: EnvSettings) -> None:
@@ -90,7 +90,7 @@ class AleVecEnv(VecEnv):
             obs, reward, terminated, truncated, info = self.native.step(now)
             self.lives = info["lives"].copy()
             score += reward
-            # games that still wait count from 0 when they join
+            # games that have not joined yet start at 0
             score[terminated | truncated | (lengths < left)] = 0
         idle = np.flatnonzero(lengths == 0)
         return self._restart(idle, self.origin) if len(idle) else obs, score

@@ -11,9 +11,9 @@ from slm_lab.env.vec_env import Step, VecEnv
 from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError
 
-# those that a test compares with the single env, bit by bit
+# a test compares these with the single env, bit by bit
 ENV_IDS = ("CartPole-v0", "CartPole-v1")
-# `env.kwargs` that mean the same to both
+# `env.kwargs` with the same meaning in both
 OPTIONS = frozenset({"sutton_barto_reward"})
 
 
@@ -24,7 +24,7 @@ def has_array_form(settings: EnvSettings) -> bool:
 
 def _is_known(settings: EnvSettings) -> bool:
     env_id = resolve_name(settings.name)
-    # a user may have registered an env of their own by this name
+    # a user may have registered another env under this name
     own = f"{CartPoleVectorEnv.__module__}:{CartPoleVectorEnv.__name__}"
     return env_id in ENV_IDS and gym.registry[env_id].vector_entry_point == own
 
@@ -32,8 +32,8 @@ def _is_known(settings: EnvSettings) -> bool:
 class ArrayVecEnv(VecEnv):
     """All envs of a session, as columns of one state (D, N).
 
-    Left alone, the native env restarts an ended one at its next step, whose action it ignores: a fake row, from a
-    generator that all share. So ended envs are started here, within the step, where a single env starts from its seed.
+    By itself, the native env restarts an ended env in the next step and ignores its action: a fake row, with random
+    numbers that all envs share. So ended envs are restarted here, within the step, each from its own seed.
     """
 
     def __init__(self, settings: EnvSettings) -> None:
@@ -42,12 +42,12 @@ class ArrayVecEnv(VecEnv):
         refused = sorted(set(settings.kwargs) - OPTIONS)
         if refused:
             raise EnvError(f"env.kwargs: the array backend has no {', '.join(refused)}; use env.backend gymnasium")
-        # never stepped, only started
+        # only reset, never stepped
         self.single: Any = make_env(settings)
         assert self.single.spec is not None
         limit: Any = self.single.spec.max_episode_steps
         self.native: Any = CartPoleVectorEnv(settings.num_envs, max_episode_steps=limit, **settings.kwargs)
-        # makes the arrays; what is in them is overwritten
+        # creates the arrays, whose contents are overwritten
         self.native.reset()
         super().__init__(settings, describe(self.single))
 
@@ -60,7 +60,7 @@ class ArrayVecEnv(VecEnv):
         self.native.prev_done[indices] = False
 
     def _observe(self) -> Array:
-        # rows in order, as every backend has them: a net may round otherwise where its input lies otherwise in memory
+        # contiguous rows, as of every backend: the memory layout of its input may affect the rounding of a net
         return np.ascontiguousarray(self.native.state.T, self.obs_space.dtype)
 
     def _reset(self) -> Array:
@@ -88,7 +88,7 @@ class ArrayVecEnv(VecEnv):
             score += np.where(waiting, 0.0, reward)
             self.native.state[:, waiting] = start[:, waiting]
             self.native.steps[waiting] = 0
-            # only in an episode longer than the log, which cannot be rebuilt
+            # only if the episode is longer than the log, so it cannot be rebuilt
             ended = (terminated | truncated) & ~waiting
             score[ended] = 0
             self._start(np.flatnonzero(ended), self.origin)

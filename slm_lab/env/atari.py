@@ -1,4 +1,4 @@
-"""Atari games: preprocessed stacks of grey frames, from the emulator one game at a time.
+"""Atari games: preprocessed stacks of grey frames, one game per emulator.
 
 The numbers equal those of ALE's own vector env (see `ale.py`), which is written in C++ and cannot render.
 """
@@ -21,8 +21,8 @@ from slm_lab.spec.types import Bool, Fraction, Int, Model
 # half an hour of play at 60 frames per second
 MAX_FRAMES = 108_000
 SIZE = 84
-# Steps between seeded games of one env. Seeding loads the cartridge, a fifth of a second; at 200 frames per second of
-# 16 envs this keeps it under 1 % of the time, and their 80,000 steps are played again in about a minute.
+# Steps between seeded games of one env. Seeding loads the cartridge, which takes a fifth of a second. With 16 envs at
+# 200 frames per second this is less than 1 % of the time, and rebuilding their 80,000 steps takes about a minute.
 SEED_INTERVAL = 5_000
 _SCREEN = (210, 160)
 _LARGEST = 2**31 - 1
@@ -40,7 +40,7 @@ class AtariOptions(Model):
     full_action_space: Bool = False
     mode: Int | None = None
     difficulty: Int | None = None
-    # frames after which a game is cut; of `env.max_t`, not of an option
+    # frames after which a game is truncated, from `env.max_t`
     _max_frames: int = MAX_FRAMES
 
     @classmethod

@@ -121,19 +121,19 @@ def choose_workers(settings: EnvSettings) -> tuple[int, str]:
     try:
         local = _measure(LocalVecEnv(settings))
     except EnvFaultError:
-        # the session meets it too, and tells what it was doing
+        # the session will fail too, with a better message
         return 0, "an env failed while it was timed"
     if local < 2 * _MESSAGE_SECONDS:
         return 0, f"a step of {settings.num_envs} envs takes {local * 1e3:.2f} ms, less than messages to workers would"
     try:
         remote = _measure(WorkerVecEnv(settings, count))
     except (EnvError, WorkerError) as error:
-        # known here but not there, say; the run need not know
+        # for example an env that only this process has registered; training works without workers
         return 0, f"workers cannot step these envs: {str(error).splitlines()[-1]}"
     reason = (
         f"a step of {settings.num_envs} envs takes {local * 1e3:.2f} ms in process, {remote * 1e3:.2f} ms in workers"
     )
-    # a little gain is not worth the processes
+    # a small gain is not worth the processes
     return (count if remote < 0.9 * local else 0), reason
 
 

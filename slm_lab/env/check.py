@@ -1,4 +1,4 @@
-"""Steps an env with random actions and reports what would trouble training."""
+"""Check an env with random steps, and report problems for training."""
 
 import sysconfig
 import time
@@ -82,7 +82,7 @@ def _describe(space: GymSpace) -> str:
 
 
 def _name_parts(env: GymEnv) -> list[CheckItem]:
-    """The names for a net's obs_keys and encoders."""
+    """The names of parts, for a net's obs_keys and encoders."""
     source = env.env.observation_space if isinstance(env, FlatObservation) else None
     if not isinstance(source, (spaces.Dict, spaces.Tuple)):
         return []
@@ -150,7 +150,7 @@ def _walk(env: GymEnv, num_step: int, seed: int) -> tuple[dict[str, str], list[i
 
 
 def _check_step_mask(env: GymEnv, info: Any, is_masked: bool, is_terminated: bool = False) -> None:
-    """Raise for a mask that training would refuse; `is_masked` if the first reset gave one."""
+    """Raise for a mask that training would refuse; `is_masked` is whether the first reset gave one."""
     choices = count_choices(env.action_space)
     if not is_masked or not choices:
         return
@@ -222,7 +222,7 @@ def _check_end(lengths: list[int], num_step: int) -> CheckItem:
 
 
 def _check_repeat(env: GymEnv, seed: int, num_step: int, make_fresh: Callable[[], GymEnv] | None) -> CheckItem:
-    """Whether a seed and actions give the same episode again, in a used env and in a fresh one."""
+    """Whether a seed and actions repeat an episode exactly, in the same env and in a fresh one."""
     actions: list[Any] = []
     first = _record(env, seed, actions, num_step)
     step = _find_difference(first, _record(env, seed, actions))
@@ -256,7 +256,7 @@ def _find_difference(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]]
 
 
 def _record(env: GymEnv, seed: int, actions: list[Any], num_random: int = 0) -> list[tuple[Any, ...]]:
-    """An episode of given actions, and of random ones that are noted."""
+    """The record of an episode with given actions, then with random ones, which are added to `actions`."""
     obs, info = _call(env.reset, seed=seed)
     record: list[tuple[Any, ...]] = [(np.array(obs),)]
     for index in range(len(actions) + num_random):

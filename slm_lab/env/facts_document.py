@@ -1,4 +1,4 @@
-"""Spaces, and what else an agent must know of its env, as plain JSON: enough to act without the env."""
+"""The facts that an agent needs to act without its env, such as spaces, as plain JSON."""
 
 import math
 from pathlib import Path
@@ -17,7 +17,7 @@ from slm_lab.lib.data import Document
 from slm_lab.lib.errors import EnvError
 from slm_lab.lib.io import write_json
 
-# numbers of an observation or an action, and depth of their structure: a document may be anyone's
+# limits on the size of observations and actions, and on nesting, since documents are not trusted
 MAX_SIZE, MAX_DEPTH = 2**23, 16
 _DTYPES = {
     name: np.dtype(name)
@@ -52,7 +52,7 @@ def dump_space(space: GymSpace) -> Document:
 
 
 def _dump(bound: Array) -> Any:
-    """One number where all are equal, otherwise all of them in order."""
+    """One number if all are equal, otherwise all of them in order."""
     numbers = bound.reshape(-1).tolist()
     shown = [_show(number) for number in (numbers[:1] if len(set(numbers)) == 1 else numbers)]
     return shown[0] if len(shown) == 1 else shown
@@ -63,7 +63,7 @@ def _show(number: float) -> Any:
 
 
 def read_space(document: Any) -> GymSpace:
-    """The space of a document, which may be anyone's: one line says what is wrong with it."""
+    """The space of an untrusted document; an error of one line if it is invalid."""
     try:
         return _Reader().read(document)
     except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
@@ -72,7 +72,7 @@ def read_space(document: Any) -> GymSpace:
 
 
 class _Reader:
-    """Reads one space, all parts of which together have at most `MAX_SIZE` numbers."""
+    """Reads one space, whose parts may have at most `MAX_SIZE` numbers together."""
 
     def __init__(self) -> None:
         self.left = MAX_SIZE
@@ -115,7 +115,7 @@ class _Reader:
         return spaces.Dict(named)
 
     def _take(self, count: Any) -> int:
-        """A count of numbers, of those that are left."""
+        """Subtract a count of numbers from those that are left, and return it."""
         if not 1 <= _read_whole(count) <= self.left:
             raise ValueError(f"from 1 to {MAX_SIZE:,} numbers expected")
         self.left -= count
@@ -155,21 +155,21 @@ def _read_bound(value: Any, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def dump_facts(facts: EnvFacts) -> Document:
-    """What an agent must know of an env, as plain JSON."""
+    """The facts about an env, as plain JSON."""
     action, mask = facts.action_space, facts.mask
     return {
         "observation": dump_space(facts.obs_space if facts.source_space is None else facts.source_space),
         "action": dump_space(action.source if isinstance(action, HybridSpace) else action),
-        # of the numbers that nets see, once the parts are side by side
+        # of the flat observations that nets see
         "dtype": str(facts.obs_space.dtype),
         "frame_stack": facts.frame_stack,
-        # the choices of each part of the action that a mask allows or forbids
+        # the number of choices of each part of the action, if there is a mask
         "action_mask": None if mask is None else list(count_choices(action)),
     }
 
 
 def save_facts(path: Path, facts: EnvFacts) -> None:
-    """Write down what an agent must know of an env, unless it is there already or its spaces have no such form."""
+    """Write the facts about an env, unless they are there or its spaces cannot be written as JSON."""
     try:
         document = dump_facts(facts)
     except EnvError:
@@ -179,7 +179,7 @@ def save_facts(path: Path, facts: EnvFacts) -> None:
 
 
 def read_facts(document: Any) -> EnvFacts:
-    """The inverse of `dump_facts`, for a document that may be anyone's."""
+    """The inverse of `dump_facts`, for an untrusted document."""
     if not isinstance(document, dict):
         raise EnvError("the spaces of the env are missing")
     source, action = read_space(document.get("observation")), read_space(document.get("action"))
@@ -202,7 +202,7 @@ def read_facts(document: Any) -> EnvFacts:
 
 
 def _flat_space(dtype: Any, size: int) -> spaces.Box:
-    """Flat observations; their bounds are not known, and no agent asks for them."""
+    """The space of flat observations; its bounds are unknown, but agents do not need them."""
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise EnvError("dtype: the type of numbers expected, such as float32")
     kind: Any = _DTYPES[dtype].type

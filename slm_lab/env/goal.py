@@ -1,4 +1,4 @@
-"""Goal envs: where the goals are in a flat observation, and the reward of reaching any other goal."""
+"""Goal envs: the position of goals in a flat observation, and the reward for any other goal."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from slm_lab.lib.errors import EnvError
 from slm_lab.spec.schema import EnvSpec
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
-# random steps in which wrappers must give the env's own rewards
+# random steps in which rewards with wrappers must equal those of the env itself
 NUM_TRIED = 20
 # achieved goals (B, G), desired goals (B, G) -> numbers (B,)
 Judge = Callable[[Array, Array], Array]
@@ -23,18 +23,18 @@ Judge = Callable[[Array, Array], Array]
 
 @dataclass(frozen=True)
 class Goal:
-    """The goals of an env: their parts of an observation, the reward of a pair, and whether it ends the task."""
+    """The goals of an env: their parts of an observation, the reward of a pair, and whether a pair ends the task."""
 
     achieved: ObsPart
     desired: ObsPart
-    # rewards as agents learn from them
+    # scaled and clipped, as agents learn from rewards
     reward: Judge
-    # None where the task's end does not depend on the goal
+    # None if the end of the task does not depend on the goal
     terminated: Judge | None = None
 
 
 def build_goal(spec: EnvSpec, facts: EnvFacts) -> Goal:
-    """The goals of a spec's env; one that has none is refused."""
+    """The goals of a spec's env; an error if it has none."""
     parts = {part.name: part for part in facts.parts}
     if ACHIEVED not in parts or DESIRED not in parts:
         raise EnvError(
@@ -46,7 +46,7 @@ def build_goal(spec: EnvSpec, facts: EnvFacts) -> Goal:
         raise EnvError(f"env.name: goals of '{spec.name}' must be Boxes of one shape, not {show_parts(facts.parts)}")
     if spec.normalize_reward:
         raise EnvError("env.normalize_reward: rewards of other goals have another scale; set it to false")
-    # one of its own: those that are stepped may be in other processes
+    # a separate env, because those that are stepped may be in other processes
     wrapped = make_env(build_settings(spec, (0,), 1))
     env: Any = wrapped.unwrapped
     if not hasattr(env, "compute_reward"):
@@ -67,7 +67,7 @@ def build_goal(spec: EnvSpec, facts: EnvFacts) -> Goal:
 
 
 def _check_wrappers(env: GymEnv, spec: EnvSpec, achieved: ObsPart, desired: ObsPart, judge: Judge) -> None:
-    """Refuse wrappers that change rewards or goals: `compute_reward` is the env's own, and knows nothing of them."""
+    """Refuse wrappers that change rewards or goals, because `compute_reward` belongs to the env without them."""
     env.action_space.seed(0)
     env.reset(seed=0)
     for _ in range(NUM_TRIED):
@@ -90,7 +90,7 @@ def _is_box(facts: EnvFacts) -> bool:
 
 
 def _vectorise(judge: Callable[[Any, Any, Any], Any], shape: tuple[int, ...], name: str) -> Judge:
-    """One call for a whole batch where the env's function takes one, else a call for each row; `info` is empty."""
+    """A function for batches: one call if the env's function takes batches, else one per row; `info` is empty."""
 
     def at_once(reached: Array, wanted: Array) -> Array:
         return np.asarray(judge(reached.reshape(-1, *shape), wanted.reshape(-1, *shape), {}))
@@ -99,7 +99,7 @@ def _vectorise(judge: Callable[[Any, Any, Any], Any], shape: tuple[int, ...], na
         pairs = zip(reached.reshape(-1, *shape), wanted.reshape(-1, *shape), strict=True)
         return np.array([judge(*pair, {}) for pair in pairs])
 
-    # two pairs of which one is reached: an env that takes no batches gives another number of results, or none
+    # try two pairs, one of them reached: a function that takes no batches returns another number of results, or fails
     wanted = np.zeros((2, int(np.prod(shape))), np.float32)
     reached = np.stack([wanted[0], wanted[0] + 1e3])
     try:

@@ -1,6 +1,6 @@
-"""The process between a session and an env worker: however the session ends, no process of the worker stays behind.
+"""The process between a session and an env worker: no process of the worker outlives the session.
 
-It stays small: it forks before the worker loads anything.
+It stays small, because it forks before the worker loads anything.
 """
 
 import ctypes
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from slm_lab.lib.system import SIGUSR1
 
-# asks for an end of everything at once
+# signal that asks the keeper to kill everything at once
 KILL = SIGUSR1
-# how often it looks whether the session is there, and how long a worker without one may take to close its envs
+# between checks that the session is alive, and the time a worker has to close its envs without a session
 LOOK_SECONDS = 1.0
 GRACE_SECONDS = 3.0
-# of Linux: to be told of the parent's death, and to be the parent of all descendants that lose theirs
+# options of Linux: a signal when the parent dies, and becoming the parent of orphaned descendants
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(module: str, descriptor: int, session: int) -> None:
-    """Run a module that serves a socket; exit as it did, once all its child processes are gone."""
+    """Run a module that serves a socket; exit as it does, after all its child processes are gone."""
     is_killed = False
 
     def kill(*_: object) -> None:
@@ -41,7 +41,7 @@ def main(module: str, descriptor: int, session: int) -> None:
         sys.exit()
     os.close(descriptor)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # a batch system tells all processes to end; the session saves first
+    # a batch system may signal all processes, but the session has to save first
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     signal.signal(KILL, kill)
@@ -92,7 +92,7 @@ def _find_children() -> list[int]:
     me, found = str(os.getpid()), []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            # the name, in brackets, may hold anything
+            # the name, in brackets, may contain spaces and brackets
             if path.read_text(errors="replace").rpartition(")")[2].split()[1] == me:
                 found.append(int(path.parent.name))
     return found

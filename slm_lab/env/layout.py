@@ -13,11 +13,11 @@ from slm_lab.env.gym_types import GymEnv, GymSpace
 from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError
 
-# the only part of an observation that has no named parts
+# name of the only part, if an observation has no named parts
 WHOLE = "obs"
-# what MuJoCo Playground calls the part that only critics may see
+# the part of MuJoCo Playground's observations that only critics may see
 PRIVILEGED = "privileged_state"
-# what `reset` and `step` return
+# the values that `reset` and `step` return
 RESET_VALUES = ("observation", "info")
 STEP_VALUES = ("observation", "reward", "terminated", "truncated", "info")
 
@@ -30,12 +30,12 @@ class ObsPart:
     start: int
     stop: int
     shape: tuple[int, ...]
-    # whether it says which actions are allowed: nets do not see it unless they name it
+    # whether it is the mask of allowed actions, which nets see only if they name it
     is_mask: bool = False
 
     @property
     def is_privileged(self) -> bool:
-        """Whether it is meant for critics: a deployed agent would not have it."""
+        """Whether only critics may see it, because a deployed agent does not have it."""
         return self.name == PRIVILEGED
 
 
@@ -46,7 +46,7 @@ def calc_parts(space: GymSpace) -> tuple[ObsPart, ...]:
     for path, leaf in list_leaves(space):
         size = spaces.flatdim(leaf)
         is_box = isinstance(leaf, spaces.Box)
-        # a single number is flattened too
+        # a scalar Box has one number
         shape = leaf.shape if is_box and leaf.shape else (size,)
         parts.append(ObsPart(_join(path), start, start + size, shape))
         start += size
@@ -59,7 +59,7 @@ def calc_parts(space: GymSpace) -> tuple[ObsPart, ...]:
 def list_leaves(
     space: GymSpace, what: str = "observation", path: tuple[Any, ...] = ()
 ) -> list[tuple[tuple[Any, ...], GymSpace]]:
-    """The leaves of a space, with the keys that lead to them; `what` the space is of, for messages."""
+    """The leaves of a space, with the keys that lead to them; `what` names the value in messages."""
     named: list[tuple[Any, GymSpace]]
     if isinstance(space, spaces.Dict):
         named = list(space.spaces.items())
@@ -79,7 +79,7 @@ def _join(path: tuple[Any, ...]) -> str:
 class MisfitError(ValueError):
     """A value that does not match its space; the caller adds where in the run it happened."""
 
-    # what is wrong
+    # the kind of value that is wrong
     tensor = "observation"
 
 
@@ -91,7 +91,7 @@ class FlatObservation(FlattenObservation[Any, Any, Any]):
         self.leaves = list_leaves(env.observation_space)
 
     def observation(self, observation: Any) -> Any:
-        """The parts in one row."""
+        """The parts of an observation in one row."""
         for path, leaf in self.leaves:
             part = observation
             try:
@@ -175,20 +175,18 @@ def flatten_obs(space: GymSpace, obs: object) -> tuple[Array, bool]:
     is_batch: bool | None = None
     for (path, leaf), value in zip(list_leaves(space), _take_parts(space, obs, "observation"), strict=True):
         name = _join(path)
+        where = f"part '{name}' of the observation" if path else "the observation"
         shape = leaf.shape or ()
         found = np.shape(value)
         if found not in (shape, (*found[:1], *shape)) or is_batch not in (None, found != shape):
             allowed = f"{shape}, or {('N', *shape)} in a batch".replace("'", "")
-            where = f"part '{name}' of the observation" if path else "the observation"
             raise EnvError(f"{where} has the shape {found}; expected {allowed}")
         is_batch = found != shape
         each = value if is_batch else [value]
         if isinstance(leaf, spaces.Box):
             rows[name] = np.asarray(each, leaf.dtype).reshape(len(each), -1)
         elif isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
-            rows[name] = _one_hot(
-                leaf, np.asarray(each), f"part '{name}' of the observation" if path else "the observation"
-            )
+            rows[name] = _one_hot(leaf, np.asarray(each), where)
         else:
             rows[name] = np.stack([np.asarray(spaces.flatten(leaf, one)) for one in each])
     if len({len(part) for part in rows.values()}) > 1:
@@ -198,7 +196,7 @@ def flatten_obs(space: GymSpace, obs: object) -> tuple[Array, bool]:
 
 
 def _one_hot(space: spaces.Discrete | spaces.MultiDiscrete, values: Array, where: str) -> Array:
-    """Choices (N, ...) as gymnasium flattens them: a 1 for each, in a row."""
+    """Choices (N, ...) as rows of concatenated one-hot vectors, as gymnasium flattens them."""
     counts = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.flatten().tolist()
     is_whole = values.dtype.kind in "iu" or bool((values == np.rint(values)).all())
     index = (values.astype(np.int64) - space.start).reshape(len(values), -1)
@@ -226,7 +224,7 @@ def _take_parts(space: GymSpace, obs: object, where: str) -> list[Any]:
 
 
 def in_one_line(space: GymSpace) -> str:
-    """A space on one line, for messages; numpy breaks lines in arrays of two dimensions."""
+    """A space on one line, for messages; numpy breaks the lines of arrays."""
     return " ".join(str(space).split())
 
 
@@ -236,7 +234,7 @@ def show_parts(parts: tuple[ObsPart, ...]) -> str:
 
 
 def read_values(result: object, names: tuple[str, ...]) -> tuple[Any, ...]:
-    """What `reset` or `step` returns, with as many values as gymnasium says; gym before 0.26 had fewer."""
+    """Check the number of values that `reset` or `step` returns; gym before 0.26 had fewer."""
     if isinstance(result, tuple) and len(result) == len(names):
         return result
     found = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__

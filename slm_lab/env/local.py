@@ -26,7 +26,7 @@ from slm_lab.env.watch import close_envs, watch
 from slm_lab.lib.array import Array
 from slm_lab.lib.errors import EnvError, EnvExitError, EnvFaultError, EnvHangError, nearest
 
-# what nearly all envs say an end with
+# the types that nearly all envs use for `terminated` and `truncated`
 _TRUTHS = (bool, np.bool_)
 _HINT = "`slm-lab env check` may tell more"
 
@@ -38,22 +38,22 @@ class Slots:
         self.settings = settings
         self.indices = indices
         count = len(indices)
-        # the call under way: odd while there is one, and whose it is
+        # for the watchdog: odd while a call is running; `at` is the slot that is called
         self.calls = 1
         self.at = 0
         self.limit = 0.0
         self.is_hung = False
-        # what ended episodes told, by the number of the env
+        # final `info` of ended episodes, by number of the env
         self.ended_info: dict[int, dict[str, float]] = {}
         self._info_keys = tuple(dict.fromkeys((*settings.info_keys, SUCCESS)))
         self.episode: Array = np.zeros(count, np.int64)
-        # steps of the episode under way, -1 before its reset, and of the one that the last step belonged to
+        # steps of the current episode, -1 before its reset, and of the episode of the last step
         self.t = [0] * count
         self.last_t = [0] * count
         watch(self)
-        # the first env of all is the one that is shown
+        # only env 0 is rendered
         self.render_mode = render_mode
-        # options of each env at the moment; they differ only where `settings` has schedules
+        # current options of each env, which differ only if `settings` has schedules
         self._kwargs = [settings.calc_kwargs(0)] * count
         self.envs: list[Any] = [self._make(slot) for slot in range(count)]
         self.calls = 0
@@ -61,11 +61,11 @@ class Slots:
         # whether observations end with a mask of the actions
         self.is_masked = self._gives_masks()
         self.envs = [self._finish(env) for env in self.envs]
-        # how the first env looked when its episode ended; None unless it did so in the last step
+        # picture of the first env at the end of its episode, if that ended in the last step
         self.ended_frame: Array | None = None
         self.facts = describe(self.envs[0])
         if settings.schedules:
-            # a mistake in the last values shows now; an env that is made again starts from a seed
+            # check the last values now; a new env always starts from a seed
             self._check_spaces(self._finish(make_env(settings))).close()
             self.facts = replace(self.facts, seed_interval=0)
         space = self.facts.obs_space
@@ -78,7 +78,7 @@ class Slots:
         self.truncated = np.zeros(count, bool)
         self.ended = np.zeros(count, bool)
         self.is_float = self.obs.dtype.kind == "f"
-        # what numbers are multiplied with to see whether all of them are finite
+        # factors for the check for finite numbers
         self._zeros = [np.zeros(count), np.zeros(self.obs.size, self.dtype)] if self.is_float else [np.zeros(count)]
 
     def _make(self, slot: int) -> Any:
@@ -89,7 +89,7 @@ class Slots:
         return MaskedObservation(env) if self.is_masked else env
 
     def _gives_masks(self) -> bool:
-        """Whether the env says which actions are allowed, as the start of its first episode tells."""
+        """Whether the env gives action masks, by the info of its first reset."""
         env = self.envs[0]
         if not self.settings.is_masked:
             return False
@@ -98,7 +98,7 @@ class Slots:
             info = env.reset(seed=self.episode_seed(0, 0))[1]
         except EnvHangError:
             raise
-        except (Exception, SystemExit):  # the env's own code; the first episode meets it again, and reports it
+        except (Exception, SystemExit):  # the env's own code; it fails again, and is reported, in the first episode
             return False
         finally:
             self.calls += 1
@@ -117,7 +117,7 @@ class Slots:
         return True
 
     def _check_spaces(self, env: Any) -> Any:
-        """An env with other options; refused if it does not fit the agent."""
+        """Refuse an env with other options that does not fit the agent."""
         facts, first = describe(env), self.facts
         one, two = facts.obs_space, first.obs_space
         if (one.shape, one.dtype, facts.action_space) == (two.shape, two.dtype, first.action_space):
@@ -143,7 +143,7 @@ class Slots:
         return self._where(self.at, int(self.episode[self.at]), self.t[self.at] + 1)
 
     def interrupt(self, error: EnvHangError) -> bool:
-        """The stepping thread must raise the error itself; the envs are not used again."""
+        """Only the stepping thread can raise the error; the envs are not used again."""
         self.is_hung = True
         return False
 
@@ -151,7 +151,7 @@ class Slots:
         """Handle an error of a call; add env, seed and step, which only this class knows."""
         self.calls += self.calls % 2
         if isinstance(error, ValueError) and "values to unpack (expected 5" in str(error) and not _is_own(error):
-            # gym before 0.26 had fewer; a wrapper of gymnasium may notice before this class does
+            # gym before 0.26 returned fewer; a wrapper of gymnasium may notice before this class does
             error = MisfitError(f"the step has {error}: ({', '.join(STEP_VALUES)})")
         if isinstance(error, MisfitError):
             self.last_t[slot] = self.t[slot] + 1
@@ -165,7 +165,7 @@ class Slots:
         """Start an episode at a frame, from its seed or from the env's current generators."""
         self.t[slot] = -1
         self.at = slot
-        # not in place: it may be that of the batch
+        # a copy, since the array may belong to the batch
         self.episode = self.episode.copy()
         self.episode[slot] = episode
         seed = self.episode_seed(slot, episode) if is_seeded else None
@@ -204,7 +204,7 @@ class Slots:
                 raise self._fault(slot, int(episode[slot]), f"info is {type(info).__name__}, a dict expected")
             self.calls += 1
             self.t[slot] = self.last_t[slot] = self.t[slot] + 1
-            # what nearly all envs give needs no further look
+            # the usual types need no further check
             if type(obs) is not np.ndarray or obs.shape != shape or obs.dtype != dtype:
                 obs = self._read_obs(obs, slot, int(episode[slot]))
             if not isinstance(reward, float):
@@ -215,19 +215,19 @@ class Slots:
                 truncated = self._read_truth("truncated", truncated, slot, int(episode[slot]))
             self.next_obs[slot] = obs
             self.reward[slot] = reward
-            # the loss of a life ends what is learned from, not the game
+            # a lost life ends the episode for learning, but not the game
             self.terminated[slot] = terminated or (info is not None and info.get("life_lost", False))
             self.truncated[slot] = truncated
             self.ended[slot] = is_over = terminated or truncated
             if is_over:
                 if self.render_mode == "rgb_array" and slot == 0:
-                    # the reset would wipe it out
+                    # before the reset, which would replace it
                     self.ended_frame = self.render()
                 self.ended_info[self.indices[slot]] = self._read_info(info or {}, int(episode[slot]))
                 self.reset(slot, int(episode[slot]) + 1, bool(is_seed_due[slot]), frame)
             else:
                 self.obs[slot] = obs
-        # 0 times anything finite is 0: one product for all envs takes less time than looking at each number
+        # 0 times a finite number is 0, and one product for all envs is faster than a check of each number
         for numbers, zeros in zip((self.reward, self.next_obs.reshape(-1)), self._zeros, strict=False):
             if np.vdot(numbers, zeros) != 0:
                 for slot in range(len(self.envs)):
@@ -250,7 +250,7 @@ class Slots:
         return EnvFaultError(text, tensor, self.indices[slot], "is not what it should be")
 
     def _read_obs(self, obs: object, slot: int, episode: int, step: int | None = None) -> Any:
-        # a single number, if it were let in, would fill the whole row, and a fraction be cut off
+        # otherwise a scalar would fill the whole row, and fractions would be truncated
         problem = find_misfit(obs, self.shape, self.dtype)
         if problem is not None:
             raise self._fault(slot, episode, f"the observation {problem}", step=step)
@@ -269,7 +269,7 @@ class Slots:
             raise self._fault(slot, episode, str(error), name) from None
 
     def _read_info(self, info: Any, episode: int) -> dict[str, float]:
-        """What the last step of an episode told; in its first episode an env must give all that is asked for."""
+        """Numbers in the final `info` of an episode; the first episode must have all `env.info_keys`."""
         found = {key: read_number(info[key]) for key in self._info_keys if key in info}
         numbers = {key: number for key, number in found.items() if number is not None}
         missing = [key for key in self.settings.info_keys if key not in numbers]

@@ -20,13 +20,13 @@ MASK = "action_mask"
 
 
 class MaskMisfitError(MisfitError):
-    """A mask that no action can be chosen by."""
+    """An invalid action mask."""
 
     tensor = "action mask"
 
 
 def count_choices(space: GymSpace) -> tuple[int, ...]:
-    """The choices of each part of a discrete action; a mask has a number for each. None for other actions."""
+    """The number of choices of each part of a discrete action, all of which a mask covers; empty for other actions."""
     if isinstance(space, spaces.Discrete):
         return (int(space.n),)
     if isinstance(space, spaces.MultiDiscrete):
@@ -39,10 +39,9 @@ def count_choices(space: GymSpace) -> tuple[int, ...]:
 
 
 def read_mask(mask: object, choices: tuple[int, ...], is_over: bool = False) -> Array:
-    """What is allowed, as one row of booleans; `mask` is such a row too, or has an array for each part.
+    """The allowed choices as one row of booleans; `mask` is such a row too, or has an array for each part.
 
-    Where a task is over there may be nothing left to choose. Nothing is learned from what follows, so all counts as
-    allowed there.
+    At the end of a task a mask may allow nothing. Nothing is learned from later choices, so all count as allowed.
     """
     size, many = sum(choices), len(choices) > 1
     try:
@@ -82,7 +81,7 @@ def read_masks(masks: Any, space: GymSpace, num: int) -> Array:
 
 
 def sample_allowed(space: GymSpace, allowed: Array | None) -> Any:
-    """A random action of a space, of those that a row of booleans allows."""
+    """A random action of a space, among those that a row of booleans allows."""
     if allowed is None:
         return space.sample()
     if isinstance(space, HybridSpace):
@@ -97,14 +96,14 @@ def sample_allowed(space: GymSpace, allowed: Array | None) -> Any:
 
 
 def sample_by_info(space: GymSpace, info: Any) -> Any:
-    """A random action of a space, of those that `info` allows if it has a mask."""
+    """A random action of a space, among those that the mask in `info` allows, if there is one."""
     choices = count_choices(space)
     is_masked = choices and isinstance(info, dict) and MASK in info
     return sample_allowed(space, read_mask(info[MASK], choices) if is_masked else None)
 
 
 def lift_mask(env: GymEnv) -> GymEnv:
-    """The env with its mask in `info`, where it is a key of the observation; others as they are."""
+    """The env with its mask in `info`, if that is a key of the observation; otherwise the env itself."""
     space = env.observation_space
     return MaskToInfo(env) if isinstance(space, spaces.Dict) and MASK in space.spaces else env
 

@@ -16,7 +16,7 @@ from slm_lab.lib.errors import CheckpointError
 class RunningStats:
     """Mean and variance of everything seen, merged batch by batch (Chan et al. 1979).
 
-    They are numpy arrays, or tensors on their device once a batch of tensors has come.
+    They are numpy arrays, or tensors after the first batch of tensors, on its device.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -48,7 +48,7 @@ class RunningStats:
         self.count = total
 
     def state_dict(self) -> State:
-        """Mean, variance and count: arrays whatever came before, for numpy makes scalars of sums of single numbers."""
+        """Mean, variance and count, always as arrays, because numpy makes scalars of 0-dimensional results."""
         return {"mean": np.array(_to_numpy(self.mean)), "var": np.array(_to_numpy(self.var)), "count": self.count}
 
     def load_state_dict(self, state: State) -> None:
@@ -63,7 +63,7 @@ def _to_numpy(value: Any) -> Any:
 
 
 def _take(value: Any, shape: tuple[int, ...]) -> Array:
-    """A copy of saved numbers, which must be those of as many things."""
+    """A copy of saved numbers, whose shape must fit."""
     array = np.array(value)
     if array.shape != shape or array.dtype.kind != "f":
         raise ValueError("statistics of observations or rewards of another shape or type")
@@ -90,12 +90,12 @@ class ObsEncoder:
         self.is_host = device is None or device.type == "cpu"
         # mean and log std when the shift was last measured
         self._mark: tuple[Array, Array] | None = None
-        # mean and variance where batches on a GPU are, and the mean that they were uploaded from
+        # mean and variance on a GPU, and the mean from which they were uploaded
         self._there: tuple[Tensor, Tensor] | None = None
         self._source: Any = None
 
     def __call__(self, obs: Array | Tensor) -> Tensor:
-        """Encode a batch; tensors give the same bits as arrays, computed where they are."""
+        """Encode a batch; tensors are computed on their device, with the same bits as arrays."""
         stats: Any = self.stats
         if stats is None:
             if self.clip is not None:
@@ -114,21 +114,23 @@ class ObsEncoder:
         return tensor if self.device is None or self.is_host else upload(tensor, self.device)
 
     def _upload_stats(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Mean and variance where a batch is; a GPU gets them once for all batches that are drawn between two steps."""
+        """Mean and variance on the device of a batch; uploaded to a GPU only when they have changed."""
         stats: Any = self.stats
         mean, var = torch.as_tensor(stats.mean), torch.as_tensor(stats.var)
         if device.type == "cpu":
             return mean, var
         if not has_float64(device):
             mean, var = mean.float(), var.float()
-        # statistics that change, or are loaded, are new arrays
+        # updates and `load_state_dict` replace the arrays
         if self._there is None or self._source is not stats.mean:
             self._there, self._source = (upload(mean, device), upload(var, device)), stats.mean
         return self._there
 
     def measure_shift(self) -> float:
-        """How far the statistics moved since this was last asked: the root mean square over all numbers of an
-        observation of the change of the mean, in stds, and the change of the log std, both squared and added.
+        """How far the statistics have moved since the last call.
+
+        This is the change of the mean in stds, combined with the change of the log std, as a root mean square over the
+        numbers of an observation.
         """
         if self.stats is None or not self.stats.count:
             return math.nan
@@ -140,7 +142,7 @@ class ObsEncoder:
         return float(np.sqrt(square.mean()))
 
     def state_dict(self) -> State | None:
-        """Statistics, and those that the next shift is measured from; None where nothing is normalised."""
+        """The statistics, and those at the last measured shift; None if nothing is normalised."""
         if self.stats is None:
             return None
         mark = None if self._mark is None else {"mean": self._mark[0].copy(), "log_std": self._mark[1].copy()}
@@ -153,21 +155,21 @@ class ObsEncoder:
         if self.stats is None or state is None:
             return
         self.stats.load_state_dict(state)
-        # states of before shifts were measured have none
+        # states of older versions have none
         mark = state.get("mark")
         shape = tuple(self.stats.mean.shape)
         self._mark = None if mark is None else (_take(mark["mean"], shape), _take(mark["log_std"], shape))
 
 
 class MaskedStats(RunningStats):
-    """Statistics of flat observations without the mask behind them."""
+    """Statistics of flat observations without the mask at their end."""
 
     def update(self, batch: Array | Tensor) -> None:
         super().update(batch[:, : self.mean.shape[0]])
 
 
 class MaskedEncoder(ObsEncoder):
-    """Encodes flat observations of one size and leaves the mask of actions behind them as it is."""
+    """Encodes flat observations, except for the action mask at their end."""
 
     def __init__(self, shape: tuple[int, ...], *args: Any) -> None:
         super().__init__(shape, *args)
@@ -182,10 +184,10 @@ class MaskedEncoder(ObsEncoder):
 
 
 class RewardScaler:
-    """Turns raw rewards into what the agent learns from: scaled, normalised, clipped; scores stay raw.
+    """Scales, normalises and clips rewards for learning; scores stay raw.
 
-    The std of returns changes by orders of magnitude while an agent learns, and a replay keeps rewards for long: there
-    they are normalised when they are sampled, all by the std of that time.
+    The std of returns changes by orders of magnitude while an agent learns, and a replay keeps rewards for a long time.
+    So rewards in a replay are normalised when they are sampled, all by the current std.
     """
 
     def __init__(
@@ -207,7 +209,7 @@ class RewardScaler:
         self.is_identity = scale == 1.0 and not normalize and clip is None
 
     def __call__(self, reward: Array, done: Array) -> Array:
-        """Rewards (N,) to remember; the statistics follow the discounted return of each env."""
+        """Rewards (N,) to store; also updates the statistics of discounted returns."""
         if self.is_identity:
             return reward
         reward = reward * self.scale
@@ -229,8 +231,8 @@ class RewardScaler:
 
     @property
     def std(self) -> float:
-        """Running std of the return and of one imagined return of 0, which keeps the first rewards from being blown up,
-        whatever their size; 1 while all returns are 0.
+        """Running std of returns, with one extra return of 0, so that the first rewards do not become huge; 1 while all
+        returns are 0.
         """
         count, mean, var = self.stats.count, float(self.stats.mean), float(self.stats.var)
         return math.sqrt((var + mean**2 / (count + 1)) * count / (count + 1)) or 1.0
@@ -241,7 +243,7 @@ class RewardScaler:
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a saved state."""
-        # older versions normalised rewards before a replay kept them, and did not note it
+        # older versions normalised rewards before storing them, and did not record it
         if self.at_sampling and not state.get("at_sampling", False):
             raise CheckpointError(
                 "an older version of the lab filled its replay with normalised rewards, this one normalises them when "

@@ -29,15 +29,15 @@ from slm_lab.lib.io import cache_folder
 
 IMPLS = ("jax", "warp")
 MENAGERIE_URL = "https://github.com/deepmind/mujoco_menagerie.git"
-# replays of this many steps take long enough to be announced
+# longer replays are logged, because they take some time
 _LONG_REPLAY = 200
-# envs that are reset together, and times that before all envs are: one call for all takes less time than many
+# envs are reset in groups of FEW; with more than MANY groups, a single call for all envs is faster
 FEW, MANY = 64, 4
 
 
 def list_names() -> list[str]:
     """All env names, as a spec gives them."""
-    # asked of each suite, since the registry's own list lacks envs that were added later
+    # from each suite, since the list of the registry lacks envs that were added later
     suites = (dm_control_suite, locomotion, manipulation)
     return [PLAYGROUND_PREFIX + name for suite in suites for name in suite.ALL_ENVS]
 
@@ -51,7 +51,7 @@ class Simulator:
     def __init__(self, settings: EnvSettings) -> None:
         self.name = settings.name
         self.num_envs = settings.num_envs
-        # envs that are reset together when few of them end
+        # size of a group of envs that are reset together
         self.few = min(FEW, self.num_envs)
         self.is_compiled = False
         self.device = _choose_device(settings.device)
@@ -96,7 +96,7 @@ class Simulator:
     def _reset(self, seed: jax.Array) -> tuple[Any, jax.Array]:
         """States and observations at the start of the episodes with these seeds, as many as there are."""
         state = jax.vmap(self._start)(seed)
-        # weakly typed numbers would have the step compiled a second time, for the strongly typed ones it returns
+        # with weak types the step would be compiled twice, because it returns strong types
         return _as_typed(state, state), self._flatten(state.obs)
 
     def _step(self, state: Any, action: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
@@ -107,7 +107,7 @@ class Simulator:
             new = _as_typed(jax.vmap(self.env.step)(now, action), now)
             if self.repeat == 1:
                 return (new, new.reward), None
-            # an episode may end before its action has been repeated to the end
+            # an episode may end before all repetitions of its action
             is_alive = now.done < 0.5
             return (_select(is_alive, new, now), total + jnp.where(is_alive, new.reward, 0.0)), None
 
@@ -119,13 +119,13 @@ class Simulator:
         new, reward = carry
         obs = self._flatten(new.obs)
         is_finite = jnp.isfinite(obs).reshape(self.num_envs, -1).all(1) & jnp.isfinite(reward)
-        # learning multiplies what follows an end by 0, and 0 times NaN is NaN
+        # replace NaN: learning multiplies the value after an end by 0, and 0 times NaN is NaN
         obs = _select(is_finite, obs, self._flatten(state.obs))
         ended = (new.done > 0.5) | ~is_finite
         return new, obs, jnp.stack([jnp.where(is_finite, reward, 0.0), ended, ~is_finite])
 
     def _flatten(self, obs: jax.Array | Mapping[str, jax.Array]) -> jax.Array:
-        """Observations (N, ...), the parts of a dict one after the other."""
+        """Observations (N, ...), with the parts of a dict concatenated."""
         if not isinstance(obs, Mapping):
             return obs.astype(jnp.float32)
         parts = [obs[part.name] for part in self.parts]
@@ -146,7 +146,7 @@ class PlaygroundVecEnv(VecEnv):
         self.t = np.zeros(self.num_envs, np.int64)
         self.num_broken = 0
         self._state: Any = None
-        # torch may still read these while jax would already reuse their memory
+        # keeps arrays alive that torch may still read, so that jax does not reuse their memory
         self._lent: tuple[jax.Array, ...] = ()
 
     def _seeds(self, indices: Array, episode: Array) -> Array:
@@ -156,7 +156,7 @@ class PlaygroundVecEnv(VecEnv):
         """Observations owned by the caller; on a GPU they stay there."""
         if self.simulator.is_on_gpu:
             return to_torch(obs)
-        # jax arrays must not be written to; the copy costs microseconds, a step milliseconds
+        # a copy, because jax arrays are read-only; it takes microseconds, a step takes milliseconds
         return np.array(obs)
 
     def _start(self, episode: Array) -> Any:
@@ -173,7 +173,7 @@ class PlaygroundVecEnv(VecEnv):
     def _step(self, action: Array) -> Step:
         simulator = self.simulator
         self._state, next_obs, outcome = simulator.step(self._state, action)
-        # one transfer for all that the host must know
+        # one transfer for all results
         reward, has_ended, is_broken = np.asarray(outcome)
         terminated = has_ended > 0
         self.t += 1
@@ -190,9 +190,9 @@ class PlaygroundVecEnv(VecEnv):
         return Step(current, successor, reward.astype(np.float64), terminated, truncated, ended)
 
     def _restart(self, ended: Array, now: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-        """States and observations in which the ended envs have begun their next episodes.
+        """States and observations after a reset of the ended envs.
 
-        A reset takes as long as several steps, so a few envs are reset without the others.
+        A reset takes as long as several steps, so it covers only groups of envs if few of them ended.
         """
         simulator = self.simulator
         size = simulator.few if len(ended) <= MANY * simulator.few else self.num_envs
@@ -222,13 +222,13 @@ class PlaygroundVecEnv(VecEnv):
         now = self._start(self.origin)
         for left, actions in zip(range(len(log), 0, -1), log, strict=True):
             state, obs, _ = simulator.step(now[0], actions)
-            # each env waits in its first state until it is due
+            # an env with fewer actions stays in its first state until it is due
             is_due = lengths >= left
             now = (state, obs) if is_due.all() else simulator.select(is_due, (state, obs), now)
         self._state, current = now
         self.t[:] = lengths
         self._lent = (current,)
-        # the rewards are on the device, and follow from the state that is compared
+        # returns are not needed: they follow from the state, which is compared
         return self._hand_over(current), None
 
     def close(self) -> None:
@@ -276,7 +276,7 @@ def _select(mask: jax.Array, new: Any, old: Any) -> Any:
     count = mask.shape[0]
 
     def pick(one: jax.Array, other: jax.Array) -> jax.Array:
-        # warp keeps the contacts of all envs in one list, which has no row per env
+        # without a row per env, such as the list of contacts in warp
         if other.ndim == 0 or other.shape[0] != count:
             return other
         return jnp.where(mask.reshape(count, *[1] * (other.ndim - 1)), one, other)
@@ -316,7 +316,7 @@ def _choose_device(name: str) -> jax.Device:
     """The jax device for a torch device."""
     kind, _, index = name.partition(":")
     if kind == "cuda":
-        # jax would take most of the GPU's memory at its start, torch needs some too
+        # by default jax takes most of the GPU's memory, but torch needs some too
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         try:
             device = jax.devices("cuda")[int(index or 0)]
@@ -329,7 +329,7 @@ def _choose_device(name: str) -> jax.Device:
             jax.config.update("jax_default_device", device)
             return device
     else:
-        # without this jax takes hold of a GPU that nobody asked it to use; no effect once it has begun
+        # otherwise jax takes a GPU that is not wanted; without effect if jax is initialised already
         jax.config.update("jax_platforms", "cpu")
     device = jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
@@ -381,7 +381,7 @@ def _load_env(name: str, config: Any) -> Any:
     if name in dm_control_suite.ALL_ENVS:
         return registry.load(name, config=config)
     how = f"git clone {MENAGERIE_URL} {MENAGERIE_PATH} && git -C {MENAGERIE_PATH} checkout {MENAGERIE_COMMIT_SHA}"
-    # The package would start the download itself, once in each session, all into the same folder.
+    # otherwise the package would start the download in each session, all into the same folder
     if not MENAGERIE_PATH.exists():
         raise EnvError(f"env.name: '{name}' needs the robots of mujoco_menagerie; download them with: {how}")
     try:

@@ -1,4 +1,4 @@
-"""Envs stepped by EnvPool, in C++ threads: the same envs and numbers as gymnasium's, but with its own seeds."""
+"""Envs stepped by EnvPool in C++ threads: the same dynamics as gymnasium's, but with EnvPool's own random numbers."""
 
 import warnings
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from slm_lab.lib.array import Array
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import EnvError, EnvFaultError
 
-# Those that a test compares with gymnasium, step by step. Others of EnvPool's differ: Pendulum-v1 where its speed is
-# clipped; Ant, Humanoid and HumanoidStandup from the start, since EnvPool brings MuJoCo 3.6 of its own.
+# A test compares these with gymnasium, step by step. Other envs differ: Pendulum-v1 when its speed is clipped; Ant,
+# Humanoid and HumanoidStandup from the start, since EnvPool includes MuJoCo 3.6.
 ENV_IDS = frozenset(
     {
         "Acrobot-v1",
@@ -34,7 +34,7 @@ ENV_IDS = frozenset(
         "Walker2d-v5",
     }
 )
-# `env.kwargs` that mean the same to both
+# `env.kwargs` with the same meaning in both
 OPTIONS = frozenset(
     {
         "ctrl_cost_weight",
@@ -45,18 +45,19 @@ OPTIONS = frozenset(
         "terminate_when_unhealthy",
     }
 )
-# the largest that EnvPool takes
+# the largest number that EnvPool accepts
 _NO_LIMIT = 2**31 - 1
 
 
 class EnvPoolVecEnv(VecEnv):
     """All envs of a session.
 
-    EnvPool resets an ended env at its next step, whose action it ignores: a fake row. So envs that ended are reset here
-    before that. It also calls an episode truncated that terminates at its very last step, so limits are kept here.
+    EnvPool resets an ended env in the next step and ignores its action: a fake row. So ended envs are reset here before
+    that. It also reports an episode that terminates at its last allowed step as truncated, so time limits are handled
+    here.
 
-    Seeds are given when a pool is made, and an episode follows from those before it. No episode can therefore be built
-    again: a stopped run starts new ones.
+    Seeds are set when a pool is created, and each episode depends on those before it. So no episode can be rebuilt, and
+    a stopped run starts new ones.
     """
 
     is_exact = False
@@ -75,7 +76,7 @@ class EnvPoolVecEnv(VecEnv):
         _check(self.env_id, settings, facts)
         super().__init__(settings, facts)
         self.limit = limit or _NO_LIMIT
-        # steps of the episode under way
+        # steps of the current episode
         self.t = np.zeros(self.num_envs, np.int64)
         self.pool: Any = None
 
@@ -133,7 +134,7 @@ class EnvPoolVecEnv(VecEnv):
         }
 
     def _replay(self, action: list[Array]) -> tuple[Array, None]:
-        # what another backend saved has scores and actions, of episodes that are given up too
+        # a state of another backend has scores and actions of unfinished episodes, which are discarded
         self.origin[:] = self.episode
         self.score[:] = 0
         self._first_step[:] = self.num_step
@@ -167,7 +168,7 @@ def _check(env_id: str, settings: EnvSettings, facts: EnvFacts) -> None:
 
 def _is_same_action(theirs: GymSpace, ours: GymSpace) -> bool:
     if isinstance(theirs, spaces.Box) and isinstance(ours, spaces.Box):
-        # of 64 bits there and of 32 here
+        # EnvPool has 64 bits, gymnasium 32
         return theirs.shape == ours.shape and np.allclose(theirs.low, ours.low) and np.allclose(theirs.high, ours.high)
     return theirs == ours
 

@@ -30,8 +30,8 @@ gym.register_envs(ale_py)
 
 CACHE_FILE = "random_baseline.json"
 NUM_EPISODE = 100
-# A baseline that is not shipped is measured within these limits: no episode starts after these steps or seconds, and
-# one that has not ended much later is given up.
+# Limits for measuring a baseline that is not shipped: no episode starts after these steps or seconds, and the whole
+# measurement is abandoned after GIVE_UP_SECONDS.
 MAX_STEP = 100_000
 MAX_SECONDS = 30.0
 GIVE_UP_SECONDS = 60.0
@@ -66,14 +66,14 @@ def _play_single(env: GymEnv, num_episode: int, seed: int, max_step: int, deadli
     env.action_space.seed(seed)
     returns: list[float] = []
     num_step = 0
-    # An episode begun within the budget is played to its end: dropping it would favour short episodes.
+    # an episode that begins within the budget is played to its end; dropping it would favour short episodes
     while len(returns) < num_episode and num_step < max_step and time.monotonic() < deadline:
         _, info = env.reset(seed=seed + len(returns))
         total = 0.0
         for _ in range(max_step):
             _, reward, terminated, truncated, info = env.step(sample_by_info(env.action_space, info))
             num_step += 1
-            # a reward of shape (1,) counts, as in training
+            # a reward of shape (1,) is accepted, as in training
             total += float(np.asarray(reward).item())
             if terminated or truncated:
                 returns.append(total)
@@ -82,7 +82,7 @@ def _play_single(env: GymEnv, num_episode: int, seed: int, max_step: int, deadli
 
 
 def _play_batch(env: VecEnv, num_episode: int, seed: int, max_step: int, deadline: float) -> list[float]:
-    """Rounds of one episode per env, so that short episodes are not overrepresented; for Box actions."""
+    """Rounds of one episode per env, so that short episodes do not dominate; for Box actions."""
     rng = np.random.default_rng(seed)
     shape = (env.num_envs, *env.action_map.shape)
     returns: list[float] = []
@@ -107,8 +107,8 @@ def baseline_key(
     """Name the baseline: the env id, then wrappers and only the kwargs and time limit that differ from its own."""
     spec = gym.registry.get(env_id)
     registered = {name: _to_json(value) for name, value in spec.kwargs.items()} if spec else {}
-    # What is drawn, observed or learned from leaves the random policy's rewards as they are, so the plain id's baseline
-    # holds. (Shipped ones of Atari come from games without no-ops and FIRE at the start, which matters little.)
+    # These kwargs do not change the rewards of random play, so the baseline of the plain id holds. (Shipped ones of
+    # Atari come from games without no-ops and FIRE at the start, which matters little.)
     ignored = {"render_mode", "obs_type", "life_loss_info"} if env_id.startswith("ALE/") else {"render_mode"}
     changed = {
         name: value for name, value in kwargs.items() if name not in ignored and _to_json(value) != registered.get(name)
@@ -148,8 +148,8 @@ def get_random_baseline(
     baseline = measure()
     if all(map(math.isfinite, baseline)):
         try:
-            # Read again right before the replace, since measuring took long. Two processes may still replace at the
-            # same moment; the entry lost then is only measured again another time.
+            # Read again just before the write, since measuring took long. If two processes still write at the same
+            # moment, one entry is lost, and will be measured again.
             write_baselines(path, read_baselines(path) | {env_key: baseline})
         except OSError as error:
             logger.warning(f"Random baseline of {env_key} is not cached, {path} cannot be written: {error}")
@@ -157,7 +157,7 @@ def get_random_baseline(
 
 
 def measure_apart(settings: EnvSettings) -> RandomBaseline:
-    """Measure the random policy in a separate process, which protects this one from the env."""
+    """Measure the random policy in a separate process, to protect this one from the env."""
     worker = Worker(settings, __name__)
     try:
         if not worker.connection.poll(GIVE_UP_SECONDS):

@@ -1,4 +1,4 @@
-"""What rendering needs: a display for a window, OpenGL for MuJoCo without one."""
+"""Prepare for rendering: check the display for a window, or find an OpenGL backend for MuJoCo."""
 
 import os
 import subprocess
@@ -15,11 +15,11 @@ from slm_lab.lib.errors import EnvError
 from slm_lab.lib.parent import child_python_path
 
 RenderMode = Literal["human", "rgb_array"]
-# ways to draw without a display, the faster first
+# OpenGL backends without a display, the faster first
 GL_BACKENDS = ("egl", "osmesa")
 # the first call of a software renderer compiles its shaders
 PROBE_SECONDS = 60.0
-# a context alone does not tell that MuJoCo can draw in it
+# drawing must be tried: a context can be created even where MuJoCo cannot draw in it
 PROBE = """
 import mujoco
 from mujoco.{backend} import GLContext
@@ -41,9 +41,9 @@ def has_display() -> bool:
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False
     with warnings.catch_warnings():
-        # glfw tells its reasons as warnings
+        # glfw reports failures as warnings
         warnings.simplefilter("ignore")
-        # not terminated again: that would close a window of this process
+        # not terminated afterwards, which would close windows of this process
         return bool(glfw.init()) and bool(glfw.get_primary_monitor())
 
 
@@ -61,11 +61,11 @@ def uses_mujoco(env: GymEnv) -> bool:
 
 
 def prepare(render_mode: RenderMode, is_mujoco: bool) -> None:
-    """Prepare the machine for rendering an env, or say in one line what is missing."""
+    """Prepare this process for rendering an env, or raise an error of one line."""
     if render_mode == "human":
         check_display()
     elif not has_display():
-        # pygame draws into memory, and looks for neither a screen nor a sound card
+        # let pygame draw into memory, without a screen or a sound card
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
         if is_mujoco and "MUJOCO_GL" not in os.environ:

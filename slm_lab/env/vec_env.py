@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     # workers that step envs do not load torch
     from torch import Tensor
 
-# observations of a simulator on a GPU stay there
+# a simulator on a GPU keeps observations there
 Obs: TypeAlias = "Array | Tensor"
-# Actions kept per env for rebuilding its state; an episode longer than this continues only statistically.
+# actions kept per env to rebuild its state; a longer episode resumes only statistically
 MAX_REPLAY = 1_000_000
-# trimming moves the list of actions, so it waits until it pays
+# trim the list of actions only this often, because it moves the whole list
 _TRIM_EVERY = 1000
-# Steps after which an episode is thought never to end; the longest known games have 27,000 (with frameskip 4).
+# warn about an episode of this length, which may never end; the longest known games have 27,000 steps (frameskip 4)
 ENDLESS = 100_000
-# what envs with a goal commonly give at the end of an episode
+# a common key of `info` in goal envs, at the end of an episode
 SUCCESS = "is_success"
-# frames per second of a video where the env does not say its own
+# frames per second of a video, if the env does not define its own
 RENDER_FPS = 30.0
-# Some envs say "no bound" with the largest number there is; gymnasium does so for whole numbers.
+# larger bounds mean "no bound": some envs use the largest number for it, and so does gymnasium for integers
 _NO_BOUND = 1e30
 _NO_WHOLE_BOUND = 2.0**31 - 1
 
@@ -41,8 +41,8 @@ _NO_WHOLE_BOUND = 2.0**31 - 1
 class Step(NamedTuple):
     """The result of one step of all N envs; `next_obs` is the true successor, `obs` is what to act on next.
 
-    `terminated` and `truncated` are for learning; `ended` tells which envs began a new episode. They differ where a
-    lost life counts as an end and the game goes on.
+    `terminated` and `truncated` are for learning; `ended` tells which envs began a new episode. They differ when a lost
+    life counts as an end although the game continues.
     """
 
     obs: Obs
@@ -85,7 +85,7 @@ class ActionMap:
     def __init__(self, space: GymSpace) -> None:
         self.space = space
         self.shape: tuple[int, ...] = space.shape or ()
-        # what is added to choices that do not count from 0
+        # added to choices that do not start at 0
         self.start: Any = None
         if 0 in (space.shape or ()):
             raise EnvError(f"env.name: actions of {space} have no number to choose")
@@ -95,7 +95,7 @@ class ActionMap:
             low, high = _calc_range(space, self.is_whole, has_low, has_high)
             self.scale = (high - low) / 2
             self.center = (high + low) / 2
-            # the policy's actions that the env's bounds stand for, in one row
+            # the policy's actions at the env's bounds, in one row
             self.low, self.high = np.where(has_low, -1, -np.inf).ravel(), np.where(has_high, 1, np.inf).ravel()
         elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             self.start = space.start if np.any(space.start) else None
@@ -120,7 +120,7 @@ class ActionMap:
         return mapped if self.start is None else mapped + self.start
 
     def limit(self, action: Array) -> Array:
-        """Actions (N, ...) of the policy as far as the env follows them: beyond its bounds it takes the bound."""
+        """Actions (N, ...) of the policy, clipped as the env clips them at its bounds."""
         if isinstance(self.space, spaces.Box):
             return np.clip(action, self.low, self.high).astype(action.dtype)
         if isinstance(self.space, HybridSpace):
@@ -129,7 +129,7 @@ class ActionMap:
         return action
 
     def undo(self, action: Array) -> Array:
-        """Actions (N, ...) of the env as a policy gives them, in rows of numbers."""
+        """The inverse: actions (N, ...) of the env as those of a policy, in rows."""
         if isinstance(self.space, spaces.Box):
             scaled = ((action - self.center) / self.scale).reshape(len(action), -1)
             return self.limit(scaled).astype(np.float32)
@@ -148,7 +148,7 @@ def _find_bounds(space: spaces.Box, is_whole: bool) -> tuple[Array, Array]:
 def _calc_range(space: spaces.Box, is_whole: bool, has_low: Array, has_high: Array) -> tuple[Array, Array]:
     """The values of the policy's -1 and 1: the bounds, or the policy's own scale if one is missing.
 
-    With one bound that scale begins there. Around 0 it could lie beyond the bound, and every action would be the bound.
+    With one bound, the scale begins there. If it were centred at 0, all of it might lie beyond the bound.
     """
     dtype = np.float64 if is_whole else space.dtype
     low, high = space.low.astype(dtype), space.high.astype(dtype)
@@ -180,14 +180,13 @@ class VecEnv(ABC):
         # steps since the first reset, and how many there were when each env's episode began
         self.num_step = 0
         self._first_step = np.zeros(self.num_envs, np.int64)
-        # what envs told at the end of their episodes in the last step, by env; only some backends fill it
+        # final `info` of episodes that ended in the last step, by env; not all backends fill it
         self.ended_info: dict[int, dict[str, float]] = {}
-        # Actions of all envs, one entry per step, and where in it each env's last seeded episode began.
+        # actions of all envs, one entry per step, and the index at which each env's last seeded episode began
         self._action_log: list[Array] = []
         self._began = np.zeros(self.num_envs, np.int64)
         self._all = np.ones(self.num_envs, bool)
-        # whether the episodes under way had the same returns when they were rebuilt: a difference may not show in
-        # what is observed
+        # whether rebuilt episodes have the same returns as before: observations may not show a difference
         self.has_same_return = True
 
     @abstractmethod
@@ -216,7 +215,7 @@ class VecEnv(ABC):
 
     @property
     def render_fps(self) -> float:
-        """Frames per second at which the env's own time passes."""
+        """Frames per second for real-time playback."""
         return RENDER_FPS
 
     def _no_frame(self) -> EnvError:
@@ -247,7 +246,7 @@ class VecEnv(ABC):
         except BaseException as error:
             if isinstance(error, EnvFaultError):
                 error.record = self._describe_fault(error.env)
-            # what was not done is not to be replayed
+            # a failed step must not be replayed
             self._action_log.pop()
             raise
         self.num_step += 1
@@ -308,7 +307,7 @@ class VecEnv(ABC):
             "episode": int(self.episode[index]),
             "origin": int(self.origin[index]),
             "is_seed_due": bool(self.is_seed_due()[index]),
-            # the last one is that of the step under way
+            # the last action is that of the current step
             "action": np.array([action[index] for action in self._action_log[max(began, 0) :]]),
             # an episode longer than the log cannot be rebuilt
             "is_exact": self.is_exact and began >= 0,
@@ -328,7 +327,7 @@ class VecEnv(ABC):
         return spent / num_step
 
     def try_episode(self, max_step: int = 1000) -> None:
-        """Play an episode with random actions, or the first steps of one, to meet an env's mistakes early."""
+        """Play an episode with random actions, at most `max_step` steps of it, to find mistakes of an env early."""
         self.action_space.seed(0)
         obs = self.reset()
         for _ in range(max_step):
@@ -338,7 +337,7 @@ class VecEnv(ABC):
             obs = step.obs
 
     def _sample(self, obs: Obs) -> Array:
-        """Random actions of the env's own space, of those that are allowed."""
+        """Random actions of the env's own space, among those that are allowed."""
         mask, space = self.facts.mask, self.action_space
         allowed = [None] * self.num_envs if mask is None else to_host(obs)[:, mask.start :] > 0
         return np.stack([sample_allowed(space, row) for row in allowed])
@@ -407,7 +406,7 @@ class VecEnv(ABC):
             raise ValueError("its actions are for another number of envs")
         if len(log) > MAX_REPLAY + _TRIM_EVERY or (began > len(log)).any():
             raise ValueError(f"it holds {len(log):,} actions per env; at most {MAX_REPLAY:,} are kept")
-        # an episode longer than the log cannot be rebuilt; the caller sees it by the observations
+        # an episode longer than the log cannot be rebuilt, which the caller notices from the observations
         self._began[:] = np.maximum(began, 0)
         self._action_log = [row.copy() for row in log]
         obs, score = self._replay([log[int(begin) :, index] for index, begin in enumerate(self._began)])

@@ -1,4 +1,4 @@
-"""Detects calls of envs that do not return, in a separate thread."""
+"""Detect calls of envs that do not return, in a separate thread."""
 
 import threading
 import weakref
@@ -11,14 +11,14 @@ from slm_lab.env.gym_types import GymEnv
 from slm_lab.lib.errors import EnvHangError
 
 TICK_SECONDS = 0.5
-# an env that has not closed by then is left behind
+# an env that has not closed by then is abandoned
 CLOSE_SECONDS = 3.0
 
 
 class Watched(Protocol):
     """Envs with watched calls."""
 
-    # goes up when a call begins and when it returns, so it is odd while one is under way
+    # increases when a call begins and when it returns, so it is odd during a call
     calls: int
     # seconds that a call may take; 0: no limit
     limit: float
@@ -30,7 +30,7 @@ class Watched(Protocol):
         """Make the call raise the error; False if only its own thread can do that."""
 
 
-# those of this process; replaced in one go, since another thread reads it
+# the envs of this process; replaced at once, since another thread reads the list
 _watched: list[weakref.ref[Watched]] = []
 
 
@@ -56,7 +56,7 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        # Ticks are counted rather than read from a clock: a process that was suspended has waited for no env.
+        # counts ticks instead of reading a clock, so that the time of a suspended process does not count
         waits: dict[int, tuple[int, float]] = {}
         while not self._over.wait(TICK_SECONDS):
             waiting = []
@@ -82,7 +82,7 @@ def close_envs(envs: Sequence[GymEnv], name: str, is_drawn: bool = False) -> Non
                 logger.warning(f"close() of '{name}' failed: {type(error).__name__}: {reason}")
 
     if is_drawn:
-        # windows belong to the thread that has opened them
+        # only the thread that opened a window may close it
         close()
         return
     thread = threading.Thread(target=close, name="env close", daemon=True)

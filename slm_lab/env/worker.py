@@ -24,7 +24,7 @@ from slm_lab.lib.errors import EnvExitError, EnvHangError, LabError, WorkerDeath
 from slm_lab.lib.parent import child_python_path
 from slm_lab.lib.runtime import import_modules
 
-# what a worker takes for itself, beside the envs
+# time for a worker to answer, apart from its envs
 _ANSWER_SECONDS = 2.0
 
 
@@ -38,7 +38,7 @@ class WorkerVecEnv(VecEnv):
         shares = [list(share) for share in np.array_split(np.arange(settings.num_envs), num_workers)]
         self.shares = [slice(int(share[0]), int(share[-1]) + 1) for share in shares]
         self.episode = np.zeros(settings.num_envs, np.int64)
-        # making envs is a call too, which only a stop cuts short
+        # making envs is a call too, without a time limit
         self.calls, self.limit = 1, 0.0
         self.at = 0
         self.hang: EnvHangError | None = None
@@ -52,7 +52,7 @@ class WorkerVecEnv(VecEnv):
             self.close()
             raise
         super().__init__(settings, facts[0])
-        # a worker names the env that hangs itself, unless it is one that keeps Python from running anything else
+        # later than the limit within a worker, which can name the env that hangs, unless that env blocks Python itself
         self.limit = settings.step_timeout and settings.step_timeout + _ANSWER_SECONDS
 
     def describe_call(self) -> str:
@@ -70,7 +70,7 @@ class WorkerVecEnv(VecEnv):
         return True
 
     def _ask(self, what: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        # a replay may take long, and its steps are watched over there
+        # a replay may take long; the worker itself watches its steps
         self.calls += what != "replay"
         for worker, argument in zip(self.workers, arguments, strict=True):
             worker.send((what, *argument))
@@ -110,7 +110,7 @@ class WorkerVecEnv(VecEnv):
     def close(self) -> None:
         for worker in self.workers:
             worker.connection.close()
-        # all at once, whatever any of them does
+        # one deadline for all of them
         deadline = time.monotonic() + CLOSE_SECONDS + _ANSWER_SECONDS
         for worker in self.workers:
             worker.close(deadline)
@@ -121,7 +121,7 @@ class Worker:
 
     def __init__(self, request: Any, module: str = __name__) -> None:
         ours, theirs = socket.socketpair()
-        # An interpreter of its own rather than a fork or a re-import of the user's script: no torch, no main guard.
+        # a new interpreter, not a fork or a re-import of the user's script: it needs no torch and no main guard
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-c"),
@@ -129,7 +129,7 @@ class Worker:
             ],
             pass_fds=[theirs.fileno()],
             env={**os.environ, "PYTHONPATH": child_python_path()},
-            # its own session, so that Ctrl-C reaches only the session, which closes its workers
+            # in a new process group, so that Ctrl-C reaches only the session, which closes its workers
             start_new_session=True,
         )
         theirs.close()
@@ -184,7 +184,7 @@ def serve(descriptor: int) -> None:
     def on_tick(waiting: list[tuple[Watched, float]]) -> None:
         for envs, seconds in waiting:
             if envs.limit and seconds >= envs.limit:
-                # the thread that would answer waits for the env; the session ends this process
+                # answer here, because the main thread is waiting for the env; the session ends this process
                 text = f"{envs.describe_call()}: no answer for {seconds:g} s (env.step_timeout)"
                 send_answer(connection, EnvHangError(text))
 
@@ -224,7 +224,8 @@ def send_answer(connection: Connection, answer: object) -> bool:
 def _outlive_the_session() -> None:
     """Ignore SIGTERM to all processes of a run: the session saves first, then closes the socket.
 
-    A handler, since programs that an env starts would inherit that a signal is ignored. Forks inherit the handler.
+    By a handler, since programs that an env starts would inherit an ignored signal. Forks inherit the handler, so they
+    restore the default.
     """
     numbers = (signal.SIGTERM, signal.SIGHUP)
     for number in numbers:

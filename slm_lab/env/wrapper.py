@@ -1,4 +1,4 @@
-"""Wrappers: those that a spec names, and one that an env needs to be repeatable."""
+"""Apply the wrappers that a spec names; and a wrapper that makes BipedalWalker repeatable."""
 
 import inspect
 import sys
@@ -15,7 +15,7 @@ from slm_lab.spec.schema import WrapperSpec
 
 
 def apply_wrappers(env: GymEnv, wrappers: tuple[WrapperSpec, ...]) -> GymEnv:
-    """The env in its wrappers, the first one innermost."""
+    """Wrap an env; the first wrapper is the innermost."""
     for spec in wrappers:
         kind = find_wrapper(spec.name)
         known = inspect.signature(kind).parameters
@@ -35,11 +35,11 @@ def apply_wrappers(env: GymEnv, wrappers: tuple[WrapperSpec, ...]) -> GymEnv:
 
 
 def find_wrapper(name: str) -> type[Any]:
-    """A wrapper of gymnasium by the name of its class, or one's own by `package.module:Class`."""
+    """A wrapper of gymnasium by the name of its class, or any other by `package.module:Class`."""
     module, sign, class_name = name.partition(":")
     if not sign:
         known = _list_wrappers(vars(gymnasium_wrappers))
-        # the lab starts ended episodes itself
+        # the lab resets ended envs itself
         known.pop("Autoreset")
         if name not in known:
             raise EnvError(
@@ -71,8 +71,8 @@ def _list_wrappers(names: Mapping[str, Any]) -> dict[str, type[Any]]:
 class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
     """Gives BipedalWalker a new world in each episode, as in LunarLander.
 
-    Its own reset empties one world and fills it again. Box2D then meets the same contacts in another order, and sums
-    them with other roundings: an episode would depend on those before it, not on its seed alone.
+    Its own reset empties and refills the same world. Box2D then finds the same contacts in another order and adds them
+    up with different rounding, so an episode would depend on earlier ones and not only on its seed.
     """
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
