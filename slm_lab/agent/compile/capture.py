@@ -17,14 +17,14 @@ class CapturedFunction:
     """
 
     def __init__(self, function: Function, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> None:
-        # the graph reads these
+        # the graph reads its inputs here
         self.inputs = [tensor.clone() for tensor in inputs]
         before = [tensor.clone() for tensor in state]
         try:
             self.launch, self.results = record(lambda: function(self.inputs), self.inputs[0].device)
         except CompileError:
             raise
-        # as for anything that is compiled, torch and the driver have errors of many kinds
+        # torch and the driver raise many kinds of errors
         except Exception as error:
             raise CompileError(describe_failure(error)) from error
         finally:
@@ -35,12 +35,12 @@ class CapturedFunction:
         for own, given in zip(self.inputs, inputs, strict=True):
             own.copy_(given)
         self.launch()
-        # the next launch writes to the same place
+        # copies, because the next launch writes to the same memory
         return [result.clone() for result in self.results]
 
 
 def record(function: Callable[[], list[Tensor]], device: torch.device) -> tuple[Callable[[], None], list[Tensor]]:
-    """What repeats all that a function launches, and the tensors it leaves its results in."""
+    """A function that repeats all launches of `function`, and the tensors with its results."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
         stream = torch.cuda.Stream()
@@ -49,9 +49,9 @@ def record(function: Callable[[], list[Tensor]], device: torch.device) -> tuple[
             with torch.cuda.stream(stream):
                 function()
         finally:
-            # what was launched before a failure still writes
+            # after a failure, earlier launches may still be writing
             torch.cuda.current_stream().wait_stream(stream)
-        # torch's own stream for this is that of the first GPU in use; other threads may allocate memory meanwhile
+        # torch's default stream belongs to the first GPU in use; thread_local lets other threads allocate memory
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             results = function()
     return graph.replay, results

@@ -1,4 +1,4 @@
-"""Where functions are compiled."""
+"""Compile functions of tensors, with plain calls as the fallback."""
 
 import ast
 import hashlib
@@ -23,32 +23,32 @@ from slm_lab.lib.runtime import processor_name
 from slm_lab.lib.system import user_number, wait_for_lock
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-# each takes seconds; a function that meets more forms of arguments than this should not be compiled
+# compiling takes seconds, so a function with more shapes of arguments than this should not be compiled
 MAX_GRAPHS = 8
-# what uses private parts of torch
+# the modules that use private parts of torch
 PRIVATE = tuple(Path(__file__).parent / name for name in ("graph.py", "products.py"))
 
 
 class CompileError(RuntimeError):
-    """A function cannot be compiled here, or its machine code cannot run; nothing has changed, plain calls work."""
+    """A function cannot be compiled here, or its machine code fails; no tensor has changed, and plain calls work."""
 
 
 def describe_failure(error: Exception) -> str:
     """An error of a compiler or driver in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    # what comes from a process of the compiler has its cause at the end
+    # errors of compiler processes have their cause at the end
     reason = lines[-1] if lines[0].endswith(":") else lines[0]
     return f"{type(error).__name__}: {reason}"
 
 
 @lru_cache(maxsize=8)
 def warn_once(reason: str, remedy: str = "plain calls are used") -> None:
-    """One line, however many functions fail for the same reason."""
+    """One warning, even if many functions fail for the same reason."""
     logger.warning(f"Compiling failed, so {remedy} from here on: {reason}")
 
 
 class CompileClock:
-    """Seconds that this process has spent on compiling or waiting for it, and whom to tell when it begins and ends."""
+    """Seconds that this process has spent on compiling or waiting for it; calls `on_change` at start and end."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -63,17 +63,17 @@ class CompileClock:
         self.on_change(False)
 
 
-# one for the process, as its clock on the wall is: functions are compiled wherever they are first called
+# one for the process, because functions are compiled wherever they are first called
 CLOCK = CompileClock()
 
 
 class CompiledFunction:
     """`function(state, args)` as one graph for each form of the arguments; called with the arguments alone.
 
-    It is run once on tensors without values to see what it does, and never again: what it reads must be in the state,
-    which stays the same tensors and may be written to, or in the arguments. So there is nothing to check at a call but
-    the arguments' shapes. (torch.compile checks at every call that no object it has seen was replaced, which takes as
-    long as a small update does.)
+    It is traced once, on tensors without values, and never run again. So everything it reads must be in the arguments
+    or in the state, whose tensors always stay the same and may be written to. A call only has to check the shapes of
+    its arguments. (torch.compile checks at every call that no object it has seen was replaced, which takes as long as a
+    small update.)
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class CompiledFunction:
         is_captured: bool = True,
     ) -> None:
         self.function = function
-        # on a GPU: whether each call is one launch, or a part of what is launched as a whole
+        # on a GPU: whether each call is one launch, or part of a larger one
         self.is_captured = is_captured
-        # called with the arguments from then on if compiling fails
+        # called instead, with the arguments, after compiling has failed
         self.plain = plain
         self.is_broken = False
         self.state = state
@@ -113,7 +113,7 @@ class CompiledFunction:
             return self.plain(*args)
 
     def _call_first(self, key: tuple[Any, ...], args: tuple[Any, ...], inputs: list[Tensor]) -> Any:
-        """Compile for arguments of this form, and call what was compiled: only that shows whether a GPU takes it."""
+        """Compile for arguments of these shapes, and call the result: only a call shows whether it runs on a GPU."""
         if len(self.graphs) == MAX_GRAPHS:
             raise CompileError(f"{self.function} met arguments of more than {MAX_GRAPHS} shapes")
         state = self.tensors if self.writes else []
@@ -121,7 +121,7 @@ class CompiledFunction:
         try:
             graph = self._compile(args, inputs)
             out = graph(inputs)
-        # tracing, Inductor, Triton and the C++ compiler all have their own; a bug in the function itself shows again
+        # tracing, Inductor, Triton and the C++ compiler have their own errors; a bug in the function itself shows again
         # in the plain call
         except Exception as error:
             for tensor, old in zip(state, before, strict=True):
@@ -140,9 +140,9 @@ class CompiledFunction:
             return flatten(out)
 
         with CLOCK, _open_lock() as lock:
-            # it would warn of a missing GPU that nobody asked for
+            # this logger would warn about a GPU that is not needed
             logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-            # the compiler takes seconds to import, and most runs do without
+            # the compiler takes seconds to import, and most runs do not need it
             compiler = importlib.import_module("slm_lab.agent.compile.graph")
             # Sessions that start together compile one after the other; all but the first find the result on disk. The
             # system frees the lock when the process ends, however it ends.
@@ -153,9 +153,9 @@ class CompiledFunction:
 
 
 def find_missing_part(modules: Iterable[Path] = PRIVATE) -> str | None:
-    """A part of torch that modules import and that this version lacks: compiling needs private ones.
+    """A private part of torch that compiling needs and this version lacks; None if it has all of them.
 
-    Looked up in torch's own files, since importing its compiler takes seconds.
+    Looked up in torch's source files, since importing its compiler takes seconds.
     """
     for node in (node for module in modules for node in ast.parse(module.read_text()).body):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("torch."):
@@ -186,13 +186,13 @@ def _add_tensors(items: Iterable[Any], tensors: list[Tensor]) -> None:
 
 
 def build_form(value: Any) -> Callable[[Iterator[Tensor]], Any]:
-    """What makes the same tuples, lists and dicts of other tensors: as fast as can be, for every call ends with it."""
+    """A function that rebuilds these tuples, lists and dicts from other tensors; fast, since every call uses it."""
     if isinstance(value, Tensor):
         return next
     if isinstance(value, dict):
         names, forms = tuple(value), [build_form(item) for item in value.values()]
         if all(form is next for form in forms):
-            # takes as many as there are names
+            # zip stops after the last name
             return lambda tensors: dict(zip(names, tensors, strict=False))
         return lambda tensors: {name: form(tensors) for name, form in zip(names, forms, strict=True)}
     if isinstance(value, (tuple, list)):
@@ -205,7 +205,7 @@ def build_form(value: Any) -> Callable[[Iterator[Tensor]], Any]:
 
 
 def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same tuples, lists and dicts with other tensors in their places, and None for arrays."""
+    """The same tuples, lists and dicts with other tensors, and None for arrays."""
     if isinstance(value, Tensor):
         return next(tensors)
     if isinstance(value, dict):
@@ -219,15 +219,15 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def _open_lock() -> IO[str]:
-    """The lock of the folder where machine code is kept, which is made where it is missing.
+    """Open the lock of the cache of machine code, and create its folder if it is missing.
 
-    Torch's own is a temporary folder. The lab's has one for each processor, since a home may be shared by several.
+    Torch's own cache is a temporary folder. The lab's has one folder per processor, since machines may share a home.
     """
     kind = hashlib.sha256(processor_name().encode()).hexdigest()[:8]
     try:
         return _open_lock_in(Path(os.environ.get(CACHE_VARIABLE) or cache_folder() / "inductor" / kind))
     except OSError:
-        # nothing to write to at home
+        # the home folder is not writable
         return _open_lock_in(Path(gettempdir()) / f"slm_lab_inductor_{user_number()}")
 
 

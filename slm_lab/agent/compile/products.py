@@ -1,7 +1,7 @@
-"""Products of matrices in compiled code on a CPU: by MKL, as in plain calls, or by oneDNN where MKL is slow.
+"""Matrix products in compiled code on a CPU: by MKL, as in plain calls, or by oneDNN if MKL is slow.
 
-torch has both; its own products of float32 are always MKL's, which does without AVX-512 on processors of AMD. From the
-Zen 5 on, where AVX-512 is twice as fast, a product of three 256 x 256 takes 320 us with MKL and 150 with oneDNN.
+torch has both, but always uses MKL for float32, which does not use AVX-512 on AMD processors. Since the Zen 5, where
+AVX-512 is twice as fast, a product of three 256 x 256 takes 320 us with MKL and 150 us with oneDNN.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from torch._inductor.mkldnn_ir import LinearUnary, _create_output_node
 
 from slm_lab.lib.runtime import describe_processor
 
-# multiplications from which a call of oneDNN, which takes longer to begin, pays
+# number of multiplications from which oneDNN is faster, despite the overhead of its calls
 MIN_SIZE = 2**21
-# the Zen 5; the Zen 4 has AVX-512 too, at half the rate, which is that of AVX2
+# the Zen 5; AVX-512 of the Zen 4 is only as fast as AVX2
 MIN_FAMILY = 26
 
 
 def build_decompositions() -> dict[Any, Callable[..., Any]]:
-    """How compiled code on this machine's CPU multiplies matrices."""
+    """The decompositions of matrix products for the CPU of this machine."""
     aten = torch.ops.aten
     if not prefers_onednn():
         return {aten.mm.default: _multiply_by_mkl}
@@ -32,7 +32,7 @@ def build_decompositions() -> dict[Any, Callable[..., Any]]:
 
 @lru_cache(maxsize=1)
 def prefers_onednn() -> bool:
-    """Whether oneDNN is faster than MKL for large products. Not measured, so that a run repeats to the bit."""
+    """Whether oneDNN is faster than MKL for large products; not measured, so that a run repeats bit for bit."""
     facts = describe_processor()
     family = facts.get("cpu family", "")
     is_new = facts.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= MIN_FAMILY
@@ -45,7 +45,7 @@ def _multiply(left: Tensor, right: Tensor) -> Tensor:
 
 def _multiply_and_add(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     if beta == 1 and alpha == 1 and _is_large(left, right):
-        # the sum becomes a part of the activation's loop
+        # the sum is fused with the activation
         return bias + multiply(left, right)
     return NotImplemented
 
@@ -56,10 +56,10 @@ def _is_large(left: Tensor, right: Tensor) -> bool:
 
 
 def _multiply_by_mkl(left: Tensor, right: Tensor) -> Tensor:
-    """A product of matrices; one with few columns as the transpose of one with few rows.
+    """A matrix product; if the result has few columns, as the transpose of one with few rows.
 
-    MKL takes up to six times as long for few columns, such as the gradient of a first layer has one for each input.
-    Only whole vectors of 16 are as fast either way.
+    MKL takes up to six times as long for few columns, for example in the gradient of a first layer, which has one
+    column per input. Only multiples of 16 columns are equally fast.
     """
     num_column = right.shape[1]
     if 1 < num_column < left.shape[0] and num_column % 16:

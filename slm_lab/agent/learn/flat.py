@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 
 class Spread(nn.Parameter):
-    """Stds or log stds of noise, of any shape: weight decay leaves them alone."""
+    """Stds or log stds of noise, which do not decay whatever their shape."""
 
 
 class FlatParams:
     """Parameters and gradients as two flat tensors; the modules' own are views of them.
 
-    `state_dict` of the modules is unchanged, `.backward()` fills `grad`, and nothing is ever copied.
+    The `state_dict` of the modules is unchanged, `.backward()` fills `grad`, and no step copies between them.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -33,5 +33,5 @@ class FlatParams:
             parameter.grad = self.grad[end - size : end].view(parameter.shape)
 
     def unflatten(self, flat: Tensor) -> list[Tensor]:
-        """A flat tensor in the parameters' shapes; its gradient is one concatenation, where slices would add up."""
+        """Views of a flat tensor in the parameters' shapes; by `split`, whose gradient is a single concatenation."""
         return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]

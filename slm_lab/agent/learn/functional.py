@@ -1,4 +1,4 @@
-"""Functions that read nets, as functions of the nets' weights too; without gradient they are whole here."""
+"""Functions of nets as functions of their weights too; `NetFunction` compiles those without a gradient."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from slm_lab.agent.compile.engine import CompiledFunction
 
 
 class Root(nn.Module):
-    """A function as the forward pass of the nets it goes through, whose weights can then be passed in."""
+    """A function as the forward pass of a module with its nets, whose weights can then be arguments."""
 
     def __init__(self, function: Callable[..., Any], nets: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -25,9 +25,9 @@ class Root(nn.Module):
         return functional_call(self, values, args, tie_weights=False)
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters by name, under one name for each module that holds them.
+        """Parameters by name, one name for each module that has them.
 
-        A module that is part of two others counts once: it must not be written to and restored twice.
+        A module that is part of two others is listed once, because it must not be replaced and restored twice.
         """
         return {
             f"{path}.{name}": parameter

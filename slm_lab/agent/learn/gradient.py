@@ -18,21 +18,21 @@ from slm_lab.lib.data import State
 from slm_lab.lib.errors import DivergenceError
 
 ADVICE = "try a lower learning rate or agent.net.clip_grad_val"
-# of an optimiser's tensors, those that a step does not change
+# tensors of an optimiser that a step does not change
 READ_ONLY = ("lr", "decay")
-# steps on a GPU whose numbers have not been looked at: each keeps its minibatch in memory
+# largest number of unchecked steps on a GPU, each of which keeps its minibatch in memory
 MAX_CALLS = 64
 
 
 class Loss(NamedTuple):
-    """A loss, and what was computed on the way by name: one number, or one per sample (B,)."""
+    """A loss, and a report of other results by name: one number, or one per sample (B,)."""
 
     value: Tensor
     report: dict[str, Tensor]
 
 
-# the loss, the report, and the gradient's norm; a compiled step adds the means of what has one number per sample, and
-# its single numbers are floats on a CPU
+# the loss, the report of the loss, and the norm of the gradient; a compiled step adds the means of results per sample,
+# and its single numbers are floats on a CPU
 Report = dict[str, Any]
 MEAN = "/mean"
 # the loss plus the norms of all gradients: not finite if any of them is not
@@ -60,23 +60,23 @@ class GradientFaultError(DivergenceError):
 
 
 class Call(NamedTuple):
-    """A step whose numbers have not been looked at yet."""
+    """A step whose numbers have not been checked yet."""
 
     step: "GradientStep"
     get_args: Callable[[], tuple[Any, ...]]
     loss: Tensor
-    # the sum of the loss and of all norms: one number tells whether all are finite
+    # the sum of the loss and all norms, which is finite only if all of them are
     total: Tensor
     opt_step: int
     random_state: list[Tensor]
 
 
 class Guard:
-    """What the steps of an agent share: they are refused from the first one on that is not finite.
+    """Shared by the steps of an agent: after the first step that is not finite, no step changes anything.
 
-    A graph cannot ask the host before it writes. So it writes what it has computed or, once a number was not finite,
-    what was there before; on a GPU the host reads the numbers of all steps of a training at its end, without waiting
-    in between, and finds everything as it was before the first bad one.
+    A compiled step cannot ask the host whether its numbers are finite before it writes. So it writes its results only
+    while all numbers so far were finite, otherwise the old values. On a GPU the host checks the numbers of all steps at
+    the end of a training, without waiting in between, and finds everything as it was before the first bad step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -84,13 +84,13 @@ class Guard:
         self.is_ok = torch.ones((), dtype=torch.bool, device=device)
         self.steps: list[GradientStep] = []
         self.calls: list[Call] = []
-        # called before each step, by what measures them
+        # called before each step, to time steps
         self.on_step: Callable[[], None] | None = None
         # gradient steps that the agent has taken
         self.count: Callable[[], int] = lambda: 0
 
     def make_room(self) -> None:
-        """Look at the numbers of the steps so far if many are waiting: their minibatches fill the memory."""
+        """Check the steps so far if many are waiting, since they keep their minibatches in memory."""
         if len(self.calls) >= MAX_CALLS:
             self.check()
 
@@ -112,10 +112,10 @@ class Guard:
 class GradientStep:
     """Updates the weights of nets once: `step(*args)` gives the report of `calc_loss(*args)`, `loss` and `grad_norm`.
 
-    To be compiled, `calc_loss` must be closed: every tensor it reads is an argument or belongs to one of the nets, the
-    frozen ones of which it uses without updating them; random numbers come in as arguments; no number leaves the device
-    within it, and shapes do not change. Numbers among the arguments reach a compiled loss as tensors, so a schedule
-    does not compile it again.
+    To be compiled, `calc_loss` must be closed: every tensor it reads is an argument or belongs to one of the nets (the
+    frozen ones are used, but not updated), random numbers are arguments, no number is read on the host, and shapes do
+    not change. Numbers among the arguments become tensors for a compiled loss, so that a schedule does not compile it
+    again.
 
     A loss or a gradient that is not finite changes nothing and raises GradientFaultError.
     """
@@ -130,7 +130,7 @@ class GradientStep:
         samples: Sequence[str] | None = None,
     ) -> None:
         self.calc_loss = calc_loss
-        # parts of the report that are read sample by sample; of others a graph gives the mean alone, if these are named
+        # results per sample that a graph returns as such; of all others it returns only the mean (None: all of them)
         self.samples = samples
         self.optimizers = [learner.optimizer for learner in learners]
         self.parameters = [parameter for optimizer in self.optimizers for parameter in optimizer.flat.parameters]
@@ -138,12 +138,12 @@ class GradientStep:
         self.guard = guard or Guard(self.device)
         self.guard.steps.append(self)
         nets = nn.ModuleList([weights.net for weights in (*learners, *frozen)])
-        # what a pass in training mode changes beside the weights: statistics of norm layers, and torch's generator
+        # a pass in training mode also changes buffers (statistics of norm layers) and, with dropout, torch's generator
         self._buffers = _by_dtype(buffer.view(-1) for buffer in nets.buffers())
         self._kept = [torch.cat(group) for group in self._buffers]
         self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in nets.modules())
         self.graph: CompiledFunction | None = None
-        # of the single numbers that the graph gives, in order; known once it is traced
+        # names of the single numbers that the graph returns, in order; known once it is traced
         self._names: tuple[str, ...] = ()
         if is_compiled:
             self._root = Root(calc_loss, list(nets))
@@ -170,11 +170,11 @@ class GradientStep:
             # one operation for all of them
             torch.cat(group, out=kept)
         loss, report = self.calc_loss(*args)
-        # nets that the loss passes through on the way have no gradient of their own
+        # only for these parameters: the loss may use other nets too
         loss.backward(inputs=self.parameters)
         with torch.no_grad():
             norms = [optimizer.clip() for optimizer in self.optimizers]
-            # the host waits for the device once
+            # a single wait for the device
             number, *lengths = torch.stack([loss, *norms]).tolist()
             if not all(map(math.isfinite, (number, *lengths))):
                 self._undo()
@@ -188,7 +188,7 @@ class GradientStep:
     def _call_graph(self, graph: CompiledFunction, args: tuple[Any, ...]) -> Report:
         self.guard.make_room()
         random_state = self.random_state() if self.has_dropout else []
-        # the graph takes its gradient within; autograd need not follow what goes in and out
+        # the graph computes its gradient itself, so autograd need not record anything
         with torch.no_grad():
             samples, row = graph(*numbers_to_tensors(args, self.device))
         return self.read(samples, row, lambda: args, random_state)
@@ -200,7 +200,7 @@ class GradientStep:
         get_args: Callable[[], tuple[Any, ...]],
         random_state: list[Tensor],
     ) -> Report:
-        """The report of a compiled step from what it computed, which is looked at now or, on a GPU, later."""
+        """The report of a compiled step from its results, which are checked now or, on a GPU, later."""
         guard = self.guard
         numbers: Iterable[Any] = row.unbind() if guard.is_deferred else row.tolist()
         report: Report = {**samples, **dict(zip(self._names, numbers, strict=True))}
@@ -214,17 +214,17 @@ class GradientStep:
         return report
 
     def random_state(self) -> list[Tensor]:
-        """Where torch's generators stand, host first: dropout draws from them."""
+        """The states of torch's generators, host first, which dropout uses."""
         is_cuda = self.device.type == "cuda"
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(self.device)] if is_cuda else [])]
 
     def set_random_state(self, state: list[Tensor]) -> None:
-        """Take torch's generators back to where they stood."""
+        """Restore the states of torch's generators."""
         for index, part in enumerate(state):
             torch.cuda.set_rng_state(part, self.device) if index else torch.set_rng_state(part)
 
     def _undo(self) -> None:
-        """Forget a plain pass; the weights have not been touched yet."""
+        """Undo a plain pass, which has not changed the weights yet."""
         for optimizer in self.optimizers:
             optimizer.flat.grad.zero_()
         for group, kept in zip(self._buffers, self._kept, strict=True):
@@ -232,7 +232,7 @@ class GradientStep:
                 buffer.copy_(old)
 
     def compute(self, state: State, args: Any) -> tuple[Report, Tensor]:
-        """The step as a function of all it reads: what is one per sample, and all single numbers."""
+        """The step as a function of everything it reads; returns results per sample, and all single numbers."""
 
         def calc(data: list[Tensor], buffers: dict[str, Tensor], args: Any) -> Loss:
             flats = [optimizer.flat for optimizer in self.optimizers] + self._frozen
@@ -240,7 +240,7 @@ class GradientStep:
             for flat, tensor in zip(flats, [*data, *state["frozen"]], strict=True):
                 views.update(zip(flat.parameters, flat.unflatten(tensor), strict=True))
             names = self._root.own_parameters().items()
-            # what no optimiser changes, such as a fixed alpha, takes no part
+            # parameters of no optimiser, such as a fixed alpha, are left out
             own = {name: views[parameter] for name, parameter in names if parameter in views}
             return self._root.call_with({**own, **buffers}, args)
 
@@ -257,7 +257,7 @@ class GradientStep:
             # Triton 3.7 cannot compile a choice between integers, such as the counters of norm layers
             kept = torch.where(is_ok, tensor, old) if tensor.is_floating_point() else old + (tensor - old) * is_ok
             tensor.copy_(kept)
-        # means cost nothing here, but as much as a small layer in a plain call
+        # means are free in a graph; in a plain call each would cost as much as a small layer
         samples, numbers = {}, {"loss": loss}
         for name, part in report.items():
             is_kept = part.dim() > 0 and (self.samples is None or name in self.samples)
@@ -266,7 +266,7 @@ class GradientStep:
             numbers[name + MEAN if is_kept else name] = part.float().mean()
         numbers |= {"grad_norm": norms[0], TOTAL: total}
         self._names = tuple(numbers)
-        # one tensor: each result of a CUDA graph is copied
+        # as one tensor, because each result of a CUDA graph is copied
         return samples, torch.stack(list(numbers.values()))
 
 
@@ -289,5 +289,5 @@ def numbers_to_tensors(args: tuple[Any, ...], device: torch.device) -> list[Any]
 
 @lru_cache(maxsize=64)
 def _number(value: float, device: torch.device) -> Tensor:
-    # filled there, not copied from the host
+    # filled on the device, without a copy from the host
     return torch.full((), value, device=device)

@@ -1,4 +1,4 @@
-"""A net and what trains it: its optimiser, and a slow copy that gives its targets."""
+"""A net with its optimiser and target net."""
 
 from copy import deepcopy
 from typing import Generic, Protocol, TypeVar
@@ -27,10 +27,10 @@ class Weights(Protocol):
 
 
 class Target(Generic[Net]):
-    """Follows a net by small steps or by whole copies, the buffers of its norm layers included."""
+    """A target net, which follows a net by small steps or full copies, including buffers of norm layers."""
 
     def __init__(self, source: Net, source_flat: FlatParams, spec: NetSpec, is_ok: Tensor | None = None) -> None:
-        # on a GPU: false once a step was refused, before the host has noticed
+        # on a GPU: false after a step that was refused, until the host checks it
         self.is_ok = is_ok
         self.net = deepcopy(source).requires_grad_(False).eval()
         self.flat = FlatParams(self.net.parameters())
@@ -42,18 +42,18 @@ class Target(Generic[Net]):
 
     @torch.no_grad()
     def follow(self) -> None:
-        """After a gradient step: move the share `polyak_coef` of the way, unless whole copies are asked for."""
+        """After a gradient step: move by the share `polyak_coef` towards the net, with `update_type: polyak`."""
         if not self.is_polyak:
             return
         coef = self.coef if self.is_ok is None else self.coef * self.is_ok
         self.flat.data.lerp_(self.source_flat.data, coef)
         for target, source in self.buffers:
-            # counters and the like have no half-way
+            # integers, such as counters, are copied
             target.lerp_(source, coef) if target.is_floating_point() else target.copy_(source)
 
     @torch.no_grad()
     def replace_if_due(self, frame: int) -> None:
-        """At a frame: take the net as it is if whole copies are asked for and one is due."""
+        """At a frame: copy the net if a full copy is due, with `update_type: replace`."""
         if self.is_polyak or not self.due(frame):
             return
         self.flat.data.copy_(self.source_flat.data)
@@ -66,7 +66,7 @@ class Target(Generic[Net]):
 
 
 class Learner(Generic[Net]):
-    """A net with its flat parameters and optimiser and, where asked for, a target net that follows it."""
+    """A net with its flat parameters, its optimiser and perhaps a target net."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class Learner(Generic[Net]):
         has_target: bool = False,
         is_ok: Tensor | None = None,
     ) -> None:
-        # evaluation mode, except in the pass that a gradient is taken of
+        # evaluation mode, except in the pass for a gradient
         self.net = net.to(device).eval()
         self.flat = FlatParams(net.parameters())
         self.optimizer = FlatOptimizer(self.flat, spec)
         self.target = Target(net, self.flat, spec, is_ok) if has_target else None
-        # what gives the targets: the slow copy, or the net itself where there is none
+        # the net that computes targets: the target net, or the net itself without one
         self.target_net = net if self.target is None else self.target.net
         self.targets = [] if self.target is None else [self.target]

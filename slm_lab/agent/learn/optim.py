@@ -51,7 +51,7 @@ class FlatOptimizer:
         self.lr_tensor = torch.tensor(self.lr, dtype=torch.float32, device=device)
         self.count = torch.zeros((), dtype=torch.float32, device=device)
         self.moments: dict[str, Tensor] = {name: torch.zeros_like(flat.data) for name in _moments(self.spec)}
-        # 1 for each weight that decays: neither stds of noise nor what has one dimension, such as biases and gains, do
+        # 1 for each parameter that decays: not for stds of noise, nor for vectors such as biases and gains
         self.decay: Tensor | None = None
         if self.spec.weight_decay:
             is_weight = [float(part.dim() > 1 and not isinstance(part, Spread)) for part in flat.parameters]
@@ -63,7 +63,7 @@ class FlatOptimizer:
             self.other = OTHER_OPTIMIZERS[self.spec.name]([flat.data], lr=self.spec.lr)  # type: ignore[call-arg]
 
     def set_frame(self, frame: int) -> None:
-        """Move the learning rate to where it is at a frame; call once per training."""
+        """Set the learning rate for a frame; call once per training."""
         if self.schedule is None:
             return
         self.lr = calc_lr(self.schedule, self.spec.lr, frame, self.num_call)
@@ -81,10 +81,10 @@ class FlatOptimizer:
         return norm
 
     def descend(self) -> None:
-        """Apply and clear the gradient; call it and `clip` where no gradient is recorded."""
+        """Apply and clear the gradient; call it and `clip` under `torch.no_grad()`."""
         spec, data = self.spec, self.flat.data
         if self.decay is not None:
-            # torch's own functions decay all of a tensor, and the parameters are one
+            # torch's functions would decay all parameters, since they are one tensor
             if isinstance(spec, AdamWSpec):
                 data.addcmul_(data, self.decay, value=-self.lr * spec.weight_decay)
             else:
@@ -93,8 +93,8 @@ class FlatOptimizer:
         if self.other is not None:
             self.other.step()
         elif isinstance(spec, AdamSpec):
-            # the kernel below torch.optim's own functions, whose checks cost six times the step itself;
-            # AdamWSpec is an AdamSpec: the two differ in how weight decay enters
+            # The kernel that torch.optim's functions call after checks that cost six times as much. AdamWSpec is an
+            # AdamSpec: they differ only in the weight decay.
             self.count += 1
             torch._fused_adam_(
                 params,
@@ -147,16 +147,16 @@ class FlatOptimizer:
         self.flat.grad.zero_()
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a step reads and writes beside the gradient."""
+        """All tensors that a step reads and writes, apart from the gradient."""
         decay = {} if self.decay is None else {"decay": self.decay}
         return {"data": self.flat.data, "lr": self.lr_tensor, "count": self.count, **decay, **self.moments}
 
     def apply(
         self, grad: Tensor, data: Tensor, lr: Tensor, count: Tensor, decay: Tensor | None = None, **moments: Tensor
     ) -> Tensor:
-        """What `clip` and `descend` do, on given tensors, in formulas that a compiler can fuse; returns the norm.
+        """`clip` and `descend` on given tensors, as formulas that a compiler can fuse; returns the norm.
 
-        torch's own functions read numbers off tensors or call finished kernels.
+        torch's own functions cannot be fused: they read numbers of tensors on the host, or call fixed kernels.
         """
         spec = self.spec
         norm = grad.norm()
@@ -198,7 +198,7 @@ class FlatOptimizer:
         return norm
 
     def state_dict(self) -> State:
-        """Everything the next step depends on beside the parameters."""
+        """Everything that the next step depends on, apart from the parameters."""
         return {
             "count": self.count,
             "moments": self.moments,
@@ -207,7 +207,7 @@ class FlatOptimizer:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         self.count.copy_(state["count"])
         for name, moment in self.moments.items():
             moment.copy_(state["moments"][name])
@@ -219,15 +219,15 @@ class FlatOptimizer:
 
 
 def compute_once(number: Tensor) -> Tensor:
-    """The same number, which a compiler would otherwise compute again for every weight it is used on.
+    """The same number, computed once: otherwise the compiler would repeat its formula for every weight that uses it.
 
-    It repeats formulas rather than keep their result, except that of a sum or a maximum over more than a few numbers.
+    The compiler inlines formulas, except for reductions, such as a maximum, over more than a few numbers.
     """
     return number.expand(16).amax()
 
 
 def _bias(beta: float, count: Tensor) -> Tensor:
-    """1 - beta^count, by which a moment of Adam is too small."""
+    """1 - beta^count, the factor by which a moment of Adam is too small."""
     power = (count * math.log(beta)).exp() if beta else torch.zeros_like(count)
     return 1 - power
 

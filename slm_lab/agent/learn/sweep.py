@@ -10,15 +10,15 @@ from slm_lab.agent.compile.capture import CapturedFunction
 from slm_lab.agent.compile.engine import CompiledFunction, CompileError, warn_once
 from slm_lab.agent.learn.gradient import GradientStep, Report, numbers_to_tensors
 
-# of the rows of all epochs, gathered at once: what the second level of a CPU's cache holds
+# gather the rows of all epochs at once up to this size, which fits into the second-level cache of a CPU
 MAX_BYTES = 2**20
 
 
 class Sweep:
     """One gradient step for each minibatch of `size` rows; compiled on a GPU, all of them are one launch.
 
-    One by one, each step of a small net would take the host longer than the GPU: besides a launch, it copies every
-    input and result.
+    Separate steps of a small net would keep the host busier than the GPU: each needs a launch, and copies of all inputs
+    and results.
     """
 
     def __init__(self, step: GradientStep, size: int) -> None:
@@ -29,7 +29,7 @@ class Sweep:
         if step.graph is not None and step.device.type == "cuda" and not step.has_dropout:
             self.function = CompiledFunction(step.compute, step.graph.state, is_captured=False)
         self.graphs: dict[tuple[Any, ...], CapturedFunction] = {}
-        # what a step gives sample by sample; known once it is traced
+        # names of results per sample; known once the step is traced
         self.names: tuple[str, ...] = ()
 
     def __call__(self, batch: Any, orders: Tensor, *args: Any) -> Iterator[Report]:
@@ -55,12 +55,12 @@ class Sweep:
                 yield self.step(type(batch)(*minibatch), *args)
 
     def _join(self, orders: Tensor, batch: Any) -> Tensor:
-        """The orders of all epochs as a single one if its minibatches are the same, and the gathered rows few."""
+        """The orders of all epochs as a single one, if that gives the same minibatches and the rows are few."""
         num_bytes = sum(field[0].nbytes for field in _given(batch)) * orders.numel()
         return orders.view(1, -1) if num_bytes <= MAX_BYTES and orders.shape[1] % self.size == 0 else orders
 
     def _launch(self, function: CompiledFunction, batch: Any, orders: Tensor, args: tuple[Any, ...]) -> list[Tensor]:
-        """The numbers of each step (S, ...), then what each gives sample by sample, of all steps together."""
+        """The numbers of each step (S, ...), then the results per sample, concatenated over all steps."""
         guard = self.step.guard
         if guard.on_step is not None:
             guard.on_step()
@@ -100,7 +100,7 @@ class Sweep:
         return [index for order in orders.unbind() for index in order.split(self._sizes(len(order)))]
 
     def _sizes(self, num_row: int) -> list[int]:
-        """Rows of each minibatch; a single row left over joins the last one, because one row has no std."""
+        """Rows of each minibatch; a single remaining row joins the last minibatch, because one row has no std."""
         sizes = [self.size] * (num_row // self.size)
         rest = num_row - sum(sizes)
         if rest == 1 and sizes:
@@ -115,12 +115,12 @@ def _given(batch: Any) -> list[Tensor]:
 
 
 def _by_pixel(field: Tensor) -> Tensor:
-    """Images (N, C, H, W) with the channels of a pixel side by side, as convolutions read them: once for all epochs."""
+    """Images (N, C, H, W) in channels-last memory format, as convolutions read them, converted once for all epochs."""
     return field.contiguous(memory_format=torch.channels_last) if field.dim() == 4 else field
 
 
 def _gather(field: Tensor, index: Tensor) -> Tensor:
     if field.dim() != 4:
         return field.index_select(0, index)
-    # as rows of memory, which are copied whole
+    # as contiguous rows of memory
     return field.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)

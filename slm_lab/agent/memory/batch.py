@@ -1,4 +1,4 @@
-"""The data that algorithms give to memories, and memories to algorithms."""
+"""The data that algorithms and memories exchange."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,9 +9,9 @@ from torch import Tensor
 class Transition(NamedTuple):
     """One step of all N envs as a memory stores it; rewards are scaled for learning.
 
-    `obs` is as the policy saw it for on-policy memories, raw for a replay; `next_obs`, the true successor, is always
-    raw. What the env gives is on the host, what the policy gives on its device. `next_carry` (N, S) is the hidden state
-    of a recurrent net after this step; the one before it is `extra["carry"]`.
+    For on-policy memories `obs` is as the policy saw it, for a replay it is raw; `next_obs`, the true successor, is
+    always raw. Values of the env are on the host, those of the policy on its device. `next_carry` (N, S) is the hidden
+    state of a recurrent net after this step; the one before it is `extra["carry"]`.
     """
 
     obs: Tensor
@@ -26,15 +26,15 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Rollout:
-    """Steps in order, as tensors (T, N, ...); whole episodes come as N = 1, one after the other.
+    """Steps in order, as tensors (T, N, ...); whole episodes are concatenated, with N = 1.
 
-    What the env gave, `reward`, `terminated` and `truncated`, is on the host, where returns are computed; the rest is
-    on the agent's device.
+    `reward`, `terminated` and `truncated` are on the host, where returns are computed; the rest is on the agent's
+    device.
 
     `cut_index` (K,) are the rows, counted as t*N+n, whose successor is not the next row: truncated episodes and the
     last row of the batch. `cut_obs` (K, ...) are their true successors, `cut_carry` (K, S) the hidden states of a
-    recurrent net to see them with; `extra["carry"]` are those that the rows were acted on with. `next_action` (N, ...)
-    is what was done after the last row, where the memory waits for it.
+    recurrent net for them; `extra["carry"]` are the hidden states before each row. `next_action` (N, ...) is the action
+    after the last row, if the memory waits for it.
     """
 
     obs: Tensor
@@ -57,8 +57,8 @@ class Rollout:
 class Batch(NamedTuple):
     """Transitions sampled from a replay, tensors (B, ...).
 
-    With n-step returns `reward` is the discounted sum of the rewards, `next_obs` what follows the last of them, and
-    `discount` gamma^n, or 0 where the task ended: the target is always `reward + discount * V(next_obs)`.
+    With n-step returns `reward` is the discounted sum of rewards, `next_obs` the observation after the last of them,
+    and `discount` gamma^n, or 0 if the task ended: the target is always `reward + discount * V(next_obs)`.
     """
 
     obs: Tensor
@@ -68,16 +68,15 @@ class Batch(NamedTuple):
     discount: Tensor
     # importance weights, all 1 for a uniform replay
     weight: Tensor
-    # where the transitions are kept, for the update of their priorities
+    # positions in the replay, to update priorities
     slot: Tensor
 
 
 class SequenceBatch(NamedTuple):
-    """Sequences of L steps of one env each, tensors (L, B, ...); `obs` has one row more, what follows the last step.
+    """Sequences of L steps of one env each, tensors (L, B, ...); `obs` has one more row, the last step's successor.
 
-    `reset` (L+1, B) marks rows whose episode starts there; `mask` (L, B) is 0 where the successor is not the next row
-    (episodes truncated on the way; the last step has its true one), so that no step learns from another episode;
-    `carry` (B, S) is the hidden state that was held when the first row was acted on.
+    `reset` (L+1, B) marks rows at which an episode starts. `mask` (L, B) is 0 where an episode was truncated before the
+    last step, so that no step learns from another episode. `carry` (B, S) is the hidden state before the first row.
     """
 
     obs: Tensor

@@ -1,4 +1,4 @@
-"""Recorded steps, in a file of `slm-lab collect` or a dataset of Minari: learned from without an env."""
+"""Recorded steps for learning without an env: a file of `slm-lab collect`, or a Minari dataset."""
 
 import hashlib
 import importlib
@@ -21,18 +21,18 @@ from slm_lab.lib.io import write_bytes
 from slm_lab.spec.reader import printable
 
 KEY = "slm_lab_steps"
-# what a dataset's id in a spec begins with
+# prefix of a dataset's id in a spec
 MINARI = "minari:"
 FIELDS = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
 
 
 def save_steps(path: Path, steps: Mapping[str, Array], facts: Document) -> None:
-    """Write steps (M, ...) in order, with facts about them."""
+    """Write steps (M, ...) in order, with facts about the recording."""
     write_bytes(path, save({name: np.ascontiguousarray(steps[name]) for name in FIELDS}, {KEY: json.dumps(facts)}))
 
 
 def load_minari(where: str) -> ModuleType:
-    """The module of Minari's datasets, whose package is optional."""
+    """Import the module for Minari datasets, whose package is optional."""
     try:
         return importlib.import_module("slm_lab.agent.memory.minari_data")
     except ModuleNotFoundError as error:
@@ -42,9 +42,9 @@ def load_minari(where: str) -> ModuleType:
 
 
 def load_steps(source: str | Path, needs: Collection[str] = FIELDS) -> tuple[dict[str, Tensor], Document]:
-    """Steps (M, ...) and the facts about them, of a file, or of a dataset by `minari:ID` or its folder.
+    """Read steps (M, ...) and facts about them from a file, or from a dataset by `minari:ID` or its folder.
 
-    A file must have the fields in `needs`. Nothing in it is run.
+    A file must have the fields in `needs`. Nothing in it is executed.
     """
     name, path = str(source), Path(source)
     if name.startswith(MINARI) or path.is_dir():
@@ -82,7 +82,7 @@ def _find_not_finite(part: Tensor) -> int | None:
 
 
 class Dataset:
-    """Draws batches of recorded steps uniformly; what is drawn depends on the generator alone."""
+    """Samples batches of recorded steps uniformly; samples depend only on the generator."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Dataset:
         self.batch_size = batch_size
         self.generator = generator
         self.size = len(steps["obs"])
-        # of what the algorithm does without, a file may have nothing
+        # a file may lack fields that the algorithm does not need
         none = torch.zeros(self.size)
         steps = {"reward": none, "terminated": none, "next_obs": steps["obs"], **steps}
         discount = gamma * (1 - steps["terminated"].float())
@@ -147,14 +147,14 @@ class Dataset:
         return Batch(**drawn, weight=self.weight, slot=index)
 
     def update_priority(self, slot: Tensor, error: Tensor) -> None:
-        """Nothing: all steps are drawn alike."""
+        """Ignored, since sampling is uniform."""
 
     def state_dict(self) -> State:
-        """What tells these steps from others; the file stays where it is."""
+        """A digest that identifies the steps; they stay in their file."""
         return {"digest": self.digest}
 
     def load_state_dict(self, state: State) -> None:
-        """Refuse to continue on other steps; states of before the digest have none."""
+        """Refuse to resume with other steps; states of older versions have no digest."""
         if state.get("digest", self.digest) != self.digest:
             raise CheckpointError(
                 f"agent.algorithm.data: {self.path} has changed since the run began; put the old steps back, or start "

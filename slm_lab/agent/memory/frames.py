@@ -1,4 +1,4 @@
-"""Stacks of frames in a replay, each frame kept once."""
+"""Stacks of frames in a replay, with each frame stored once."""
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ class FrameStore:
         return {"frame": step.obs[:, -1], "age": torch.from_numpy(self._age)}
 
     def _break(self, env: int, obs: Tensor) -> Tensor:
-        """The frames to keep aside where a row does not join the one before."""
+        """The frames to keep aside for a row that does not join the previous one."""
         frames = [obs[env, :-1]]
         if self.ring.head > 0:
             frames.append(self._latest[env, -1:] if self._is_shift[env] else self._latest[env])
@@ -74,7 +74,7 @@ class FrameStore:
         stack = self._build_stack(where, 1)
         follow = (where + ring.num_envs) % ring.num_position
         newest = (ring.head - 1) % ring.capacity
-        # what follows the newest row in the ring is its oldest row, or nothing yet
+        # in the ring, the newest row is followed by the oldest, or by an empty one
         apart = (self._ages[follow] == 0) | (where // ring.num_envs == newest)
         for index in np.flatnonzero(apart).tolist():
             slot, env = divmod(int(where[index]), ring.num_envs)
@@ -100,7 +100,7 @@ class FrameStore:
         return stack
 
     def rows(self, start: int, end: int) -> dict[str, Tensor]:
-        """The frames aside, one after the other, and for each entry its row from `start`, its env and its count."""
+        """The frames aside, concatenated, and for each entry its row counted from `start`, its env and its length."""
         entries = [
             (row - start, env, frames)
             for row in range(start, end)
@@ -112,7 +112,7 @@ class FrameStore:
         return {"aside_key": key.reshape(-1, 3), "aside_frame": frame}
 
     def load_rows(self, start: int, rows: dict[str, Tensor]) -> None:
-        """Take the frames aside back."""
+        """Restore the frames aside."""
         for row, age in enumerate(rows["age"].numpy(), start):
             slot = row % self.ring.capacity
             self._aside.pop(slot, None)
@@ -120,11 +120,11 @@ class FrameStore:
         key = rows["aside_key"].tolist()
         parts = rows["aside_frame"].split([count for _, _, count in key])
         for (row, env, _), part in zip(key, parts, strict=True):
-            # a copy: a part would keep the whole chunk alive
+            # a copy, since a view would keep the whole tensor in memory
             self._aside.setdefault((start + row) % self.ring.capacity, {})[env] = part.clone()
 
     def state_dict(self) -> State:
-        """What belongs to no row."""
+        """The state that does not belong to any row."""
         return {
             "latest": self._latest.cpu().clone(),
             "is_shift": torch.from_numpy(self._is_shift.copy()),
@@ -132,7 +132,7 @@ class FrameStore:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Take it back."""
+        """Restore `state_dict`."""
         self._latest.copy_(state["latest"])
         self._is_shift = state["is_shift"].numpy().copy()
         self._age = state["age"].numpy().copy()
@@ -140,5 +140,5 @@ class FrameStore:
 
 def _calc_equal(a: Tensor, b: Tensor) -> Array:
     """Whether each env's images are the same, (N,)."""
-    # an eighth of the time that torch takes for bytes
+    # eight times as fast as torch for bytes
     return (a.numpy() == b.numpy()).reshape(len(a), -1).all(1)

@@ -1,4 +1,4 @@
-"""Hindsight experience replay (Andrychowicz et al. 2017): past steps, relabelled with goals that were reached."""
+"""Hindsight experience replay (Andrychowicz et al. 2017): past steps are relabelled with goals that were reached."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from slm_lab.spec.memory import HindsightReplaySpec
 
 
 class HindsightReplay(Replay):
-    """Of each batch, k of k+1 transitions get a goal that their episode reached later, and the reward of that goal."""
+    """In each batch, k of k+1 transitions get a goal that their episode reached later, and the reward for that goal."""
 
     spec: HindsightReplaySpec
 
@@ -22,9 +22,9 @@ class HindsightReplay(Replay):
             raise SpecError("agent.memory.name: HindsightReplay needs an env with goals; use Replay")
         super().__init__(spec, setting)
         self.goal = setting.goal
-        # rows of a batch that are relabelled, the first ones
+        # how many rows of a batch, from the first, are relabelled
         self.num_relabelled = spec.batch_size * spec.num_goal // (spec.num_goal + 1)
-        # of each row and env, the absolute row at which its episode ends; -1 while it goes on
+        # for each row and env, the absolute row at which its episode ends; -1 while it continues
         self._end: Array = np.full((self.ring.capacity, self.num_envs), -1, np.int64)
         # the absolute row at which each env's episode began
         self._start: Array = np.zeros(self.num_envs, np.int64)
@@ -38,7 +38,7 @@ class HindsightReplay(Replay):
         self._close(row, (step.terminated | step.truncated).cpu().numpy())
 
     def _close(self, row: int, is_done: Array) -> None:
-        """Note the end of the episodes that end at a row."""
+        """Record the end of the episodes that end at a row."""
         for env in np.flatnonzero(is_done):
             for begin, stop in self.ring.spans(max(int(self._start[env]), self.held_first), row + 1):
                 self._end[begin:stop, env] = row
@@ -50,7 +50,7 @@ class HindsightReplay(Replay):
             return
         self._is_stale = False
         self._end[:] = -1
-        # where older rows are lost, an episode counts from the first that is held
+        # an episode whose first rows were overwritten starts at the first row that is held
         self._start[:] = self.held_first
         done = self._take_done(self.held_first, self.head)
         for index in np.flatnonzero(done.any(1)):
@@ -63,7 +63,7 @@ class HindsightReplay(Replay):
         return torch.cat(parts).cpu().numpy()
 
     def sample(self, frame: int) -> Batch:
-        """A batch whose first rows are relabelled with goals of their own future."""
+        """A batch whose first rows are relabelled with goals that their episodes reached later."""
         self._sync()
         batch = super().sample(frame)
         num = self.num_relabelled
@@ -73,7 +73,7 @@ class HindsightReplay(Replay):
         draw = torch.rand(num, generator=generator, device=generator.device).cpu().numpy().astype(np.float64)
         goal = self._take_goals(batch.slot[:num], draw)
         achieved, desired = self.goal.achieved, self.goal.desired
-        # a batch is a copy of the memory's rows, so it may be written to
+        # a batch is a copy, so the replay itself does not change
         for part in (batch.obs, batch.next_obs):
             part[:num, desired.start : desired.stop] = goal
         pair = [part.cpu().numpy() for part in (batch.next_obs[:num, achieved.start : achieved.stop], goal)]

@@ -1,4 +1,4 @@
-"""Datasets of Minari as recorded steps; loaded only where a spec names one, because the package is optional."""
+"""Minari datasets as recorded steps; imported only if a spec names one, because the package is optional."""
 
 import warnings
 from pathlib import Path
@@ -63,7 +63,7 @@ def _open(name: str) -> Any:
 
 
 def _read_obs(space: GymSpace, obs: Any) -> Array:
-    """Observations (T+1, ...) as the env of a run gives them: arrays as they are, all else as flat rows."""
+    """Observations (T+1, ...) as a run sees them: arrays unchanged, all others as flat rows."""
     if isinstance(space, spaces.Box):
         return np.asarray(obs)
     rows, _ = flatten_obs(space, obs)
@@ -73,7 +73,7 @@ def _read_obs(space: GymSpace, obs: Any) -> Array:
 def write_minari(
     name: str, steps: dict[str, Array], lengths: list[int], env_id: str, action_space: GymSpace, agent: str
 ) -> None:
-    """Steps (M, ...) in order as a dataset; `lengths` are those of the sequences of each env, whose last may be cut."""
+    """Write steps (M, ...) in order as a dataset; `lengths` are the numbers of steps of each env."""
     to_env, low = ActionMap(action_space), np.finfo(np.float32).min
     shape = steps["obs"].shape[1:]
     obs_space: GymSpace = spaces.Box(low, -low, shape, np.float32)
@@ -97,7 +97,7 @@ def write_minari(
         )
         start = stop
     try:
-        # it warns of every field that is left out
+        # Minari warns about every missing field
         with warnings.catch_warnings(action="ignore", category=UserWarning):
             minari.create_dataset_from_buffers(
                 name,

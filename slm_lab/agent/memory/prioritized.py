@@ -15,9 +15,9 @@ from slm_lab.spec.schedule import calc_schedule
 
 
 class SumTree:
-    """Non-negative leaves and their sums in a binary tree: node i is the sum of nodes 2i and 2i+1, node 1 of all.
+    """A binary tree of sums of non-negative leaves: node i is the sum of nodes 2i and 2i+1, node 1 the total.
 
-    A node depends on its leaves alone, not on the order of the writes, so equal leaves make equal trees.
+    A node depends only on its leaves, not on the order of writes, so equal leaves make equal trees.
     """
 
     def __init__(self, num_leaf: int) -> None:
@@ -35,10 +35,10 @@ class SumTree:
         return self.node[index + self.offset]
 
     def set(self, index: Array, value: Array) -> None:
-        """Write leaves; of equal indices the last value stays."""
+        """Write leaves; the last value of equal indices counts."""
         node, index = self.node, index + self.offset
         node[index] = value
-        # recomputed, not changed by a difference: twice the same index does no harm, and rounding does not add up
+        # recompute sums instead of adding differences: repeated indices are harmless, and rounding does not accumulate
         for _ in range(self.num_level):
             left = index & -2
             index = index >> 1
@@ -58,14 +58,14 @@ class SumTree:
                 node[low : high + 1] = node[2 * low : 2 * high + 2 : 2] + node[2 * low + 1 : 2 * high + 2 : 2]
 
     def find(self, mass: Array) -> Array:
-        """The leaf in which each mass, counted from the left, falls; never one that is zero."""
+        """The leaf at each cumulative mass from the left; never a leaf that is zero."""
         if self.total <= 0:
             raise ValueError("no leaf has any priority")
         index = np.ones(len(mass), np.int64)
         for _ in range(self.num_level):
             index = index * 2
             left = self.node[index]
-            # rounding may leave a mass at or beyond the right edge, where only an empty branch follows
+            # rounding may put a mass beyond the last leaf that is not zero, so never enter an empty branch
             is_right = (mass >= left) & (self.node[index + 1] > 0)
             mass = mass - left * is_right
             index += is_right
@@ -73,27 +73,27 @@ class SumTree:
 
 
 class PrioritizedReplay(Replay):
-    """Draws transition i with probability P(i) = p_i^alpha / sum_k p_k^alpha, p = |TD error| + epsilon."""
+    """Samples transition i with probability P(i) = p_i^alpha / sum_k p_k^alpha, p = |TD error| + epsilon."""
 
     def __init__(self, spec: PrioritizedReplaySpec, setting: Setting) -> None:
         super().__init__(spec, setting)
         self.alpha, self.epsilon, self.beta = spec.alpha, spec.epsilon, spec.beta
         self.tree = SumTree(self.ring.num_position)
-        # the largest |error| + epsilon so far, which new transitions enter with
+        # the largest |error| + epsilon so far, the priority of new transitions
         self.max_priority = 1.0
-        # positions of the last batch, the newest among them where those replace some of it
+        # positions of the last batch; `_put_newest` writes to the same memory
         self._drawn: Array = np.zeros(0, np.int64)
-        # the rows that have their priorities in the tree
+        # the rows whose priorities are in the tree
         self._tree_first, self._tree_head = 0, 0
 
     def add(self, step: Transition) -> None:
         super().add(step)
-        # rows enter the tree together when it is next used; a ring's worth must not pile up
+        # rows enter the tree together when it is next used, but no more than the ring has
         if self.head - self._tree_head == self.ring.capacity:
             self._sync()
 
     def _sync(self) -> None:
-        """Enter the rows added since, at the largest priority, and take out those that can no longer be drawn."""
+        """Add new rows to the tree with the largest priority, and remove those that can no longer be sampled."""
         self._set_rows(max(self._tree_first, self.held_first), self.first, 0.0)
         self._set_rows(max(self._tree_head, self.first), self.head, self.max_priority**self.alpha)
         self._tree_first, self._tree_head = self.first, self.head
@@ -103,7 +103,7 @@ class PrioritizedReplay(Replay):
             self.tree.set_range(begin * self.num_envs, stop * self.num_envs, value)
 
     def _draw(self) -> Tensor:
-        """One transition from each of B segments of equal mass, on the host, where the tree is."""
+        """Sample one transition from each of B segments of equal mass; on the host, where the tree is."""
         self._sync()
         generator, num = self.generator, self.spec.batch_size
         dtype = torch.float64 if has_float64(generator.device) else torch.float32
@@ -119,20 +119,20 @@ class PrioritizedReplay(Replay):
         return batch._replace(weight=self._to_device((weight / weight.max()).astype(np.float32)))
 
     def update_priority(self, slot: Tensor, error: Tensor) -> None:
-        """New priorities of the last batch, from its TD errors (B,)."""
+        """Set the priorities of the last batch from its TD errors (B,)."""
         place, size = self._fetch(slot, error.detach())
         priority = np.abs(size) + self.epsilon
         largest = float(priority.max())
         if not np.isfinite(largest):
             raise DivergenceError("a TD error is not finite")
         self._sync()
-        # a transition that was taken out of the tree since it was drawn must not come back
+        # a transition that was removed from the tree since it was sampled must stay out
         index = place.astype(np.int64)
         self.tree.set(index, np.where(self.tree.leaf(index) > 0, priority**self.alpha, 0.0))
         self.max_priority = max(self.max_priority, largest)
 
     def _fetch(self, slot: Tensor, error: Tensor) -> tuple[Array, Array]:
-        """Both on the host; in one transfer where the device has doubles, which hold every index exactly."""
+        """Both on the host; in one transfer if the device has float64, which holds every index exactly."""
         if not has_float64(error.device):
             return slot.numpy(force=True), error.cpu().double().numpy()
         place, size = download(slot.double(), error.double())

@@ -1,4 +1,4 @@
-"""The off-policy memory: the last transitions of all envs, sampled uniformly."""
+"""The off-policy memory: the latest transitions of all envs, sampled uniformly."""
 
 import math
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def _format_bytes(num_bytes: float) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a replay must know of the env and the agent."""
+    """The facts that a replay needs about env and agent."""
 
     num_envs: int
     obs_shape: tuple[int, ...]
@@ -69,8 +69,8 @@ class Setting:
 class Replay:
     """A ring of rows, each one step of all N envs; all random numbers come from `generator`.
 
-    Rows have absolute numbers: `head` is the next one's, [`held_first`, `head`) are in memory, [`first`, `head`) may
-    be drawn. Observations are returned as they were stored.
+    Rows have absolute numbers: `head` is the next one, [`held_first`, `head`) are in memory, [`first`, `head`) may be
+    sampled. Observations are returned as they were stored.
     """
 
     def __init__(self, spec: ReplaySpec, setting: Setting) -> None:
@@ -114,7 +114,7 @@ class Replay:
             self._gather = CompiledFunction(self._take_steps, self.ring.flat, writes=False, plain=self._collect)
         self._reset = torch.ones(num_envs, dtype=torch.bool)
         self._num_fresh = 0
-        # rows after which the envs continued with other episodes; files of rows do not know of it
+        # rows after which the envs continued with other episodes, which saved rows do not tell
         self._breaks: list[int] = []
 
     @property
@@ -143,7 +143,7 @@ class Replay:
     @property
     def size(self) -> int:
         """Transitions that may be drawn."""
-        return (self.ring.head - self.first) * self.num_envs
+        return self.num_row * self.num_envs
 
     @property
     def num_bytes(self) -> int:
@@ -166,14 +166,14 @@ class Replay:
         self._num_fresh += 1
 
     def break_off(self) -> None:
-        """End the episodes under way, as by a time limit: the next row is of other ones."""
+        """Truncate the current episodes: the next row belongs to new ones."""
         if self.head:
             self._breaks.append(self.head - 1)
             self._mark_breaks(self.held_first, self.head)
             self._reset.fill_(True)
 
     def _mark_breaks(self, start: int, end: int) -> None:
-        """Note the breaks in the absolute rows [start, end)."""
+        """Mark breaks in the absolute rows [start, end) as truncations."""
         fields = self.ring.fields
         for slot in (row % self.ring.capacity for row in self._breaks if start <= row < end):
             fields["truncated"][slot] |= ~fields["terminated"][slot]
@@ -193,10 +193,10 @@ class Replay:
         return Batch(*fields, self._weight, position)
 
     def _collect(self, drawn: Tensor, head: Tensor | None = None) -> Steps:
-        """The steps at positions, and what followed them."""
+        """The steps at positions, with their n-step rewards and successors."""
         ring, position = self.ring, drawn if self.ring.is_host else upload(drawn, self.device)
         is_one_step = self.spec.num_step_returns == 1
-        # only what needs them on the host waits for them
+        # positions are needed on the host only for n-step rewards and stacked frames; otherwise avoid the wait
         where = np.empty(0, np.int64) if is_one_step and self.frames is None else drawn.cpu().numpy()
         if is_one_step:
             last = where
@@ -230,15 +230,15 @@ class Replay:
         return fields["obs"][position], fields["action"][position], ret, fields["next_obs"][last], discount
 
     def _draw_uniform(self, length: int = 1) -> Tensor:
-        """Random positions from which `length` rows, the first included, may be drawn."""
+        """Random positions at which sequences of `length` rows may start."""
         generator, first = self.generator, self.first
         size = (self.ring.head - first - length + 1) * self.num_envs
         draw = torch.randint(size, (self.spec.batch_size,), generator=generator, device=generator.device)
-        # a ring that has overwritten nothing begins at 0
+        # before the ring overwrites rows, positions start at 0 and never wrap around
         return (draw + first * self.num_envs) % self.ring.num_position if first else draw
 
     def _draw(self) -> Tensor:
-        """Positions of a batch, each as likely as any other."""
+        """Positions of a batch, uniformly sampled."""
         return self._draw_uniform()
 
     def _put_newest(self, position: Tensor) -> None:
@@ -249,8 +249,8 @@ class Replay:
         position[len(position) - count :] = newest
 
     def _walk(self, position: Array) -> tuple[Array, Tensor, Tensor]:
-        """Up to n steps ahead: position of the last, discounted sum of rewards, discount of what follows."""
-        # on the host: these few small arrays cost less there than as tensors
+        """Up to n steps ahead: the position of the last, the discounted sum of rewards, and the discount after it."""
+        # on the host, which is faster for a few small arrays
         ring, shape = self.ring, (len(position), self.spec.num_step_returns)
         ahead = np.arange(shape[1])
         path = (position[:, None] + ahead * self.num_envs) % ring.num_position
@@ -325,11 +325,11 @@ class Replay:
         self._mark_breaks(start, start + len(rows["truncated"]))
 
     def estimate_rows(self, num_frame: int) -> int:
-        """Bytes of the rows that it holds after `num_frame` frames."""
+        """Bytes of the rows after `num_frame` frames."""
         return self.num_bytes * min(num_frame, self.spec.max_size) // self.spec.max_size
 
     def estimate_growth(self, num_frame: int) -> int:
-        """Bytes by which `state_dict` has grown then."""
+        """Bytes by which `state_dict` grows in `num_frame` frames."""
         return 0
 
     def state_dict(self) -> State:
@@ -347,7 +347,7 @@ class Replay:
         self.ring.head = int(state["head"])
         self._num_fresh = int(state["num_fresh"])
         self._reset.copy_(state["reset"])
-        # checkpoints of before breaks were noted have none
+        # checkpoints of older versions have no breaks
         self._breaks = [int(row) for row in state.get("breaks", [])]
         self._mark_breaks(self.held_first, self.head)
         if self.frames is not None:

@@ -1,4 +1,4 @@
-"""A ring of rows: what a replay keeps of each step, the oldest overwritten by the newest."""
+"""A ring of rows, in which the newest step of all envs overwrites the oldest."""
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ def calc_row_bytes(layout: Layout, num_envs: int) -> int:
 class Ring:
     """Rows of all N envs in preallocated tensors (capacity, N, ...); absolute row r is kept in slot r % capacity.
 
-    A position, slot*N+env, is where one transition is kept: the index into the same tensors as (capacity*N, ...).
+    A position, slot*N+env, is the place of one transition: its index in the same tensors as (capacity*N, ...).
     """
 
     def __init__(self, layout: Layout, capacity: int, num_envs: int, device: torch.device) -> None:
@@ -32,7 +32,7 @@ class Ring:
         self.fields = {name: _build_zeros(shape, dtype, device) for name, (shape, dtype) in shapes.items()}
         self.flat = {name: field.flatten(0, 1) for name, field in self.fields.items()}
         self.is_host = device.type == "cpu"
-        # on a CPU rows are written through numpy views of the same memory, which takes a third of the time
+        # numpy views of the same memory, through which rows are written three times as fast
         self._views = {name: field.numpy() for name, field in self.fields.items()} if self.is_host else {}
 
     @property
@@ -41,7 +41,7 @@ class Ring:
         return max(0, self.head - self.capacity)
 
     def write(self, row: dict[str, Tensor]) -> None:
-        """Put one step of all envs at the head."""
+        """Write one step of all envs at the head."""
         slot = self.head % self.capacity
         for name, value in row.items():
             if self.is_host:
@@ -71,7 +71,7 @@ class Ring:
                 done += j - i
 
     def spans(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The slots of absolute rows [start, end), at most `capacity` of them, as two sequences; one may be empty."""
+        """The slots of absolute rows [start, end), at most `capacity` of them, as two ranges; one may be empty."""
         begin, count = start % self.capacity, end - start
         before_edge = min(count, self.capacity - begin)
         return [(begin, begin + before_edge), (0, count - before_edge)]

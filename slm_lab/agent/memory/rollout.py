@@ -15,28 +15,28 @@ from slm_lab.lib.device import upload
 from slm_lab.spec.memory import MemorySpec
 
 Row = dict[str, Tensor]
-# what every row has; the rest is what the policy adds, such as values
+# fields of every row; the policy adds others, such as values
 CORE = ("obs", "action", "reward", "terminated", "truncated")
-# what the env gives stays on the host
+# values of the env stay on the host
 HOST = ("reward", "terminated", "truncated")
 
 
 @dataclass(frozen=True)
 class RolloutSetting:
-    """What an on-policy memory must know of the agent."""
+    """The facts that an on-policy memory needs about the agent."""
 
     num_envs: int
     device: torch.device
     # steps or episodes after which it is ready
     frequency: int
-    # raw observations as the nets see them
+    # encodes raw observations as the nets see them
     encode: Callable[[Tensor], Tensor]
-    # whether a batch is given out only when the action after its last row is known
+    # whether a batch is ready only when the action after its last row is known
     waits: bool = False
 
 
 class Successor(NamedTuple):
-    """The successor of a step where it is not the next row, and the hidden state to see it with."""
+    """The successor of a step if that is not the next row, and its hidden state."""
 
     obs: Tensor
     carry: Tensor | None
@@ -45,7 +45,7 @@ class Successor(NamedTuple):
 class RolloutMemory(ABC):
     """The base of on-policy memories: rows of steps, and the successors that are not the next row."""
 
-    # steps of all envs that a memory holds when it is nearly full, for the estimate of its size
+    # typical number of steps of all envs in the memory, to estimate its size
     typical_size: int
 
     def __init__(self, spec: MemorySpec, setting: RolloutSetting) -> None:
@@ -61,7 +61,7 @@ class RolloutMemory(ABC):
 
     def add(self, step: Transition) -> None:
         """Store one step of all envs."""
-        # numpy's views of small arrays take a third of the time of tensors, and counting a third of `any`
+        # numpy views of small arrays are three times as fast as tensors, and counting as `any`
         truncated = step.truncated.numpy()
         if np.count_nonzero(truncated):
             for env in np.flatnonzero(truncated & ~step.terminated.numpy()).tolist():
@@ -78,10 +78,10 @@ class RolloutMemory(ABC):
 
     @abstractmethod
     def sample(self) -> Rollout:
-        """The steps to train on; the memory forgets them."""
+        """Remove the steps to train on from the memory, and return them."""
 
     def break_off(self, obs: Tensor, carry: Tensor | None) -> None:
-        """End the episodes under way, as by a time limit, at what followed the last row (N, ...)."""
+        """Truncate the current episodes at the observations (N, ...) after the last row."""
         if not self.rows:
             return
         last = self.rows[-1]
@@ -109,7 +109,7 @@ class RolloutMemory(ABC):
         self.cuts = {(row - count, env): cut for (row, env), cut in self.cuts.items() if row >= count}
 
     def state_dict(self) -> State:
-        """Rows and cuts; the last successor is never needed before another step has come."""
+        """Rows and cuts; the last successor is not needed, since the next step replaces it."""
         cuts = list(self.cuts.values())
         return {
             "rows": self._stack(self.rows),
@@ -131,7 +131,7 @@ class RolloutMemory(ABC):
 
 
 def _stack_carry(cuts: list[Successor]) -> Tensor | None:
-    """Hidden states (K, S); None where there are none."""
+    """Hidden states (K, S); None without any."""
     carries = [cut.carry for cut in cuts if cut.carry is not None]
     return torch.stack(carries) if carries else None
 
@@ -153,7 +153,7 @@ class OnPolicyBatchReplay(RolloutMemory):
         batch, newer = self.rows[:end], self.rows[end:]
         cuts = {key: cut for key, cut in self.cuts.items() if key[0] < end}
         done = batch[-1]["terminated"] | batch[-1]["truncated"]
-        # the policy has seen what follows where a newer row is there
+        # a newer row has the successor as the policy saw it
         obs = newer[0]["obs"] if newer else self.encode(self.last.next_obs)
         carry = None if newer else self.last.next_carry
         for env in (~done).nonzero().flatten().tolist():
@@ -192,7 +192,7 @@ class OnPolicyReplay(RolloutMemory):
         return len(self.episodes) >= self.frequency
 
     def sample(self) -> Rollout:
-        """All finished episodes, one after the other, as a rollout with N = 1."""
+        """All finished episodes, concatenated to a rollout with N = 1."""
         rows: list[int] = []
         envs: list[int] = []
         index, cuts = [], []

@@ -1,4 +1,4 @@
-"""Nets written as data: layers by name, and a graph that says what feeds what."""
+"""Nets written as data: layers by name, and a graph of their connections."""
 
 from math import prod
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -15,9 +15,9 @@ from slm_lab.spec.problem import describe_first, show
 from slm_lab.spec.reader import printable
 from slm_lab.spec.types import Model, Str
 
-# An arc may come from a stranger's file.
+# limits, since an arc may come from an untrusted file
 MAX_MODULES = 1_000
-MAX_PASS = 100_000_000  # values made in the pass of the example input
+MAX_PASS = 100_000_000  # values computed in the forward pass of the example
 
 Name = Annotated[Str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 # a module's name, or name~tag to use the module again
@@ -27,7 +27,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class GraphSpec(Model):
-    """What feeds what, in the order of the forward pass."""
+    """The inputs of each node, in the order of the forward pass."""
 
     input: Name | tuple[Name]
     modules: dict[Node, object] = Field(min_length=1)
@@ -35,7 +35,7 @@ class GraphSpec(Model):
 
 
 class ArcSpec(Model):
-    """Modules by name; without a graph there is one."""
+    """Modules by name; the graph may be left out if there is only one."""
 
     modules: dict[Name, object] = Field(min_length=1)
     graph: GraphSpec | None = None
@@ -71,7 +71,7 @@ def _resolve(ref: Ref, values: list[Any]) -> Any:
 
 
 class ArcNet(nn.Module):
-    """A net that runs its graph step by step; `paths` says where in the spec each layer was written."""
+    """A net that runs its graph step by step; `paths` are the places of its layers in the spec."""
 
     def __init__(self, modules: dict[str, nn.Module], steps: list[Step], output: int, paths: dict[str, str]) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class ArcNet(nn.Module):
         self._steps = steps
         self._output = output
         self._paths = paths
-        # One module is by far the commonest graph and needs no slots.
+        # most graphs are a single module, which needs no slots
         self._only = steps[0].module if len(steps) == 1 and steps[0].args == [0] else None
 
     def forward(self, x: Tensor) -> Any:
@@ -94,7 +94,7 @@ class ArcNet(nn.Module):
         return values[self._output]
 
     def materialize(self, example: Tensor) -> Any:
-        """Give lazy layers their shapes with one pass in eval mode, and name the layer where that fails."""
+        """Give lazy layers their shapes with one pass in eval mode; an error names the layer that failed."""
         modes = [(module, module.training) for module in self.modules()]
         layers = {self.get_submodule(name): path for name, path in self._paths.items()}
         where, shapes, values = "", "", 0
@@ -107,7 +107,7 @@ class ArcNet(nn.Module):
             if values > MAX_PASS:
                 raise ValueError(f"one pass makes over {MAX_PASS:,} values")
 
-        # First in line: a lazy layer takes its shape in a hook of its own, which may be what fails.
+        # before the hook in which a lazy layer takes its shape, since that may fail
         hooks = [one.register_forward_pre_hook(enter, prepend=True, with_kwargs=True) for one in layers]
         try:
             self.eval()  # a batch of one passes norm layers
@@ -126,7 +126,7 @@ class ArcNet(nn.Module):
 
 
 def build_arc(arc: object, path: str = "net.arc") -> ArcNet:
-    """The net an arc describes; `path` is where the arc sits in the spec, for messages."""
+    """Build the net of an arc; `path` is the place of the arc in the spec, for messages."""
     spec = _parse(ArcSpec, arc, path)
     graph = spec.graph
     if graph is None:
@@ -141,7 +141,7 @@ def build_arc(arc: object, path: str = "net.arc") -> ArcNet:
         modules = {name: builder.build(one, f"{path}.modules.{name}", name) for name, one in spec.modules.items()}
     try:
         return ArcNet(modules, steps, output, builder.paths)
-    except KeyError as error:  # a name that torch keeps for itself
+    except KeyError as error:  # a name that torch reserves
         raise SpecError(f"{path}.modules: {error.args[0]}; choose another name") from None
 
 
@@ -153,7 +153,7 @@ def _parse(model: type[M], data: object, path: str) -> M:
 
 
 class _Builder:
-    """Builds modules in any of their forms, counting as it goes; `paths` has the layers by their place in the net."""
+    """Builds and counts modules in all their forms; `paths` has the place of each layer in the spec."""
 
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}
@@ -183,12 +183,12 @@ class _Builder:
         return build_layer(kind, body, path)
 
     def _sequence(self, entries: list[tuple[object, str]], name: str) -> nn.Sequential:
-        """Entries, each with its path, one after the other."""
+        """Build entries, each with its path, as a sequence."""
         return nn.Sequential(*[self.build(spec, path, f"{name}.{i}") for i, (spec, path) in enumerate(entries)])
 
 
 def _expand(body: object, path: str) -> list[tuple[object, str]]:
-    """The entries a compact form stands for: prelayer, layer, postlayer for each set of arguments."""
+    """The entries of a compact form: prelayer, layer and postlayer for each set of arguments."""
     spec = _parse(CompactSpec, body, path)
     keys = [spec.layer.keys] if isinstance(spec.layer.keys, str) else list(dict.fromkeys(spec.layer.keys))
     before = [(item, f"{path}.prelayer[{i}]") for i, item in enumerate(spec.prelayer)]
@@ -204,7 +204,7 @@ def _expand(body: object, path: str) -> list[tuple[object, str]]:
 
 
 def _build_graph(graph: GraphSpec, modules: list[str], path: str) -> tuple[list[Step], int]:
-    """The forward pass and the slot of its output; a name that leads nowhere, or that nothing needs, is refused."""
+    """The forward pass and the slot of its output; refuses unknown names, and nodes that are never used."""
     (source,) = [graph.input] if isinstance(graph.input, str) else graph.input
     if source in modules:
         raise SpecError(f"{path}.input: {source!r} is also the name of a module; choose another")
@@ -242,15 +242,15 @@ def _build_graph(graph: GraphSpec, modules: list[str], path: str) -> tuple[list[
 
 
 def _shapes(values: list[object]) -> str:
-    """The shapes a layer was given."""
+    """The shapes of the inputs of a layer, in words."""
     words = [f"of shape {tuple(v.shape)}" if isinstance(v, Tensor) else f"a {type(v).__name__}" for v in values]
     return " and ".join(words) or "(nothing)"
 
 
 def _foresee(module: nn.Module, inputs: list[object]) -> int:
-    """About how many values a layer is about to make.
+    """Estimate how many values a layer will compute.
 
-    Worked out from shapes, since torch's own way (a pass on the meta device) costs seconds of imports.
+    From shapes, since torch's own way (a pass on the meta device) costs seconds of imports.
     """
     flat = [item for value in inputs for item in (value if isinstance(value, list | tuple) else [value])]
     tensors = [item for item in flat if isinstance(item, Tensor)]
@@ -268,7 +268,7 @@ def _foresee(module: nn.Module, inputs: list[object]) -> int:
             sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,) * 3
             return values * prod(size or 1 for size in sizes)
         case _ConvNd() if len(shape) > (dims := len(module.kernel_size)):
-            # the columns that its input may be unfolded to, or its output
+            # the larger of its output and its input after unfolding
             width = max(module.out_channels, shape[-dims - 1] * prod(module.kernel_size) // module.groups)
             places = prod(shape[: -dims - 1])
             for i, size in enumerate(shape[-dims:]):
@@ -276,5 +276,5 @@ def _foresee(module: nn.Module, inputs: list[object]) -> int:
                 padding = reach if isinstance(module.padding, str) else 2 * module.padding[i]
                 places *= size * stride + reach if module.transposed else (size + padding - reach) // stride + 1
             return places * width
-    # No other layer of the list gives more values than it takes.
+    # no other allowed layer has more outputs than inputs
     return values

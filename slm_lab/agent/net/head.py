@@ -1,7 +1,7 @@
-"""What critics predict of the return: its mean, its quantiles or a histogram, and how each learns from targets.
+"""The kinds of critics: they predict the mean of the return, its quantiles or a histogram, and learn from targets.
 
-A critic gives K numbers for each return it values (..., K), or the mean alone (...). A target is what `backup` makes of
-the numbers of the successor.
+A critic predicts K numbers for each return (..., K), or only the mean (...). `backup` computes a target from the
+numbers of the successor.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ Reduction = Literal["min", "mean"]
 
 
 class Head(ABC):
-    """What one kind of critic predicts, and how it learns."""
+    """A kind of critic: the meaning of its numbers, its targets and its loss."""
 
     # numbers per return
     size: int
@@ -50,12 +50,12 @@ class Head(ABC):
         """The mixture of the predictions of an ensemble (C, ..., K)."""
 
     def draw(self, num: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Random fractions for values and for targets, which IQN's nets are given."""
+        """Random fractions for values and for targets, as inputs of IQN's nets; empty for other kinds."""
         return ()
 
 
 class ValueHead(Head):
-    """The mean alone."""
+    """Predicts only the mean."""
 
     size = 1
 
@@ -116,12 +116,12 @@ class QuantileHead(Head):
         pool = out.movedim(0, -2).flatten(-2)
         if not self.num_drop:
             return pool
-        # the largest of all critics together are those most overestimated (Kuznetsov et al. 2020)
+        # drop the largest quantiles of all critics together, against overestimation (Kuznetsov et al. 2020)
         return pool.sort(-1).values[..., : pool.shape[-1] - self.num_drop * len(out)]
 
 
 class ImplicitHead(QuantileHead):
-    """Quantiles at fractions that the net is given (Dabney et al. 2018b)."""
+    """Quantiles at fractions that are inputs of the net (Dabney et al. 2018b)."""
 
     def __init__(self, spec: ImplicitCritic, is_summed: bool) -> None:
         super().__init__(spec.num_quantile, is_summed=is_summed)
@@ -150,14 +150,14 @@ class CategoricalHead(Head):
         support = self.support(out)
         atom = support if cost is None else support - cost.unsqueeze(-1)
         moved = reward.unsqueeze(-1) + discount.unsqueeze(-1) * atom
-        # adds NaN if a reward is infinite, which the clamp would hide
+        # NaN if a reward is infinite, which the clamp alone would hide
         place = moved.clamp(self.low, self.high) + 0 * moved
         return self._project(out.softmax(-1), (place - self.low) * ((self.size - 1) / (self.high - self.low)))
 
     def _project(self, prob: Tensor, place: Tensor) -> Tensor:
-        """Two-hot: each probability is shared by the two atoms next to its place (..., K), in atoms."""
+        """Two-hot: divide each probability between the two atoms next to its place (..., K), in units of atoms."""
         if place.device.type != "cpu":
-            # a GPU adds at indices in any order, so that runs would differ; all pairs (..., from, to) cost it little
+            # scatter_add on a GPU adds in any order, so runs would differ; all pairs (..., from, to) are cheap there
             atom = torch.arange(self.size, device=place.device)
             share = (1 - (place.unsqueeze(-1) - atom).abs()).clamp(min=0)
             return (prob.unsqueeze(-1) * share).sum(-2)
@@ -183,7 +183,7 @@ def calc_middles(num: int, device: torch.device) -> Tensor:
 
 
 def build_head(spec: CriticSpec, element_loss: Callable[..., Tensor], is_summed: bool = False) -> Head:
-    """The kind of critic that a spec asks for; `element_loss`, of the net's `loss_spec`, is for plain values."""
+    """Build the kind of critic that a spec asks for; `element_loss`, from `loss_spec`, is for plain values."""
     if spec.kind == "value":
         return ValueHead(element_loss)
     match spec:

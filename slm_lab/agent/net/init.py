@@ -1,4 +1,4 @@
-"""Initial weights that really apply: to every layer, and to the heads by their own gain."""
+"""Initial weights of all layers, with a separate gain for heads."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.dict_net import Encoder
 from slm_lab.agent.net.norm import WeightNormLinear
 
-# Functions by the names a spec may use; gain and nonlinearity are passed where the function takes them.
+# functions by the names a spec may use, grouped by their arguments
 PLAIN: dict[str, Callable[..., Any]] = {
     "normal_": nn.init.normal_,
     "uniform_": nn.init.uniform_,
@@ -43,7 +43,7 @@ def init_weights(module: nn.Module, init_fn: str | None, activation: str | None)
         if isinstance(layer, nn.RNNBase):
             _fill_recurrent(layer, init_fn)
         if isinstance(layer, WeightNormLinear):
-            # its lengths follow from the weight
+            # its gain depends on the weight
             layer.renew()
 
 
@@ -63,14 +63,14 @@ def _fill_recurrent(layer: nn.RNNBase, init_fn: str) -> None:
         if name.startswith("bias"):
             nn.init.zeros_(parameter)
             continue
-        # gate by gate, since torch stacks them; with gain 1, since the gates are no hidden activations
+        # torch stacks the gates, so fill each one; gain 1, since gates are not hidden activations
         for gate in parameter.split(layer.hidden_size):
             _fill(gate, init_fn, None)
 
 
 @torch.no_grad()
 def init_head(head: nn.Linear, init_std: float | None) -> None:
-    """Give an output layer a gain of its own."""
+    """Initialise an output layer with its own gain, if there is one."""
     if init_std is not None:
         nn.init.orthogonal_(head.weight, gain=init_std)
         nn.init.zeros_(head.bias)

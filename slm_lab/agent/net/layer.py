@@ -1,4 +1,4 @@
-"""The layers an arc may name, built from arguments that are checked against their signatures."""
+"""The layers that an arc may use, built from arguments that are checked against their signatures."""
 
 import inspect
 import json
@@ -17,9 +17,9 @@ from slm_lab.agent.net.norm import BatchRenorm1d, LazyBatchRenorm1d, LazyWeightN
 from slm_lab.lib.errors import SpecError, nearest
 from slm_lab.spec.problem import describe_first, show
 
-# What a constructor or a forward raises when values or shapes do not fit.
+# errors of constructors and forward passes when values or shapes do not fit
 MISFITS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, ArithmeticError)
-# An arc may come from a stranger's file.
+# a limit, since an arc may come from an untrusted file
 MAX_PARAMETERS = 1_000_000_000
 
 
@@ -37,7 +37,7 @@ def _alike(inputs: tuple[Tensor | Sequence[Tensor], ...]) -> list[Tensor]:
     """The tensors to merge by element; the result has the shape of one of them."""
     tensors = _tensors(inputs)
     shapes = [tensor.shape for tensor in tensors]
-    # (B, 1) with (B,) or with (1, B) would broadcast to (B, B) without a word.
+    # (B, 1) with (B,) or with (1, B) would silently broadcast to (B, B)
     if len({len(shape) for shape in shapes}) > 1 or tuple(map(max, *shapes)) not in shapes:
         raise ValueError(f"shapes do not match by element: {[tuple(shape) for shape in shapes]}")
     return tensors
@@ -69,8 +69,8 @@ def _mean(x: Tensor, /, *, dim: int = -1, keepdim: bool = False) -> Tensor:
 
 
 def _get(x: Any, /, *, key: int | str) -> Any:
-    """One item of a node that gives a list, a tuple or a dict."""
-    # Indexing a tensor would pick a sample out of the batch.
+    """One item of a node that returns a list, a tuple or a dict."""
+    # indexing a tensor would select a sample of the batch
     if isinstance(x, Tensor):
         raise TypeError("Get picks an item of a list, tuple or dict, not of a tensor")
     return x[key]
@@ -85,7 +85,7 @@ def _chunk(x: Tensor, /, *, chunks: int, dim: int = -1) -> tuple[Tensor, ...]:
 
 
 def _reshape(x: Tensor, /, *, shape: tuple[int, ...]) -> Tensor:
-    """Give each sample the shape; the batch dimension stays."""
+    """Reshape each sample; the batch dimension stays."""
     return x.reshape(x.shape[0], *shape)
 
 
@@ -137,7 +137,7 @@ _BUILTIN: tuple[type[nn.Module], ...] = (
 )
 # fmt: on
 
-# The only names an arc can build. A name is looked up here and nowhere else.
+# the only layers that an arc can name
 LAYERS: dict[str, type[nn.Module] | Callable[..., Any]] = {
     **{layer.__name__: layer for layer in _BUILTIN},
     "Concat": _concat,
@@ -155,7 +155,7 @@ LAYERS: dict[str, type[nn.Module] | Callable[..., Any]] = {
     "Unsqueeze": _unsqueeze,
 }
 
-# Arguments that are sizes: zero or less builds an empty layer or fails far from its cause.
+# arguments that must be positive: otherwise the layer is empty, or fails far from the cause
 _SIZES = frozenset(
     {"in_features", "out_features", "in1_features", "in2_features", "in_channels", "out_channels", "num_features"}
     | {"num_channels", "num_groups", "groups", "num_embeddings", "embedding_dim", "embed_dim", "num_heads", "kdim"}
@@ -187,11 +187,11 @@ def _positive(value: Any) -> Any:
 
 
 def _arguments(layer: type[nn.Module] | Callable[..., Any]) -> type[BaseModel]:
-    """The arguments that an arc may give a layer, as a model: lists as torch takes them, and no other conversion."""
+    """The arguments of a layer as a model: lists become tuples if needed, without any other conversion."""
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(layer, eval_str=True).parameters.items():
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        # Where tensors live and their type is the lab's choice, not the arc's.
+        # the lab chooses device and type of tensors
         if not is_named or name in ("device", "dtype") or name.startswith("_"):
             continue
         hint, default = parameter.annotation, parameter.default
@@ -210,7 +210,7 @@ def build_layer(name: str, given: Any, path: str) -> nn.Module:
         raise SpecError(f"{path}: unknown layer {show(name)}{nearest(name, [*LAYERS, 'Sequential', 'compact'])}")
     model = _arguments(layer)
     try:
-        # by way of JSON, in which a list may become a tuple, but a number no text
+        # strict JSON: a list may become a tuple, but a number never a text
         arguments = model.model_validate_json(json.dumps({} if given is None else given))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Lazy modules are a new feature")

@@ -1,4 +1,4 @@
-"""Bodies with their output layers: policies, values of states, values of actions."""
+"""Nets as bodies with output layers: policies, state values and action values."""
 
 from collections.abc import Callable
 from functools import partial
@@ -61,14 +61,14 @@ HEADS: dict[tuple[bool, bool], type[nn.Linear]] = {
 
 
 def use_bf16(net: nn.Module) -> None:
-    """Compute the bodies of a net in bfloat16, but for layers that read vectors; weights and losses stay in float32."""
+    """Compute bodies in bfloat16, except for layers that read vectors; weights and losses stay in float32."""
     bodies = []
     for part in net.modules():
         if isinstance(part, OutputNet) and part.state_size:
             raise SpecError("meta.precision: recurrent nets are computed in float32; use float32")
         if isinstance(part, (OutputNet, ActionValueNet)):
             bodies.append(part.body)
-    # actor and critic may share one
+    # actor and critic may share a body
     for body in dict.fromkeys(bodies):
         body.register_forward_pre_hook(partial(_enter_precision, is_rough=True))
         body.register_forward_hook(_leave_precision, always_call=True)
@@ -78,9 +78,9 @@ def use_bf16(net: nn.Module) -> None:
 
 
 def _find_input_layers(body: nn.Module) -> list[nn.Linear]:
-    """The layers that read numbers of observations and actions: bfloat16 would round these to two or three digits.
+    """The layers that read vectors of observations and actions, which bfloat16 would round to two or three digits.
 
-    Pixels have no more digits than that.
+    Images do not need more digits.
     """
     readers = [body]
     for part in body.modules():
@@ -99,7 +99,7 @@ def use_mask(net: nn.Module, mask: OutputMask) -> None:
 
 
 def _enter_precision(part: nn.Module, args: tuple[Tensor, ...], is_rough: bool) -> None:
-    # no cache: weights change between calls
+    # without its cache, since weights change between calls
     precision = torch.autocast(args[0].device.type, torch.bfloat16, enabled=is_rough, cache_enabled=False)
     precision.__enter__()
     part.__dict__["precision"] = precision
@@ -361,7 +361,7 @@ class ImplicitQNet(QNet):
 
 
 def build_q_net(critic: Head, spec: NetSpec, obs_shape: tuple[int, ...], num_action: int, parts: Parts = ()) -> QNet:
-    """The net that gives what a kind of critic needs."""
+    """The net for a kind of critic."""
     if isinstance(critic, ImplicitHead):
         return ImplicitQNet(spec, obs_shape, num_action, parts, critic)
     return QNet(spec, obs_shape, num_action, parts, critic)
@@ -386,7 +386,7 @@ class ActionValueNet(nn.Module):
         spec = spec.model_copy(update={"obs_keys": None})
         if self.is_vector:
             width = view.shape[0]
-            # no part of an env is without a name
+            # an empty name, which no part of an env has
             action = ObsPart("", width, width + action_size, (action_size,))
             net = OutputNet(spec, (width + action_size,), size, parts=(*view.parts, action))
             self.body, self.head = net.body, net.head

@@ -1,4 +1,4 @@
-"""Linear layers with learned noise, by which a net explores (Fortunato et al. 2018)."""
+"""Linear layers with learned noise for exploration (Fortunato et al. 2018)."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from slm_lab.agent.learn.flat import Spread
 
-# the noise starts with this std, divided by the square root of the number of inputs
+# initial std of the noise, times the square root of the number of inputs
 START_STD = 0.5
 
 

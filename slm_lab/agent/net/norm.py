@@ -9,7 +9,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-# Keeps a row or vector of zeros from being divided by zero.
+# avoids a division by zero for rows of zeros
 TINY = 1e-12
 
 
@@ -61,11 +61,11 @@ class BatchRenorm1d(nn.Module):
         return F.batch_norm(x, None, None, self.weight * r, self.weight * d + self.bias, True, 0.0, self.eps)
 
     def _observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """r and d of this batch against the running statistics before it, which then take it in."""
+        """r and d of this batch relative to the running statistics, which are then updated."""
         # in the precision of the statistics: inputs may be bfloat16
         x = x.to(self.running_mean.dtype)
         var, mean = torch.var_mean(x, dim=(0,) if x.dim() == 2 else (0, 2), correction=0)
-        # a tensor throughout: reading the count would wait for the device
+        # a tensor, because reading its value would wait for the device
         share = (self.num_batches_tracked / max(self.warmup_steps, 1)).clamp(max=1.0)
         if self.warmup_steps == 0:
             share = torch.ones_like(share)
@@ -103,7 +103,7 @@ class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):
 
     @torch.no_grad()
     def initialize_parameters(self, x: Tensor) -> None:
-        """Take the number of features from an input."""
+        """Read the number of features from an input."""
         if not self.has_uninitialized_params():
             return
         self.num_features = x.shape[1]
@@ -125,8 +125,8 @@ class WeightNormLinear(nn.Linear):
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Keep the function of a weight that was written from outside."""
-        # a norm on the meta device, which has no values, would import torch's compiler
+        """Set the gain after the weight was replaced, so that the layer computes with this weight."""
+        # a norm on the meta device would import torch's compiler
         if not self.weight.is_meta:
             self.gain.copy_(self.weight.norm(dim=1))
 
@@ -141,18 +141,18 @@ class LazyWeightNormLinear(LazyModuleMixin, WeightNormLinear):
     cls_to_become = WeightNormLinear
 
     def __init__(self, out_features: int, bias: bool = True) -> None:
-        # without the weight, which takes its shape later
+        # the weight gets its shape later
         super().__init__(0, out_features, bias)
         self.weight = UninitializedParameter()
 
     def reset_parameters(self) -> None:
-        # called by nn.Linear before there is anything to fill
+        # nn.Linear calls this before the shape is known
         if self.in_features:
             super().reset_parameters()
 
     @torch.no_grad()
     def initialize_parameters(self, x: Tensor) -> None:
-        """Take the number of inputs from an input."""
+        """Read the number of inputs from an input."""
         if not self.has_uninitialized_params():
             return
         self.in_features = x.shape[-1]
@@ -162,7 +162,7 @@ class LazyWeightNormLinear(LazyModuleMixin, WeightNormLinear):
 
 
 def differs_in_training(layer: nn.Module) -> bool:
-    """Whether a layer makes something else of the same input in training mode than in evaluation mode."""
+    """Whether a layer computes something else in training mode than in evaluation mode."""
     match layer:
         case _BatchNorm() | BatchRenorm1d() | nn.RReLU():
             return True

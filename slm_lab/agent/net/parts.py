@@ -1,4 +1,4 @@
-"""Which parts of an observation a net sees."""
+"""Select the parts of an observation that a net sees."""
 
 import math
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ Parts = tuple[ObsPart, ...]
 
 
 class Select(nn.Module):
-    """Some parts of flat observations (..., D), side by side; a single one in its own shape."""
+    """Some parts of flat observations (..., D), concatenated; a single part keeps its own shape."""
 
     def __init__(self, parts: Parts, shape: Shape) -> None:
         super().__init__()
-        # neighbours are taken at once
+        # one slice for adjacent parts
         self.slices: list[slice] = []
         for part in parts:
             if self.slices and self.slices[-1].stop == part.start:
@@ -39,7 +39,7 @@ class Select(nn.Module):
 
 @dataclass(frozen=True)
 class View:
-    """What a net sees of an observation: the way there (None where it sees all), its shape and its parts."""
+    """What a net sees of an observation: the selection (None if it sees all), its shape and its parts."""
 
     select: Select | None
     shape: Shape
@@ -77,7 +77,7 @@ class SelectingRecurrentNet(RecurrentBody):
 
 
 def with_selection(select: Select | None, body: nn.Module) -> nn.Module:
-    """A body behind a selection; as it is without one."""
+    """A body behind a selection, if there is one."""
     if select is None:
         return body
     return SelectingRecurrentNet(select, body) if isinstance(body, RecurrentBody) else SelectingNet(select, body)
@@ -100,7 +100,7 @@ def build_view(spec: NetSpec, obs_shape: Shape, parts: Parts = ()) -> View:
 
 
 def for_acting(spec: NetSpec, parts: Parts) -> NetSpec:
-    """The spec of a net that acts: unless it says what it sees, it does not see what only critics may."""
+    """The spec of a net that acts: without `obs_keys` it sees all but the privileged parts and the mask."""
     if spec.obs_keys is not None or not any(part.is_privileged for part in parts):
         return spec
     return spec.model_copy(
@@ -110,7 +110,7 @@ def for_acting(spec: NetSpec, parts: Parts) -> NetSpec:
 
 def _select(chosen: Parts, whole: View) -> View:
     if len(whole.shape) > 1:
-        return whole  # one Box, whose only part is all of it
+        return whole  # a Box has a single part
     shape = (chosen[0].shape or (1,)) if len(chosen) == 1 else (sum(part.stop - part.start for part in chosen),)
     if chosen == whole.parts and shape == whole.shape:
         return whole
@@ -136,7 +136,7 @@ def find_parts(names: Iterable[str], parts: Parts, where: str) -> Parts:
 
 
 def check_names(nets: dict[str, NetSpec | None], parts: Parts) -> None:
-    """Refuse names that are no part of the env's observations, by the key under which each was written."""
+    """Refuse names that are not parts of the env's observations; the error has the key in the spec."""
     for where, net in nets.items():
         if net is None:
             continue

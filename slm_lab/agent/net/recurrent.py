@@ -1,4 +1,4 @@
-"""Bodies with a hidden state: what every one of them offers, and the one of torch's recurrent cells."""
+"""Bodies with a hidden state: their interface, and the body of torch's recurrent cells."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from slm_lab.spec.net import RecurrentNetSpec
 CELLS: dict[str, type[nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
 CellFn = Callable[..., Tensor]
 CELL_FNS: dict[str, CellFn] = {"GRU": torch.gru_cell, "RNN": torch.rnn_tanh_cell}
-# Sequences between resets of at least this many steps are worth the overhead of torch's module.
+# torch's module is faster for sequences of at least this many steps between resets
 MIN_SEGMENT = 4
 
 
@@ -59,14 +59,14 @@ class RecurrentNet(RecurrentBody):
         self.cell_type = spec.cell_type
         self.num_layers = spec.rnn_num_layers
         self.rnn = CELLS[spec.cell_type](size, spec.rnn_hidden_size, spec.rnn_num_layers)  # type: ignore[arg-type]
-        # layers side by side: h of each, then c of each
+        # h of each layer, then c of each layer
         self.num_part = self.num_layers * (2 if spec.cell_type == "LSTM" else 1)
         self.state_size = self.num_part * spec.rnn_hidden_size
         self.out_size = spec.rnn_hidden_size
         self.seq_len = spec.seq_len
 
     def _encode(self, obs: Tensor) -> Tensor:
-        """What the cell is given (..., D)."""
+        """The inputs of the recurrent layers (..., D)."""
         obs = obs.float()
         return self.layers(obs if self.obs_dim == 1 else obs.flatten(-self.obs_dim))
 
@@ -74,7 +74,7 @@ class RecurrentNet(RecurrentBody):
         return self._step(self._encode(obs), carry)
 
     def _step(self, x: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
-        # the cell functions take a third of the time of nn.GRU over one step
+        # for one step, the cell functions are three times as fast as nn.GRU
         parts = carry.chunk(self.num_part, -1)
         hidden, cell = [], []
         for layer, weights in enumerate(self.rnn.all_weights):
@@ -88,7 +88,7 @@ class RecurrentNet(RecurrentBody):
 
     def unroll(self, obs: Tensor, carry: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
         x = self._encode(obs)
-        # the one place that waits for the device: where the steps fall apart into segments
+        # the only place that waits for the device: the segments depend on the resets
         starts = reset.any(1).nonzero().flatten().tolist()
         features = []
         for start, end in pairwise(sorted({0, *starts, len(x)})):
