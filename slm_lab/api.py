@@ -17,7 +17,7 @@ from slm_lab.experiment.launch import prepare, start
 from slm_lab.experiment.launch import resume as resume_run
 from slm_lab.experiment.options import Options
 from slm_lab.experiment.play import enjoy
-from slm_lab.experiment.trial import Here, TrialResult
+from slm_lab.experiment.trial import InProcess, TrialResult
 from slm_lab.lib.data import Document
 from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.lib.log import setup_console
@@ -50,11 +50,11 @@ def _read_spec(spec: Spec | Document) -> Spec:
     return spec
 
 
-def _keep_here(callbacks: Sequence[Callback], env: EnvFactory | None) -> Here | None:
-    """What keeps the sessions in this process, if anything does."""
+def _keep_in_process(callbacks: Sequence[Callback], env: EnvFactory | None) -> InProcess | None:
+    """The objects that exist only in this process, so that the sessions must train in it; None without any."""
     if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
         raise LabError(f"callbacks: a list of slm_lab.Callback objects expected, such as [Mine()], got {callbacks!r}")
-    return Here(callbacks) if callbacks or env is not None else None
+    return InProcess(callbacks) if callbacks or env is not None else None
 
 
 def run(
@@ -71,11 +71,11 @@ def run(
     process, one after the other.
     """
     spec = _read_spec(spec)
-    here = _keep_here(callbacks, env)
+    in_process = _keep_in_process(callbacks, env)
     setup_console(log_level)
     if env is not None:
         spec = _register(spec, env)
-    return start(spec, Options(Path(data_dir), log_level, imports=tuple(imports)), here)
+    return start(spec, Options(Path(data_dir), log_level, imports=tuple(imports)), in_process)
 
 
 def build(spec: Spec | Document, session: int = 0, env: EnvFactory | None = None) -> tuple[VecEnv, Agent]:
@@ -121,13 +121,13 @@ def resume(
     **changes: Any,
 ) -> TrialResult:
     """Resume a stopped run, or make one longer: `resume(folder, env__max_frame=200_000)`."""
-    here = _keep_here(callbacks, env)
+    in_process = _keep_in_process(callbacks, env)
     setup_console(log_level)
     if env is not None:
         _register(open_run_folder(str(folder), Path(data_dir))[1], env)
     options = Options(Path(data_dir), log_level, imports=tuple(imports))
     given = {key.replace("__", "."): value for key, value in changes.items()}
-    return resume_run(str(folder), options, changes=given, schedules=schedules, here=here)
+    return resume_run(str(folder), options, changes=given, schedules=schedules, in_process=in_process)
 
 
 def run_experiment(

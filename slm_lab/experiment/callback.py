@@ -1,4 +1,4 @@
-"""Callbacks: code of one's own that watches a session, and may end it."""
+"""Callbacks: the user's code that watches a session and may end it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,32 +68,33 @@ class Callback:
 
 
 class Hooks:
-    """The callbacks of a session, and what is to be told to them at the end of a step."""
+    """The callbacks of a session, and the events they receive at the end of a step."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = callbacks
         self.events: list[tuple[str, Any]] = []
         self.has_step = any(type(callback).on_step is not Callback.on_step for callback in callbacks)
-        # the last frame of the run when a callback ended the session
+        # max_frame of the run when a callback ended the session: if that grows, the session continues
         self.ended_at: int | None = None
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether any callback is to be called."""
         return self.has_step or bool(self.events)
 
     def start(self, moment: Moment) -> None:
-        """Tell that a session begins."""
+        """Call `on_start` of every callback."""
         for callback in self.callbacks:
             self._call(callback, "on_start", moment)
 
     def tell(self, moment: Moment, is_step: bool = True) -> bool:
-        """Tell what has happened since the last call; True if the session is to end."""
+        """Pass the events since the last call to the callbacks; True if one of them ends the session."""
         events, self.events = self.events, []
-        calls: list[tuple[str, tuple[Any, ...]]] = [(name, (content,)) for name, content in events]
+        answers = []
         if is_step and self.has_step:
-            calls.insert(0, ("on_step", ()))
-        answers = [self._call(callback, name, moment, *rest) for name, rest in calls for callback in self.callbacks]
+            answers += [self._call(callback, "on_step", moment) for callback in self.callbacks]
+        for name, content in events:
+            answers += [self._call(callback, name, moment, content) for callback in self.callbacks]
         if any(answer is True for answer in answers):
             self.ended_at = moment.spec.env.max_frame
             return True
@@ -108,7 +109,7 @@ class Hooks:
             "on_checkpoint": callback.on_checkpoint,
         }
         where = f"callback {type(callback).__name__}.{name} at frame {moment.frame:,}"
-        # dropout layers draw from the global generator, which is anyone's
+        # dropout layers draw from the global generator, which a callback may use too
         generator_state = torch.get_rng_state()
         before = None if callback.changes_agent else _copy_training(moment.agent)
         try:
@@ -129,12 +130,12 @@ class Hooks:
         return answer
 
     def state_dict(self) -> State:
-        """What the callbacks keep, by their names."""
+        """The states of the callbacks by name."""
         states = {name: callback.state_dict() for name, callback in self._named()}
         return {"states": states, "ended_at": self.ended_at}
 
     def _named(self) -> Iterator[tuple[str, Callback]]:
-        """Each callback with the name of its class, numbered from the second one of a class on."""
+        """Callbacks with the names of their classes; a second one of a class gets a number."""
         counts: Counter[str] = Counter()
         for callback in self.callbacks:
             name = type(callback).__name__
@@ -142,7 +143,7 @@ class Hooks:
             yield name if counts[name] == 1 else f"{name}#{counts[name]}", callback
 
     def load_state_dict(self, state: State) -> None:
-        """Resume; a callback that is new has nothing to take back, and a missing one gets a warning."""
+        """Restore the callbacks; new ones keep their initial state, missing ones cause a warning."""
         missing = state["states"].keys() - {name for name, _ in self._named()}
         if missing:
             names = ", ".join(printable(str(name)) for name in sorted(missing))
@@ -153,7 +154,7 @@ class Hooks:
 
 
 def copy_callback_state(callback: Callback) -> State:
-    """What a callback begins every session with; one that a checkpoint could not hold is refused."""
+    """The state with which a callback begins every session; an error if a checkpoint could not hold it."""
     state = callback.state_dict()
     try:
         encode_state(state)
@@ -163,7 +164,7 @@ def copy_callback_state(callback: Callback) -> State:
 
 
 def _copy_training(agent: Agent) -> list[torch.Tensor]:
-    """Weights and generators as they are now."""
+    """Copies of the weights and generators."""
     flats = [learner.flat.data.clone() for learner in agent.algorithm.learners.values()]
     return [*flats, agent.context.act_generator.get_state(), agent.context.train_generator.get_state()]
 

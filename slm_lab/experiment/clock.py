@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""The time of a run, by phase."""
 
 import time
 
@@ -10,7 +10,7 @@ COMPILE = "compile"
 class Stopwatch:
     """Splits the time of a run by phase; always on, since a lap costs a quarter of a microsecond.
 
-    Compiling happens inside the first call of whatever is compiled, so it is taken out of the phase it interrupts.
+    Compiling happens inside the first call of a compiled function, so it is subtracted from the phase it interrupts.
     """
 
     def __init__(self, compiling: CompileClock) -> None:
@@ -21,12 +21,12 @@ class Stopwatch:
         self._last = time.perf_counter()
 
     def start(self) -> None:
-        """Begin to count now."""
+        """Start counting."""
         self._last = time.perf_counter()
         self._compiled = self._compiling.seconds
 
     def lap(self, phase: str) -> float:
-        """Count the time since the last lap to a phase, and return what the clock says."""
+        """Add the time since the last lap to a phase; returns the current time."""
         now = time.perf_counter()
         spent = now - self._last
         self.total += spent
@@ -40,5 +40,5 @@ class Stopwatch:
 
     @property
     def working(self) -> float:
-        """The time without that of compiling, which says nothing about the speed of the rest."""
+        """The total without compiling, which says nothing about the speed of training."""
         return self.total - self.phases.get(COMPILE, 0.0)

@@ -1,4 +1,4 @@
-"""Whether a run's updates are compiled: as the spec says, or where it pays."""
+"""Decide whether a run's updates are compiled: as the spec says, or if it saves time."""
 
 import importlib.util
 import os
@@ -19,22 +19,22 @@ from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec
 from slm_lab.spec.schema import Spec
 
-# About what compiling takes at first, and the least a compiled step took of a plain one.
+# about how long the first compilation takes, and the smallest measured ratio of a compiled step to a plain one
 COMPILE_SECONDS = 30.0
 MIN_SHARE = 0.25
-# gradient steps of all sessions together that no compiling pays for, whatever one takes
+# with fewer gradient steps in all sessions together, compiling never saves time
 MIN_STEP = 1_000
-# what each session takes to load what was compiled
+# a session takes about this long to load compiled code
 LOAD_SECONDS = 5.0
-# seconds of gradient steps from which half a minute is well spent on timing bf16, and the share of float32's time that
-# is worth a hint
+# a run with at least this many seconds of gradient steps is worth half a minute of timing bf16; bf16 is worth a hint if
+# it takes less than this share of the time of float32
 LONG_SECONDS = 1_200.0
 WORTHWHILE = 0.8
 AS_ASKED = "as meta.compile says"
 
 
 def resolve_compile(spec: Spec, agent: Agent) -> tuple[Spec, str]:
-    """A copy that says whether updates are compiled, and why in one line."""
+    """The spec with `meta.compile` decided, and the reason in one line."""
     is_compiled, reason = _decide(spec, agent)
     note = f"Updates are {'compiled' if is_compiled else 'not compiled'}: {reason}"
     return spec.replace(meta={"compile": is_compiled}), note
@@ -58,7 +58,7 @@ def _decide(spec: Spec, agent: Agent) -> tuple[bool, str]:
 
 
 def _measure(spec: Spec, agent: Agent) -> tuple[bool, str]:
-    """Whether compiling saves more time than it takes: a few steps are timed, plain and, if it may pay, compiled."""
+    """Time a few steps, plain and, if it may pay, compiled, to decide whether compiling saves time overall."""
     num_session, algorithm = spec.meta.max_session, spec.agent.algorithm
     untrained = algorithm.training_start_step if isinstance(algorithm, OffPolicySpec) else 0
     num_frame = max(0, spec.env.max_frame - untrained)
@@ -88,7 +88,7 @@ def _measure(spec: Spec, agent: Agent) -> tuple[bool, str]:
 
 
 def _offer_bf16(spec: Spec, agent: Agent, float32: float) -> str:
-    """What a long run would gain by `meta.precision: bf16`: the choice changes its numbers, so it is the user's."""
+    """A hint that `meta.precision: bf16` is faster; since it changes the numbers, the user decides."""
     spec = spec.replace(meta={"precision": "bf16"})
     known = KnownTimes(spec, agent.facts, agent.device)
     seconds = known.get("compiled") or time_step(spec, agent.facts, agent.device, is_compiled=True)
@@ -104,7 +104,7 @@ def format_ms(seconds: float) -> str:
 
 
 def _find_spec_obstacle(spec: Spec, agent: Agent) -> str | None:
-    """What in the spec has no fixed graph."""
+    """The part of a spec that cannot be compiled."""
     algorithm = agent.algorithm
     if any(isinstance(layer, nn.RNNBase) for module in algorithm.modules.values() for layer in module.modules()):
         return "recurrent nets cannot be compiled"
@@ -118,7 +118,7 @@ def _find_spec_obstacle(spec: Spec, agent: Agent) -> str | None:
 
 
 def _find_machine_obstacle(agent: Agent) -> str | None:
-    """What on this machine is missing."""
+    """What compiling needs and this machine lacks."""
     if (part := find_missing_part()) is not None:
         return f"torch {torch.__version__} has no {part}, which compiling needs"
     if agent.device.type == "mps":
@@ -128,7 +128,7 @@ def _find_machine_obstacle(agent: Agent) -> str | None:
             return "triton, which compiles for GPUs, is not installed"
         if torch.cuda.get_device_capability(agent.device) < (7, 0):
             return "this GPU is too old for triton"
-        # triton compiles what launches its kernels
+        # triton compiles launchers of its kernels with it
         names = [name for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name]
         return None if any(map(shutil.which, names)) else f"there is no C compiler ({', '.join(names)}) on this machine"
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
@@ -140,7 +140,7 @@ def _find_machine_obstacle(agent: Agent) -> str | None:
 
 
 def _find_foreign_code(agent: Agent) -> str | None:
-    """What the lab cannot vouch for: numbers that change in plain Python would be compiled as they are at first."""
+    """Code from outside the lab: numbers that it changes in plain Python would be compiled as constants."""
     algorithm = agent.algorithm
     layers = [layer for module in algorithm.modules.values() for layer in module.modules()]
     for part in (algorithm, *layers):

@@ -51,11 +51,11 @@ from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.reader import printable
 from slm_lab.spec.schema import Spec
 
-# Seconds between checkpoints. Where saving is slow, as with a large replay, they come less often, so that it takes at
-# most this share of the time.
+# Seconds between checkpoints; longer if saving is slow, as with a large replay, so that it takes at most this share of
+# the time.
 CHECKPOINT_SECONDS = 10.0
 CHECKPOINT_SHARE = 0.005
-# a session whose parent was killed needs a moment to save and end
+# a session whose parent was killed may still be saving
 LOCK_SECONDS = 20.0
 FORMAT = 4
 Grade = Literal["exact", "statistical"]
@@ -109,7 +109,7 @@ class Session:
             logger.warning("meta.video_frequency: no videos while --render shows a window")
             self.filming.due = None
         self.hooks = Hooks(callbacks) if callbacks else None
-        # built when it is known which frame the session resumes from
+        # built once the frame to resume from is known
         self.sinks: list[Sink] = []
         self.log_due = Due(spec.meta.log_frequency)
         self.stop = StopCondition(spec.meta.stop, self.tracker, self.evaluation.tracker)
@@ -120,15 +120,15 @@ class Session:
             for name, replay in self.agent.algorithm.replays.items()
         }
         self.frame = 0
-        # a replay of a part of a run ends where that part does
+        # `verify` replays only a part of a run
         self.end_frame = min(spec.env.max_frame, end_frame or spec.env.max_frame)
-        # whether a callback ended it
+        # whether a callback ended the session
         self.is_ended = False
-        # how a resumed session found its envs; None for one that began at the first frame
+        # whether the envs could be restored exactly; None if the session did not resume
         self.grade: Grade | None = None
-        # what the last checkpoint on disk holds
+        # the mark of the last checkpoint on disk
         self.saved: tuple[int, ...] | None = None
-        # the next frame at which a row, an evaluation or a video may be due: one comparison per step
+        # the next frame at which anything may be due, so that a step needs one comparison
         self.next_due = 0
         self.watch = Stopwatch(CLOCK)
         self.last_save = time.perf_counter()
@@ -143,8 +143,9 @@ class Session:
             with lock_file(self.folder.lock_file(self.trial, self.session), LOCK_SECONDS):
                 return self._run()
         except (DivergenceError, EnvFaultError) as error:
-            place = (self.trial, self.session, self.frame)
-            raise report_fault(error, self.folder, self.spec, *place, self.agent) from error
+            raise report_fault(
+                error, self.folder, self.spec, self.trial, self.session, self.frame, self.agent
+            ) from error
         finally:
             CLOCK.on_change = lambda is_compiling: None
             self.tracker.close()
@@ -158,14 +159,14 @@ class Session:
         watch = self.watch
         watch.start()
         is_offline = self.spec.agent.algorithm.learns_from == "data"
-        obs, carry = (self._learn if is_offline else self._interact)(obs, carry)
+        obs, carry = self._learn(obs, carry) if is_offline else self._interact(obs, carry)
         is_done = self.frame >= self.spec.env.max_frame or self.stop.is_met or self.is_ended
         if self.saved != self._mark():
             self._save(obs, carry)
         if is_done and (not self.tracker.rows or self.tracker.last("frame") != self.frame):
-            # not in the checkpoint: a run that is made longer has no row here
+            # after the checkpoint: a run that is made longer has no row here
             self._log_row()
-        # a kill may have come between the checkpoint and the models
+        # a session that resumes may have been killed between the checkpoint and the models
         self._save_models()
         watch.lap("save")
         if self.hooks is not None:
@@ -176,12 +177,12 @@ class Session:
         return SessionResult(self.session, is_done, self.frame, watch.phases, final_eval, ended_early)
 
     def _interact(self, obs: Obs, carry: Any) -> tuple[Obs, Any]:
-        """Act and learn until the end; what was seen last."""
+        """Act and learn until the end; returns the last observation and hidden state."""
         env, agent, watch = self.env, self.agent, self.watch
-        # an env with masks may give a wrong one at any step, and processes may die
+        # workers can die, and an env can return an invalid action mask
         may_fail = env.is_remote or env.facts.mask is not None
         while self.frame < self.end_frame and not self.should_stop():
-            drawn = agent.context.act_generator.get_state() if may_fail else None
+            before = agent.context.act_generator.get_state() if may_fail else None
             act = agent.act(obs, carry, explore=True)
             watch.lap("act")
             try:
@@ -189,9 +190,9 @@ class Session:
             except (WorkerError, EnvFaultError) as error:
                 if isinstance(error, EnvFaultError):
                     error.num_frame = env.num_envs
-                # a step that was not done leaves nothing behind, so the run continues from here as if nothing happened
-                if drawn is not None:
-                    agent.context.act_generator.set_state(drawn)
+                # undo the random numbers of the failed step, so that the checkpoint resumes exactly before it
+                if before is not None:
+                    agent.context.act_generator.set_state(before)
                     self._save(obs, carry)
                 raise
             watch.lap("env")
@@ -203,16 +204,16 @@ class Session:
         return obs, carry
 
     def _learn(self, obs: Obs, carry: Any) -> tuple[Obs, Any]:
-        """Learn from recorded steps until the end; the env waits for evaluations."""
+        """Learn from recorded steps until the end; the training env is not stepped."""
         while self.frame < self.end_frame and not self.should_stop():
             self.frame += 1
             self._finish_step(self.agent.update(self.frame), obs, carry)
         return obs, carry
 
-    # --- what is due in the loop
+    # --- after each step
 
     def _finish_step(self, metrics: Metrics | None, obs: Obs, carry: Any) -> None:
-        """After a step and its update: rows, evaluations, checkpoints, callbacks."""
+        """Write rows, evaluate, save and call callbacks, as far as they are due."""
         watch, now = self.watch, self.watch.lap("update")
         if metrics is not None or self.env.finished or self.frame >= self.next_due:
             self._record(metrics)
@@ -297,10 +298,10 @@ class Session:
             "lr": self.agent.algorithm.lr,
         }
 
-    # --- start and resumption
+    # --- start and resume
 
     def _begin(self) -> tuple[Obs, Any]:
-        """The first observation and hidden state, or those of the checkpoint."""
+        """Start or resume; returns the observation and hidden state to act on."""
         save_facts(self.folder.spaces_file(self.trial, self.session), self.env.facts)
         path = self.folder.resume_file(self.trial, self.session)
         state, problems = load_latest(path, self._load_rows)
@@ -317,7 +318,7 @@ class Session:
         with content_errors(previous_file(path) if problems else path):
             obs, carry = self._restore(state, path)
         self.sinks = build_sinks(self.spec, self.folder, self.trial, self.session, self.frame + 1)
-        # not where the one before was used
+        # not if the previous checkpoint was used instead: then the last one is missing
         if path.exists():
             self.saved = self._mark()
         if self.evaluation.is_owed:
@@ -329,7 +330,7 @@ class Session:
         return obs, carry
 
     def _restore(self, state: State, path: Path) -> tuple[Obs, Any]:
-        """Resume from where a checkpoint was written."""
+        """Restore a checkpoint; returns the observation and hidden state to act on."""
         if state.get("format") != FORMAT:
             raise CheckpointError(f"{path}: was written by another version of the lab; resume it with that one")
         if not self._is_own(state):
@@ -370,7 +371,7 @@ class Session:
             raise ValueError("its hidden states are not those of as many envs")
         carry = None if carry is None else carry.to(self.agent.device)
         if not is_exact:
-            # what follows belongs to none of the episodes that the memory holds, and has nothing to remember
+            # the envs start new episodes, so those in the memory end here, and hidden states start from zero
             self.agent.break_off(state["obs"], carry)
             carry = self.agent.init_carry(self.spec.env.num_envs)
         return obs, carry
@@ -379,7 +380,7 @@ class Session:
         if state is None:
             return
         (self.hooks or Hooks(())).load_state_dict(state)
-        # a run that is longer now goes on
+        # a run that was made longer since continues
         if state["ended_at"] is not None and self.spec.env.max_frame <= state["ended_at"]:
             self.is_ended, self.end_frame = True, self.frame
 
@@ -391,19 +392,19 @@ class Session:
             files.load(state["rows"][name])
 
     def _is_own(self, state: State) -> bool:
-        """Whether a checkpoint is of this spec; when schedules end may have changed since."""
+        """Whether a checkpoint belongs to this spec, apart from the ends of schedules."""
         return bool(to_comparable(state.get("spec")) == to_comparable(self._identity()))
 
     def _identity(self) -> State:
         """What must not differ between a checkpoint and the run that continues it."""
         spec = dump_spec(self.spec)[self.spec.name]
-        # how envs are stepped changes no number
+        # the length may grow, and the others only say how envs are stepped
         for key in ("max_frame", "num_workers", "backend", "step_timeout"):
             spec["env"].pop(key)
         return {key: spec[key] for key in ("agent", "env")} | {"seed": self.spec.meta.seed}
 
     def _place(self) -> dict[str, int]:
-        """Whose checkpoint it is: sessions of a spec differ in nothing else."""
+        """What identifies the session of a checkpoint among those of the same spec."""
         return {"trial": self.trial, "session": self.session}
 
     # --- checkpoints
@@ -411,7 +412,7 @@ class Session:
     def _save(self, obs: Obs, carry: Any) -> None:
         folder, trial, session = self.folder, self.trial, self.session
         began = time.perf_counter()
-        # the good checkpoint is not replaced by one that no one can go on from
+        # never replace a good checkpoint by one with broken weights
         self.agent.check_weights()
         state = {
             "format": FORMAT,
@@ -445,11 +446,11 @@ class Session:
         save_state(self.folder.model_file(self.trial, self.session, "best"), self.best_model or model)
 
     def _mark(self) -> tuple[int, ...]:
-        """What changes when there is something to save: a second checkpoint of it would drop the one before."""
+        """Differs if there is something new to save; saving the same twice would drop the previous checkpoint."""
         return self.frame, len(self.tracker.rows), self.evaluation.num_step, self.evaluation.is_owed, self.is_ended
 
     def _is_save_due(self, now: float) -> bool:
-        # saving changes nothing in the run, so it may depend on wall time
+        # saving does not affect the run, so it may depend on wall time
         if self.save_due is not None:
             return self.save_due(self.frame)
         return now - self.last_save > max(CHECKPOINT_SECONDS, self.save_seconds / CHECKPOINT_SHARE)

@@ -1,4 +1,4 @@
-"""How much disk a run will take, told before it starts."""
+"""Estimate the disk use of a run before it starts."""
 
 import math
 import shutil
@@ -14,24 +14,24 @@ from slm_lab.lib.errors import StorageError
 from slm_lab.lib.unit import format_size
 from slm_lab.spec.schema import Spec
 
-# Of a run as measured: the report and the trial's graphs, the graphs of a session, a number in a table.
+# measured: the report and graphs of a trial, the graphs of a session, a number in a table
 RUN_BYTES = 200_000
 SESSION_BYTES = 200_000
 CELL_BYTES = 14
-# steps of the longest episode, where the spec has no limit
+# steps of the longest episode, if the spec has no time limit
 EPISODE_STEPS = 1000
 
 
 @dataclass(frozen=True)
 class DiskNeed:
-    """Bytes of a run by what they are for; rotation keeps them from growing beyond."""
+    """Bytes per session by kind of file; old checkpoints are deleted, so they do not accumulate."""
 
     checkpoint: int
     model: int
     replay: int
     table: int
     num_session: int
-    # models that are kept beside the last and the best
+    # kept models (meta.keep_checkpoints), apart from the last and the best
     num_kept: int = 0
 
     @property
@@ -40,13 +40,13 @@ class DiskNeed:
 
     @property
     def total(self) -> int:
-        """All of it: of checkpoints the last and the one before, of models the last and the best."""
+        """Bytes of the whole run, with two checkpoints per session: the last and the previous one."""
         session = 2 * self.checkpoint + self._models + self.replay + self.table + SESSION_BYTES
         return RUN_BYTES + self.num_session * session
 
     @property
     def peak(self) -> int:
-        """While a checkpoint is written, the two before it are still there."""
+        """Bytes while every session writes a third checkpoint."""
         return self.total + self.num_session * self.checkpoint
 
     def __str__(self) -> str:
@@ -62,18 +62,18 @@ class DiskNeed:
 
 
 def estimate_disk(spec: Spec, agent: Agent) -> DiskNeed:
-    """What a run takes on disk, from an agent that has seen nothing yet."""
+    """Estimate a run from its untrained agent."""
     env, meta, algorithm = spec.env, spec.meta, agent.algorithm
     model = len(encode_state(agent.model_state()))
     num_column = len(list_columns((*algorithm.metric_names, *agent.norm_names), env.info_keys))
     num_cell = env.max_frame // meta.log_frequency * num_column
     if meta.num_eval_episode:
-        # about half of the points are within the budget of evaluations in a short run
+        # the budget of evaluations allows about half of them in a short run
         num_cell += env.max_frame // spec.eval_every * len(CORE_COLUMNS) // 2
     num_action = math.prod(agent.context.family.action_shape)
     num_step = min(env.max_t or EPISODE_STEPS, EPISODE_STEPS, env.max_frame)
     checkpoint = (
-        # the best model so far is in it too
+        # a checkpoint also holds the best model so far
         len(encode_state(agent.state_dict()))
         + model
         + algorithm.estimate_growth(env.max_frame)
@@ -82,14 +82,14 @@ def estimate_disk(spec: Spec, agent: Agent) -> DiskNeed:
         + 8 * num_action * num_step * env.num_envs
     )
     rows = [memory.estimate_rows(env.max_frame) for memory in algorithm.replays.values()]
-    # the file at the head is there twice: as the last checkpoint needs it and the one before
+    # the last file is there twice: the last two checkpoints each have their own version
     replay = sum(size + min(size, CHUNK_BYTES) for size in rows)
     num_kept = env.max_frame // meta.keep_checkpoints if meta.keep_checkpoints else 0
     return DiskNeed(checkpoint, model, replay, CELL_BYTES * num_cell, meta.max_session, num_kept)
 
 
 def _find_size(path: Path) -> int:
-    """Bytes of a file; 0 for anything else, such as one that a session has just replaced."""
+    """Bytes of a regular file; 0 for anything else, and for a file that has just been replaced."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def _find_size(path: Path) -> int:
 
 
 def check_disk(need: DiskNeed, path: Path) -> None:
-    """Refuse a run that will not fit; what a continued one has written already counts as room."""
+    """Refuse a run that will not fit; a resumed run reuses the space of its files."""
     place = path
     while not place.exists() and place != place.parent:
         place = place.parent

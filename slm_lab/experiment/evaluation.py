@@ -1,4 +1,4 @@
-"""Evaluations of a session: deterministic episodes in envs of their own, which training does not notice."""
+"""Evaluations of a session: deterministic episodes in separate envs, without effect on training."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,13 +14,13 @@ from slm_lab.lib.data import ReadOnlyDocument, State
 from slm_lab.lib.due import Due
 from slm_lab.spec.schema import Spec
 
-# The last evaluation ends here, or after as many steps as training took: ten games of an hour each are fewer, and
-# episodes may have no end.
+# The final evaluation takes at most this many steps, and no more than training did, since episodes may never end. Ten
+# games of an hour each are fewer.
 MAX_FINAL_STEP = 300_000
-# Evaluations that nobody asked for may take this share of the work of a run. It is counted in steps, not by the clock,
-# so that a resumed run holds the same ones: a step of training counts as much as one of an evaluation, and a gradient
-# step, which takes longer, as much as several: more where runs are too short to be compiled and envs few, so that
-# updates are most of the time.
+# Evaluations by default (without meta.rigorous_eval) may take this share of the work of a run. Work is counted in steps
+# instead of seconds, so that a resumed run makes the same evaluations. An env step counts the same in training and in
+# evaluations, a gradient step as several. Without compiling, gradient steps cost more; this is assumed of short runs
+# with few envs.
 EVAL_SHARE = 0.05
 GRADIENT_COST, PLAIN_GRADIENT_COST = 3, 8
 MIN_LONG_STEP = 20_000
@@ -37,14 +37,14 @@ class Evaluation:
         self.tracker = Tracker(table, (), spec.env.info_keys, window=max(1, spec.meta.num_eval_episode))
         self.due = Due(spec.eval_every) if spec.meta.num_eval_episode else None
         self.env: VecEnv | None = None
-        # whether a stop has cut one short, which is then made up for
+        # whether a stop interrupted an evaluation, which is repeated when the session resumes
         self.is_owed = False
-        # steps that all took so far, and that the longest took
+        # steps of all evaluations so far, and of the longest
         self.num_step = 0
         self.longest = 0
 
     def is_due(self, frame: int) -> bool:
-        """Whether it is time for one that fits the budget; those that were asked for always do."""
+        """Whether to evaluate now; by default only if the longest evaluation so far would fit the budget."""
         if self.due is None or not self.due(frame):
             return False
         return self.spec.meta.rigorous_eval is not None or self._calc_budget(frame) - self.num_step >= self.longest
@@ -60,11 +60,11 @@ class Evaluation:
         return int(EVAL_SHARE * frame * (1 / max(num_episode, env.num_envs) + cost * utd))
 
     def run(self, clock: Mapping[str, float], should_stop: Callable[[], bool]) -> dict[str, float] | None:
-        """Evaluate, and return the row; one that does not end leaves none: the mean would be that of short episodes."""
+        """Evaluate and return the row; None if not all episodes ended, since the mean would favour short ones."""
         num_episode = self.spec.meta.num_eval_episode
         if self.env is None:
             self.env = build_env(self.spec, EVAL_ENV, self.session, num_episode, self.agent.device)
-        # the first of a kind may borrow from what is still to come
+        # the length of an evaluation is not known before the first one, which may use the budget of the whole run
         limit = self._calc_budget(self.spec.env.max_frame)
         episodes, num_step = self._play(self.env, num_episode, limit, should_stop)
         is_whole = len(episodes) == num_episode
@@ -80,7 +80,7 @@ class Evaluation:
         return self.tracker.add_row(clock)
 
     def play_final(self, should_stop: Callable[[], bool]) -> list[float]:
-        """Raw returns of deterministic episodes with the last weights, each from a start of its own."""
+        """Raw returns of deterministic episodes with the last weights, one in each env; empty if not all ended."""
         num_episode = self.spec.meta.final_eval
         if not num_episode:
             return []
@@ -103,7 +103,7 @@ class Evaluation:
     def _play(
         self, env: VecEnv, num_episode: int, max_step: int, should_stop: Callable[[], bool]
     ) -> tuple[list[Episode], int]:
-        """Episodes, and steps of all envs they took; fewer episodes where the steps or the time are up."""
+        """Play `num_episode` episodes, or fewer within `max_step` steps; returns them and the number of steps."""
         num_step = 0
 
         def is_over() -> bool:
@@ -116,7 +116,7 @@ class Evaluation:
         return list(play_episodes(env, self.agent, num_episode, is_over)), num_step
 
     def state_dict(self) -> State:
-        """What the next evaluations depend on, as parts of the session's checkpoint."""
+        """Entries of the session's checkpoint on which the next evaluations depend."""
         return {
             "eval_tracker": self.tracker.state_dict(),
             "eval_steps": [self.num_step, self.longest],
@@ -124,7 +124,7 @@ class Evaluation:
         }
 
     def load_state_dict(self, state: ReadOnlyDocument, frame: int) -> None:
-        """Continue from a checkpoint."""
+        """Restore from a checkpoint."""
         self.tracker.load_state_dict(state["eval_tracker"])
         self.num_step, self.longest = (int(count) for count in state["eval_steps"])
         self.is_owed = bool(state["is_eval_due"]) and self.due is not None

@@ -1,4 +1,4 @@
-"""Runs sessions: an interface for wherever that is, and local processes, at most one per core."""
+"""Run sessions: the interface of executors, and the one for local processes, at most one per core."""
 
 import importlib
 import json
@@ -23,9 +23,9 @@ from slm_lab.lib.errors import LabError
 from slm_lab.lib.parent import child_python_path
 from slm_lab.lib.runtime import MEMORY_VARIABLES, num_cores
 
-# a session that has not saved by then is killed: Docker, for one, gives a command ten seconds in all
+# A session that is asked to stop and has not saved by then is killed: Docker, for example, gives a command ten seconds.
 STOP_SECONDS = 8.0
-# one that has told its result may still have to end what an env or a service has begun
+# time for a session that has reported its result to end what an env or a service has started
 END_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
@@ -35,7 +35,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class SessionTask:
-    """What a process needs to run one session; plain data."""
+    """Everything a process needs to run one session, as plain data."""
 
     folder: Path
     name: str
@@ -44,23 +44,23 @@ class SessionTask:
     options: Options = DEFAULTS
     console_level: str = "WARNING"
     num_threads: int = 1
-    # of a search that begins: whether the spec can be run at all is found out first, and told with what to know of it
+    # whether to check the spec first and report notes on it, at the start of a search
     is_probe: bool = False
-    # number of the run, where one executor has sessions of several
+    # number of the run, if the executor has sessions of several
     run: int | None = None
 
     @property
     def key(self) -> Key:
-        """What the session is known by."""
+        """Identifies the session within the executor."""
         return self.trial if self.run is None else self.run, self.session
 
     def to_json(self) -> str:
-        """As a word of a command line."""
+        """As one argument of a command line."""
         return _TASK.dump_json(self).decode()
 
     @staticmethod
     def from_json(text: str) -> "SessionTask":
-        """What `to_json` wrote."""
+        """The inverse of `to_json`."""
         return _TASK.validate_json(text)
 
 
@@ -69,7 +69,7 @@ _TASK, _END = TypeAdapter(SessionTask), TypeAdapter(SessionEnd)
 
 @dataclass(frozen=True)
 class Resources:
-    """What a session takes of a cluster; no cpu means one per torch thread."""
+    """What a session needs of a cluster; None means one CPU per torch thread."""
 
     cpu: float | None = None
     gpu: float = 0.0
@@ -77,7 +77,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Event:
-    """What has happened to a session: progress, or its end; or what a probe has to say beforehand."""
+    """News of a session: its progress, its end, or the notes of a probe."""
 
     key: Key
     progress: Progress | None = None
@@ -86,28 +86,28 @@ class Event:
 
 
 class Executor(Protocol):
-    """Where sessions run; its users do not know which it is."""
+    """Where sessions run; trials and searches know only this interface."""
 
     @property
     def num_slot(self) -> int:
-        """How many sessions it runs at once."""
+        """How many sessions it can run in parallel."""
 
     def submit(self, task: SessionTask) -> None:
         """Start a session as soon as there is room for it."""
 
     def poll(self, timeout: float) -> list[Event]:
-        """What has happened since, after waiting for it at most `timeout` seconds; the end of a session comes last."""
+        """Wait at most `timeout` seconds for events, and return them; the end of a session is its last event."""
 
     def stop(self, key: Key) -> None:
-        """Let a session save and end, or never start; either way its end is reported."""
+        """Ask a session to save and end, or keep it from starting; either way its end is reported."""
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill the running sessions."""
 
 
 def load_ray(address: str) -> Any:
-    """The module that runs sessions on a Ray cluster; its package is optional and slow to import."""
-    # under `uv run` Ray would send this folder to the nodes and install it there; it reads this when imported
+    """Import the module for Ray clusters, whose package is optional and slow to import."""
+    # set before the import: under `uv run` Ray would send this folder to the nodes and install it there
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
         module = importlib.import_module("slm_lab.experiment.ray_executor")
@@ -123,13 +123,13 @@ def load_ray(address: str) -> Any:
 
 
 def check_executor(options: Options) -> None:
-    """Tell of a cluster that is not there before anything is written."""
+    """Raise an error for a cluster that does not answer, before anything is written."""
     if options.ray_address is not None:
         load_ray(options.ray_address)
 
 
 def build_executor(options: Options, resources: Resources, max_parallel: int | None = None) -> Executor:
-    """Where sessions run, as the options say: on a cluster, or here, at most `max_parallel` at once."""
+    """The executor that the options ask for: a cluster, or this machine with at most `max_parallel` sessions."""
     if options.ray_address is None:
         return LocalExecutor(max_parallel)
     executor: Executor = load_ray(options.ray_address).RayExecutor(options.ray_address, resources)
@@ -144,7 +144,7 @@ def run_tasks(
     on_idle: Callable[[], None] = lambda: None,
     on_end: Callable[[SessionEnd], None] = lambda _: None,
 ) -> list[SessionEnd]:
-    """Run every task to its end; when asked to stop, the running ones save and end, the others never start."""
+    """Run every task to its end; when asked to stop, running sessions save and end, and waiting ones do not start."""
     ends: dict[Key, SessionEnd] = {}
     is_stopping = False
     try:
@@ -173,10 +173,11 @@ class _Running:
     task: SessionTask
     process: subprocess.Popen[bytes]
     pipe: BinaryIO
-    # as the session has told it
+    # as reported by the session
     end: SessionEnd | None = None
+    # of the pipe: the start of a line that is not complete yet
     rest: bytes = b""
-    # when it was asked to stop, and when it had told all there is to tell
+    # when it was asked to stop, and when its pipe was closed
     stopping_since: float | None = None
     closed_since: float | None = None
 
@@ -188,13 +189,13 @@ class LocalExecutor:
         self.max_parallel = max_parallel
         self.waiting: list[SessionTask] = []
         self.running: dict[Key, _Running] = {}
-        # what did not come from a session itself
-        self.told: list[Event] = []
+        # events that no session reported itself
+        self.own_events: list[Event] = []
         self.selector = selectors.DefaultSelector()
 
     @property
     def num_slot(self) -> int:
-        """How many sessions of one thread run at once."""
+        """How many sessions of one thread it can run in parallel."""
         return self.max_parallel or num_cores()
 
     def submit(self, task: SessionTask) -> None:
@@ -203,17 +204,17 @@ class LocalExecutor:
         self._fill()
 
     def poll(self, timeout: float) -> list[Event]:
-        """What the sessions have told, and how they ended."""
+        """Wait at most `timeout` seconds for events, and return them."""
         self._kill_late()
-        events, self.told = self.told, []
+        events, self.own_events = self.own_events, []
         if not self.running:
             return events
         for key, _ in self.selector.select(0 if events else timeout):
             one: _Running = key.data
             if not _read(one, events):
-                # its end is not waited for here: a thread may keep it, and the others are not to stand still
+                # do not wait for its end here: threads may delay it, and the other sessions must not wait
                 self._close(one)
-        # a child that a crashed session has forked keeps the pipe open
+        # a process that a crashed session forked keeps the pipe open
         for one in [one for one in self.running.values() if not one.pipe.closed and one.process.poll() is not None]:
             while _read(one, events, may_wait=False):
                 pass
@@ -225,17 +226,17 @@ class LocalExecutor:
         return events
 
     def stop(self, key: Key) -> None:
-        """Ask a session to save and end; it is killed when it takes too long."""
+        """Ask a session to save and end; `poll` kills it if it takes too long."""
         for task in [task for task in self.waiting if task.key == key]:
             self.waiting.remove(task)
-            self.told.append(Event(key, end=SessionEnd(task.session, error="not started", reason="not started")))
+            self.own_events.append(Event(key, end=SessionEnd(task.session, error="not started", reason="not started")))
         one = self.running.get(key)
         if one is not None and one.stopping_since is None:
             one.stopping_since = time.monotonic()
             one.process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill the running sessions."""
         for one in self.running.values():
             _kill(one.process)
             one.process.wait()
@@ -250,8 +251,8 @@ class LocalExecutor:
                 return
             one = _start(self.waiting.pop(0))
             self.running[task.key] = one
-            # it takes seconds before it can say so itself
-            self.told.append(Event(task.key, progress=Progress(task.session, what="starting")))
+            # the session itself needs seconds before it can report this
+            self.own_events.append(Event(task.key, progress=Progress(task.session, what="starting")))
             self.selector.register(one.pipe, selectors.EVENT_READ, one)
 
     def _close(self, one: _Running) -> None:
@@ -270,9 +271,9 @@ class LocalExecutor:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a session and what it has started, such as compilers; it leads a group of its own."""
+    """Kill a session and the processes that it started, such as compilers, by their process group."""
     if process.poll() is None:
-        # it may end in this moment
+        # it may have ended in between
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -281,7 +282,7 @@ def _start(task: SessionTask) -> _Running:
     read_end, write_end = os.pipe()
     threads = str(task.num_threads)
     process = subprocess.Popen(
-        # told who its parent is: one that is killed while the session loads would else never have been there
+        # with the id of its parent: the session can notice even that the parent was killed while it was loading
         [sys.executable, "-m", "slm_lab.experiment.worker", task.to_json(), str(write_end), str(os.getpid())],
         pass_fds=[write_end],
         stdin=subprocess.DEVNULL,
@@ -294,7 +295,7 @@ def _start(task: SessionTask) -> _Running:
             "OPENBLAS_NUM_THREADS": threads,
             "PYTHONPATH": child_python_path(),
         },
-        # a group of its own: Ctrl-C reaches the parent, which passes it on once
+        # in its own process group: Ctrl-C reaches only the parent, which passes it on once
         start_new_session=True,
     )
     os.close(write_end)
@@ -302,7 +303,7 @@ def _start(task: SessionTask) -> _Running:
 
 
 def _read(one: _Running, events: list[Event], may_wait: bool = True) -> bool:
-    """Take what the process has told; False when there is no more."""
+    """Add the reports of a session to the events; False at the end of its pipe, or if nothing is there."""
     if not may_wait:
         os.set_blocking(one.pipe.fileno(), False)
     data = one.pipe.read(65536)
@@ -325,7 +326,7 @@ def _end(one: _Running) -> SessionEnd:
     if one.end is not None:
         return one.end
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    # one that still loads dies of SIGTERM, which a batch system may have sent it before we do
+    # a session that is still loading dies of SIGTERM, which a batch system may send before we do
     is_killed = code == -signal.SIGTERM or (code == -signal.SIGKILL and one.stopping_since is not None)
     error = f"the process of session {one.task.session} {how}"
     return SessionEnd(one.task.session, error=error, reason="killed" if is_killed else "failed")

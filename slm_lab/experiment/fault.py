@@ -1,4 +1,4 @@
-"""Fault bundles: what a session leaves behind where a number was not finite, for `slm-lab replay-fault`."""
+"""Fault bundles: written when a number is not finite or an env fails, for `slm-lab replay-fault`."""
 
 import shlex
 from dataclasses import asdict
@@ -21,13 +21,13 @@ from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 
 FORMAT = 3
-# a bundle is to be sent around
+# small enough to send
 MAX_BYTES = 50_000_000
-# what a file has beside its tensors
+# for everything but tensors
 _ROOM = 1_000_000
-# how a tuple is packed: the name of its type, if it has names for its items, and these
+# keys of a packed tuple: the name of its type, empty for a plain tuple, and its items
 TUPLE, ITEMS = "__tuple__", "__items__"
-# why faults of a kind cannot be done again: they are seen when the step that made them is over
+# why these kinds of faults cannot be replayed: they are noticed after the step that caused them
 OBSTACLES = {
     "metric": "it was seen in what the training reported, after its gradient steps were taken",
     "weight": "the step that made it was taken before anyone looked",
@@ -43,17 +43,17 @@ def report_fault(
     frame: int,
     agent: Agent,
 ) -> DivergenceError:
-    """Write the bundle of a fault; the error that ends the session, in one line."""
+    """Write the bundle of a fault; returns the error that ends the session, in one line."""
     if isinstance(error, EnvFaultError):
-        # a step that was not done
+        # the step that failed
         frame += error.num_frame
     path = folder.fault_file(trial, session, frame)
     try:
         bundle = describe_fault(error, spec, trial, session, frame, agent)
-        # the run's own folder must still be there: a removed run is not made again
+        # not `parents=True`, which would recreate a run that was removed
         path.parent.mkdir(exist_ok=True)
         save_state(path, bundle)
-    except Exception as problem:  # whatever is wrong with the bundle, the fault itself is to be told
+    except Exception as problem:  # whatever is wrong with the bundle, the fault itself must be reported
         reason = (str(problem).splitlines() or [""])[0]
         return DivergenceError(
             f"{error} (frame {frame}; no bundle could be written: {type(problem).__name__}: {reason})"
@@ -65,7 +65,7 @@ def report_fault(
 def describe_fault(
     error: DivergenceError | EnvFaultError, spec: Spec, trial: int, session: int, frame: int, agent: Agent
 ) -> State:
-    """All that a fault can be looked at and done again from, as plain data."""
+    """Everything that is needed to examine and replay a fault, as plain data."""
     bundle: State = {
         "format": FORMAT,
         "spec": dump_spec(spec),
@@ -75,7 +75,7 @@ def describe_fault(
         "opt_step": agent.algorithm.opt_step,
         "torch": str(torch.__version__),
         "device": agent.device.type,
-        # what was left out to keep the file small, and why it cannot be done again, if it cannot
+        # parts that were left out to keep the file small, and why the fault cannot be replayed, if so
         "left_out": [],
         "obstacle": None,
     }
@@ -105,7 +105,7 @@ def _describe_env_fault(error: EnvFaultError, frame: int) -> State:
         obstacle = "the env cannot be rebuilt from its seed and actions"
     elif record["action"].nbytes > MAX_BYTES - _ROOM:
         obstacle, record = "the actions since the env's last seed are too many", {**record, "action": None}
-    # bundles are sent to others, and an env says what it likes
+    # bundles are sent to others, and the message of an env may contain secrets
     text = redact(str(error))
     message = f"{error.tensor} of the env {error.problem} at frame {frame}: {text}"
     return {"kind": "env", "message": message, "error": text, "env": record, "obstacle": obstacle}
@@ -131,7 +131,7 @@ def _describe_gradient_fault(error: GradientFaultError, agent: Agent, parts: Sta
     finding = diagnose(agent, error)
     own["finding"] = own["again"] = asdict(finding)
     if algorithm.rollout is not None and "rollout" not in parts:
-        # what can be told from the batch alone
+        # what a replay will find, which has only the batch
         algorithm.rollout = None
         own["again"] = asdict(diagnose(agent, error))
     own["message"] = f"{finding.describe()} in the training at frame {error.frame}, gradient step {algorithm.opt_step}"
@@ -139,7 +139,7 @@ def _describe_gradient_fault(error: GradientFaultError, agent: Agent, parts: Sta
 
 
 def _capture(agent: Agent) -> State:
-    """The state of an agent without its memory, the dearest part of it last; copies, so that one can go on looking."""
+    """Copies of the state of an agent without its memory: the diagnosis that follows changes the agent."""
     whole = agent.state_dict()
     algorithm = whole.pop("algorithm")
     return {
@@ -154,7 +154,7 @@ def _fits(parts: State, names: tuple[str, ...]) -> bool:
 
 
 def _add_what_fits(bundle: State, parts: State) -> None:
-    """Put parts into a bundle, those that doing it again needs first, as long as there is room."""
+    """Add parts to a bundle while there is room, those that a replay needs first."""
     room = MAX_BYTES - _ROOM
     for name in ("modules", "args", "rollout", "agent", "optimizers"):
         if name not in parts:
@@ -182,7 +182,7 @@ def count_bytes(value: object) -> int:
 
 
 def pack(value: object) -> Any:
-    """A copy made of plain data and tensors, which may stay while the value changes."""
+    """A copy made of plain data and tensors, independent of later changes to the value."""
     if isinstance(value, Tensor):
         return value.detach().clone().cpu()
     if isinstance(value, np.ndarray):
@@ -192,7 +192,7 @@ def pack(value: object) -> Any:
     if isinstance(value, list):
         return [pack(item) for item in value]
     if isinstance(value, tuple):
-        # the kinds of batches that algorithms have are named tuples
+        # batches are named tuples
         return {TUPLE: name_tuple(type(value)), ITEMS: [pack(item) for item in value]}
     if value is None or isinstance(value, (bool, int, float, str, np.generic)):
         return value
@@ -200,5 +200,5 @@ def pack(value: object) -> Any:
 
 
 def name_tuple(kind: type[tuple[Any, ...]]) -> str:
-    """What a kind of tuple is called in a bundle; nothing for a plain one."""
+    """The name of a tuple type in a bundle; empty for a plain tuple."""
     return "" if kind is tuple else f"{kind.__module__}.{kind.__qualname__}"

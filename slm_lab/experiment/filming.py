@@ -1,4 +1,4 @@
-"""Videos while training: one deterministic episode now and then, always from the same start, in an env of its own."""
+"""Videos during training: a deterministic episode at intervals, always from the same start, in a separate env."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +14,12 @@ from slm_lab.experiment.video import write_video
 from slm_lab.lib.due import Due
 from slm_lab.spec.schema import Spec
 
-# a video shows the first episode, at most this many steps of it
+# longest part of the episode that a video shows
 MAX_STEP = 1000
 
 
 class Filming:
-    """Films the agent of a session; whatever keeps it from being rendered, training goes on."""
+    """Films the agent of a session; if rendering fails, training continues without videos."""
 
     def __init__(self, spec: Spec, agent: Agent, session: int) -> None:
         self.spec = spec
@@ -38,7 +38,7 @@ class Filming:
 
                 def is_over() -> bool:
                     if should_stop():
-                        # there are seconds to save and end: no time for a video
+                        # only seconds are left to save and end
                         video.discard()
                     return video.is_discarded or video.num_frame > MAX_STEP
 

@@ -1,4 +1,4 @@
-"""The runs of an experiment file: which there are, what is left to do of each, and their folders."""
+"""The runs of an experiment file, their folders, and what is left to train of each."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The name of the run in messages."""
         return f"{self.label} on {self.spec.env.name}"
 
 
@@ -40,7 +40,7 @@ def build_cells(experiment: ExperimentSpec, path: Path, root: Path, changes: Rea
     """Every run of an experiment, with its spec; `changes` are those of the command line."""
     found = list(load_specs(experiment, path, changes))
     algorithms = [name_algorithm(dump_spec(loaded.spec)[loaded.spec.name]) for _, loaded in found]
-    # which entries an algorithm stands for: with two, the names of their specs tell them apart
+    # if several entries have the same algorithm, the names of their specs tell them apart
     entries: dict[str, set[int]] = {}
     for (entry, _), algorithm in zip(found, algorithms, strict=True):
         entries.setdefault(algorithm, set()).add(id(entry))
@@ -50,7 +50,7 @@ def build_cells(experiment: ExperimentSpec, path: Path, root: Path, changes: Rea
         label = entry.label or (algorithm if len(entries[algorithm]) == 1 else _base_name(entry, loaded))
         suffix = name_for_env("", spec.env.name).strip("_")
         folder = RunFolder(root / f"{slug(label)}_{suffix}", spec.name)
-        # a run that began as its algorithm's only one keeps its folder when another spec joins
+        # a run that was the only one of its algorithm keeps its folder when another spec joins
         former = RunFolder(root / f"{slug(algorithm)}_{suffix}", spec.name)
         if entry.label is None and former.spec_file.exists() and not folder.path.exists():
             folder = former
@@ -68,7 +68,7 @@ def _base_name(entry: SpecEntry, loaded: Loaded) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run as it is to be, and its spec so far if it has begun."""
+    """A run with its new spec, and its saved spec if it has begun."""
 
     cell: Cell
     saved: Spec | None = None
@@ -79,7 +79,7 @@ class Plan:
         if self.saved is None:
             folder.path.mkdir(parents=True, exist_ok=True)
             save_spec(folder.trial_spec_file(0), cell.spec)
-            # last: with it the run has begun
+            # last, because it marks the run as begun
             write_origin(cell.spec, folder, options)
         elif cell.spec != self.saved:
             save_growth(folder, self.saved, cell.spec, None)
@@ -102,7 +102,7 @@ def check_cell(cell: Cell, options: Options) -> Plan:
         raise type(error)(f"{cell.title}: {error}") from None
     there, here = (flatten_spec(dump_spec(spec)[spec.name]) for spec in (saved, cell.spec))
     changed = {key: here.get(key) for key in {**here, **there} if here.get(key) != there.get(key)}
-    # what the saved spec has instead of auto and null, chosen when it began or grew
+    # values that are decided when a run begins or grows, so the saved spec has others
     decided = {"meta.compile": "auto", "meta.eval_frequency": None}
     changed = {key: value for key, value in changed.items() if key not in decided or value != decided[key]}
     if not changed:

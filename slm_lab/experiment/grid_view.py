@@ -1,4 +1,4 @@
-"""What a person sees while an experiment runs: a live table of its runs on a terminal, plain lines elsewhere."""
+"""The progress of an experiment: a live table of its runs on a terminal, log lines elsewhere."""
 
 import math
 import time
@@ -37,12 +37,12 @@ class GridView(LiveView):
         self.scores: dict[Key, float] = {}
         self.speeds: dict[Key, float] = {}
         self.done: set[Key] = set()
-        # frames that earlier runs of this command have trained
+        # frames that were trained before this command; None until the first progress
         self.num_before: int | None = None
         self.began = self.last_line = time.monotonic()
 
     def add_done(self, key: Key, score: float) -> None:
-        """A session has ended."""
+        """Show a session as done."""
         self.done.add(key)
         self.frames[key] = self.max_frame[key[0]]
         self.speeds.pop(key, None)
@@ -54,7 +54,7 @@ class GridView(LiveView):
         if progress.what == "row":
             self.frames.setdefault(key, 0)
             if self.num_before is None:
-                self.begin()
+                self.num_before, self.began = sum(self.frames.values()), time.monotonic()
             self.frames[key] = progress.frame
             self.speeds[key] = progress.fps
             self.scores[key] = progress.total_reward
@@ -63,10 +63,6 @@ class GridView(LiveView):
             running = [key for key in self.speeds if key not in self.done]
             parts = [f"{self.titles[run]} {session}: {self.frames[run, session]:,}" for run, session in running]
             logger.info(" | ".join([self._summary(), *parts]))
-
-    def begin(self) -> None:
-        """Count time and frames from here."""
-        self.num_before, self.began = sum(self.frames.values()), time.monotonic()
 
     def _summary(self) -> str:
         return f"{len(self.done)} of {sum(self.num_session)} sessions done, left {self._time_left()}"

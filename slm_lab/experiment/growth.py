@@ -1,4 +1,4 @@
-"""Runs that grow: more frames or sessions for a run that exists, without touching what it has done."""
+"""Growing runs: more frames or sessions for an existing run, without a change to its past."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -11,9 +11,9 @@ from slm_lab.spec.loading import dump_spec, flatten_spec, load_spec
 from slm_lab.spec.reader import read_document
 from slm_lab.spec.schema import SINKS, Spec
 
-# what becomes of schedules that end with the run: they keep their last value, or end with the longer run
+# schedules that end with the run keep their last value, or are stretched to the end of the longer run
 Schedules = Literal["keep", "stretch"]
-# keys that may only grow, and keys that change no number of the past
+# keys that may only grow, and keys that do not affect what was trained
 GROWING = ("env.max_frame", "meta.max_session")
 FREE = (
     "env.num_workers",
@@ -29,7 +29,7 @@ FREE = (
 
 
 def grow(folder: RunFolder, saved: Spec, changes: ReadOnlyDocument, schedules: Schedules | None) -> Spec:
-    """The spec of a longer run; an error for whatever would change its past."""
+    """The spec of a longer run; an error if a change would affect its past."""
     known = flatten_spec(dump_spec(saved)[saved.name])
     for key in changes:
         if not _may_change(key):
@@ -42,7 +42,7 @@ def grow(folder: RunFolder, saved: Spec, changes: ReadOnlyDocument, schedules: S
     overrides: Document = dict(changes)
     max_frame = overrides.get("env.max_frame", saved.env.max_frame)
     if max_frame != saved.env.max_frame and saved.meta.eval_frequency is None:
-        # it would follow from the length of the run
+        # by default it depends on the length of the run
         overrides.setdefault("meta.eval_frequency", saved.eval_every)
     ends = list(find_schedule_ends(known, saved.env.max_frame)) if max_frame != saved.env.max_frame else []
     if ends and schedules is None:
@@ -62,7 +62,7 @@ def grow(folder: RunFolder, saved: Spec, changes: ReadOnlyDocument, schedules: S
 
 
 def save_growth(folder: RunFolder, saved: Spec, grown: Spec, schedules: Schedules | None) -> None:
-    """Make a spec that of the run, and note what it was before."""
+    """Write the new spec of a run, and record the old length in its provenance."""
     if is_running(folder.path):
         raise RunFolderError(f"{folder.path} is running; stop it first, then it can grow")
     facts = read_document(folder.provenance_file) if folder.provenance_file.exists() else {}
@@ -72,7 +72,7 @@ def save_growth(folder: RunFolder, saved: Spec, grown: Spec, schedules: Schedule
 
 
 def find_schedule_ends(flat: ReadOnlyDocument, max_frame: int) -> Iterator[str]:
-    """The paths of a flat spec that say when a schedule ends, where that is the end of the run."""
+    """Keys of schedules that end at the end of the run."""
     for path, value in flat.items():
         place, _, key = path.rpartition(".")
         is_end = key == "end_step" or path.endswith(("lr_scheduler_spec.frame", "entropy_anneal.frames"))
@@ -81,9 +81,9 @@ def find_schedule_ends(flat: ReadOnlyDocument, max_frame: int) -> Iterator[str]:
 
 
 def to_comparable(value: Any) -> Any:
-    """A spec without what may differ between a run and the same run made longer, perhaps by a later version.
+    """A spec without the keys that may differ when a run grows, perhaps with a later version of the lab.
 
-    Schedules may end later, and a later version may know more keys, which are null or empty unless they are used.
+    Schedules may end later. A later version may have new keys, which are null or empty unless they are used.
     """
     if not isinstance(value, Mapping):
         return value

@@ -1,4 +1,4 @@
-"""Agents that start from trained weights, as `agent.init_from` says."""
+"""Start agents from trained weights: `agent.init_from`."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from torch import nn
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.net.model import ActorCriticNet, PolicyNet
 from slm_lab.experiment.checkpoint.state import content_errors
-from slm_lab.experiment.play import best_session, pick_model, read_model
+from slm_lab.experiment.play import best_session, pick_model, read_checkpoint_model, read_model
 from slm_lab.lib.data import State
 from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.results.folder import DATA_DIR, STATE_SUFFIX, find_best_trial, open_run_folder
@@ -18,13 +18,12 @@ KEY = "agent.init_from"
 
 
 def load_initial(agent: Agent, spec: InitSpec) -> str:
-    """Give a new agent the weights it is to start from; returns where they are from, in one line."""
+    """Load the weights that a new agent starts from; returns a line that says where they are from."""
     path = _find_file(spec)
     with content_errors(path, "is not the model of a run"):
         state = read_model(path)
         if spec.optimizer:
-            agent_state = state["agent"]
-            state = {**agent_state["algorithm"], "obs_normalizer": agent_state["obs_normalizer"]}
+            state = read_checkpoint_model(state)
         _load(agent, spec, state, path)
     return f"Starts from the weights of {path}"
 
@@ -43,7 +42,7 @@ def _load(agent: Agent, spec: InitSpec, state: State, path: Path) -> None:
 
 
 def _load_actor(agent: Agent, spec: InitSpec, modules: State, path: Path) -> None:
-    """The policy's weights, from a net of its own or from one that the critic is part of."""
+    """Load the weights of the policy, from a separate net or from one that it shares with the critic."""
     saved = modules.get("actor")
     if saved is None:
         saved = {key.removeprefix("actor."): value for key, value in modules.get("net", {}).items() if "actor." in key}
@@ -59,7 +58,7 @@ def _load_actor(agent: Agent, spec: InitSpec, modules: State, path: Path) -> Non
 
 
 def _take_means(saved: State, actor: nn.Module) -> State:
-    """A policy with a std as a deterministic one: its means, the first half of its outputs."""
+    """The weights of a deterministic policy from one with a std: the means are the first half of its outputs."""
     sizes = {key: len(value) for key, value in actor.state_dict().items() if key.startswith("head.")}
     return {
         key: value[: sizes[key]] if key in sizes and len(value) == 2 * sizes[key] else value
@@ -80,7 +79,7 @@ def _load_all(agent: Agent, spec: InitSpec, modules: State, path: Path) -> None:
 
 
 def _find_file(spec: InitSpec) -> Path:
-    """The model file, or the checkpoint where the optimiser is asked for too."""
+    """The model file, or the checkpoint if the optimiser state is wanted too."""
     if spec.path.endswith(STATE_SUFFIX):
         if not Path(spec.path).is_file():
             raise SpecError(f"{KEY}: there is no file {spec.path}")
@@ -100,7 +99,7 @@ def _find_file(spec: InitSpec) -> Path:
 
 
 def _fit(saved: Any, module: nn.Module, where: str, is_head_new: bool) -> State:
-    """Saved weights of a net, with its own output layers where those are to be new."""
+    """Saved weights that fit a net; with `is_head_new` its own output layers stay."""
     own = module.state_dict()
     missing = [*(own.keys() - saved.keys()), *(saved.keys() - own.keys())]
     if missing:
@@ -120,7 +119,7 @@ def _fit(saved: Any, module: nn.Module, where: str, is_head_new: bool) -> State:
 
 
 def _load_normalizer(agent: Agent, saved: State | None, path: Path) -> None:
-    """Take the statistics of observations; weights mean little without those they were trained with."""
+    """Load the statistics of observations with which the weights were trained."""
     stats = agent.encode.stats
     if (stats is None) != (saved is None):
         here, there = ("on", "off") if saved is None else ("off", "on")

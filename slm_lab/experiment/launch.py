@@ -1,4 +1,4 @@
-"""Start and resume runs; what the command line and Python both call."""
+"""Start and resume runs, for the command line and the Python API."""
 
 import math
 import os
@@ -29,7 +29,7 @@ from slm_lab.experiment.signals import no_exit
 from slm_lab.experiment.sink import check_sinks
 from slm_lab.experiment.stopping import check_stop
 from slm_lab.experiment.tracker import list_columns
-from slm_lab.experiment.trial import Here, Trial, TrialResult, read_complete
+from slm_lab.experiment.trial import InProcess, Trial, TrialResult, read_complete
 from slm_lab.lib.data import Document, ReadOnlyDocument
 from slm_lab.lib.device import free_memory, is_too_large, pick_device
 from slm_lab.lib.errors import EnvError, RunFolderError, SpecError, StorageError
@@ -45,16 +45,15 @@ from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.loading import dump_spec, refuse_secrets
 from slm_lab.spec.schema import Spec
 
-# variables that set how libraries compute; they hold no secrets
+# environment variables that affect how libraries compute; they hold no secrets
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_CBWR", "ATEN_CPU_CAPABILITY")
 
 
 def prepare(spec: Spec, render: bool = False, place: Path | None = None, is_new: bool = True) -> tuple[Spec, list[str]]:
-    """Build env and agent once, so that a mistake shows before anything is written.
+    """Build env and agent once, to find mistakes before anything is written.
 
-    Returns the spec with what is decided now and not again when a run resumes, and what to know beforehand. What the
-    run takes of the disk is shown and checked if it is known where its files will be: in a run folder or a new one. The
-    weights that a new run starts from must fit; one that exists has its own.
+    Returns the spec, with decisions that hold for the whole run, and notes for the user. `place` is the run folder,
+    which need not exist; with it the disk use is estimated and checked. A new run also loads `agent.init_from`.
     """
     try:
         return _prepare(spec, render, place, is_new)
@@ -63,7 +62,7 @@ def prepare(spec: Spec, render: bool = False, place: Path | None = None, is_new:
 
 
 def _prepare(spec: Spec, render: bool, place: Path | None, is_new: bool) -> tuple[Spec, list[str]]:
-    # a spec from Python has not been read from a file
+    # specs from files are checked when read, specs from Python here
     refuse_secrets(dump_spec(spec), f"spec '{spec.name}'")
     if render:
         check_display()
@@ -88,7 +87,7 @@ def _prepare(spec: Spec, render: bool, place: Path | None, is_new: bool) -> tupl
             load_initial(agent, spec.agent.init_from)
     finally:
         env.close()
-        # an env may have changed it
+        # the env may have changed the working folder
         os.chdir(here)
     told = dict.fromkeys((*spec.env.info_keys, SUCCESS))
     names = (*agent.algorithm.metric_names, *agent.norm_names)
@@ -120,9 +119,9 @@ def _prepare(spec: Spec, render: bool, place: Path | None, is_new: bool) -> tupl
 
 
 def check_known_to_processes(spec: Spec, options: Options) -> None:
-    """Refuse what only the caller's own script has registered, where sessions are processes of their own."""
+    """Refuse envs and plugins that only this process has registered, for sessions in separate processes."""
     if options.imports:
-        return  # they may import the rest
+        return  # these modules may register everything
     env, agent = gym.registry.get(spec.env.name), spec.agent
     if env is not None and str(getattr(env.entry_point, "__module__", env.entry_point)).split(":")[0] == "__main__":
         raise EnvError(f"env.name: '{spec.env.name}' {_tell_how_to_import('__main__')}")
@@ -133,7 +132,7 @@ def check_known_to_processes(spec: Spec, options: Options) -> None:
 
 
 def _tell_how_to_import(module: str) -> str:
-    """What is wrong with something that a module has registered in this process only, and the fix."""
+    """Why something that is registered only in this process cannot be used, and the fix."""
     fix = f"pass imports=['{module}'], or --import {module}"
     if module == "__main__":
         module = "your script (__main__)"
@@ -141,39 +140,39 @@ def _tell_how_to_import(module: str) -> str:
     return f"is registered by {module}, which the processes of sessions do not import; {fix}"
 
 
-def start(spec: Spec, options: Options, here: Here | None = None) -> TrialResult:
-    """Train a spec in a new run folder; with `here` in this process, one session after the other."""
+def start(spec: Spec, options: Options, in_process: InProcess | None = None) -> TrialResult:
+    """Train a spec in a new run folder; with `in_process` the sessions train in this process, one after the other."""
     require_posix("training")
     import_modules(options.imports)
     check_executor(options)
-    # a folder that is not there yet holds nothing
+    # the folder does not exist yet; its name is enough to find the disk
     spec, notes = prepare(spec, options.render, options.data_dir / spec.name)
-    if here is None and (spec.meta.max_session > 1 or options.ray_address is not None):
+    if in_process is None and (spec.meta.max_session > 1 or options.ray_address is not None):
         check_known_to_processes(spec, options)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     try:
-        # first: without it the folder would be that of a trial
+        # first, because without it the folder would not count as a run
         write_origin(spec, folder, options)
         save_spec(folder.trial_spec_file(0), spec)
     except StorageError:
-        # a folder without its spec is no run
+        # a folder without a spec is not a run
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    return _train(spec, folder, options, [f"Run folder {folder.path}", *notes], here)
+    return _train(spec, folder, options, [f"Run folder {folder.path}", *notes], in_process)
 
 
 def start_or_continue(spec: Spec, options: Options) -> TrialResult:
-    """Resume the run of this spec that is in the data folder, or start one."""
+    """Resume the run of this spec in the data folder, or start one; a run that is done only shows its result."""
     import_modules(options.imports)
     path = find_same_run(spec, options.data_dir, is_search=False)
     return start(spec, options) if path is None else resume(str(path), options)
 
 
 def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:
-    """Write down what a run is and where it comes from."""
+    """Write the spec and provenance of a run."""
     save_spec(folder.spec_file, spec)
     facts = {
-        # tells two runs apart that were started with the same words in the same second, on two machines
+        # distinguishes runs of the same command in the same second on two machines
         "run_id": secrets.token_hex(8),
         "command": [redact(word) for word in sys.argv],
         **describe_machine(spec),
@@ -183,16 +182,16 @@ def write_origin(spec: Spec, folder: RunFolder, options: Options) -> None:
 
 
 def describe_machine(spec: Spec) -> Document:
-    """All that may change the bits of a result, but for the spec."""
+    """Everything beside the spec that may change the bits of a result."""
     return {
         "git_sha": git_sha(),
         "versions": package_versions(),
         "machine": machine_facts(),
         "torch": {
-            # with the kind of build, which the package's own version may leave out
+            # includes the kind of build, unlike the version of the package
             "version": torch.__version__,
             "device": str(pick_device(spec.meta.device, 0)),
-            # which instructions kernels are chosen for
+            # the instruction set that kernels use
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         },
         "variables": {name: os.environ.get(name, "unset") for name in VARIABLES},
@@ -205,9 +204,9 @@ def resume(
     name: str | None = None,
     changes: ReadOnlyDocument | None = None,
     schedules: Schedules | None = None,
-    here: Here | None = None,
+    in_process: InProcess | None = None,
 ) -> TrialResult:
-    """Continue a run from its last checkpoints, or show its result if it is done; changes make it longer."""
+    """Resume a run from its last checkpoints, or show its result if it is done; `changes` make it longer."""
     require_posix("training")
     import_modules(options.imports)
     check_executor(options)
@@ -223,22 +222,24 @@ def resume(
         if changes:
             saved = grow(folder, saved, changes, schedules)
         saved, notes = prepare(saved, options.render, folder.path, is_new=False)
-    if here is None and (saved.meta.max_session > 1 or options.ray_address is not None):
+    if in_process is None and (saved.meta.max_session > 1 or options.ray_address is not None):
         check_known_to_processes(saved, options)
     if changes:
         save_growth(folder, before, saved, schedules)
-    # what is decided again, such as updates that cannot be compiled here, holds for every session
+    # decisions that were made again, for example not to compile on this machine, hold for every session
     save_spec(folder.trial_spec_file(0), saved)
     remove_orphans(folder.path)
-    return _train(saved, folder, options, [f"Continuing {folder.path}", *notes], here)
+    return _train(saved, folder, options, [f"Continuing {folder.path}", *notes], in_process)
 
 
-def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str], here: Here | None = None) -> TrialResult:
+def _train(
+    spec: Spec, folder: RunFolder, options: Options, notes: list[str], in_process: InProcess | None
+) -> TrialResult:
     try:
         with log_to(folder.log_file(), options.log_level):
             for note in notes:
                 logger.info(note)
-            return Trial(spec, folder, options, here=here).run()
+            return Trial(spec, folder, options, in_process=in_process).run()
     except StorageError as error:
         raise StorageError(
             f"{error}; checkpoints are whole: make room, then resume with slm-lab run train@{folder.path}"
@@ -246,14 +247,14 @@ def _train(spec: Spec, folder: RunFolder, options: Options, notes: list[str], he
 
 
 def summarize(run: Run) -> str:
-    """The score with its spread and what it is of, in one line."""
+    """The score with its spread and its meaning, in one line."""
     if run.spread is None:
         return "none yet: no episode has ended; train longer, or set env.max_t"
     return f"{format_spread(run.spread)} ({run.score_meaning})"
 
 
 def summarize_training(run: Run) -> str | None:
-    """The mean return of the last episodes of training; None where that is the score, or none has ended."""
+    """The mean return of the last training episodes; None if that is the score, or if no episode has ended."""
     known = [score for score in run.get_scores("train").values() if math.isfinite(score)]
     if run.score_kind == "train" or not known:
         return None

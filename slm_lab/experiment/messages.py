@@ -9,16 +9,16 @@ from slm_lab.lib.errors import DivergenceError, EnvHangError, LabError, StorageE
 from slm_lab.lib.secret import redact
 from slm_lab.results.metrics import SessionResult
 
-# a row of the table, or something that takes long
+# a new row of the table, or a phase that takes long
 What = Literal["row", "starting", "compiling", "compiled"]
-# Why a session has no result. killed: it or its env workers, as who stops a run may do; input: a mistake of the user;
-# diverged: numbers that were not finite, which other values of the spec may not give.
+# Why a session has no result. killed: the session or one of its env workers, perhaps by whoever stops the run; input: a
+# mistake of the user; diverged: numbers were not finite, which may not happen with other values of the spec.
 Reason = Literal["failed", "killed", "not started", "input", "diverged"]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a session stands."""
+    """The progress of a session."""
 
     session: int
     frame: int = 0
@@ -39,16 +39,16 @@ class SessionEnd:
     result: SessionResult | None = None
     error: str = ""
     reason: Reason = "failed"
-    # by the clock of the process that runs all sessions
+    # when, by the monotonic clock of the process that runs all sessions
     ended: float = field(default=0.0, compare=False)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a wish to stop, if there was one, is why there is no result."""
+        """Whether the session has no result because it was stopped, provided that a stop was requested."""
         return self.result is None and self.reason in ("killed", "not started")
 
 
-# the first that fits; anything else is a bug, whose traceback is kept
+# the first match counts; anything else is a bug, whose traceback is kept
 REASONS: tuple[tuple[type[Exception], Reason], ...] = (
     (WorkerDeathError, "killed"),
     (DivergenceError, "diverged"),
@@ -59,7 +59,7 @@ REASONS: tuple[tuple[type[Exception], Reason], ...] = (
 
 
 def explain_end(session: int, error: BaseException, is_stopping: bool) -> SessionEnd:
-    """What an exception that ended a session means."""
+    """The end of a session that an exception ended."""
     if isinstance(error, SystemExit):
         text = f"the env or the agent ended the process, with exit code {error.code or 0}"
         return SessionEnd(session, error=text)

@@ -1,4 +1,4 @@
-"""Rows to MLflow; loaded only where a spec asks for it, because its package is optional."""
+"""Rows to MLflow; imported only if a spec asks for it, because its package is optional."""
 
 import logging
 import os
@@ -16,12 +16,12 @@ from slm_lab.lib.io import lock_file
 from slm_lab.results.folder import RunFolder
 from slm_lab.spec.schema import Spec
 
-# the tag by which a resumed session finds its run
+# a resumed session finds its run by this tag
 ID_TAG = "slm_lab.id"
 LOCAL = Path("mlruns")
-# for other sessions to start
+# time for other sessions to start
 LOCK_SECONDS = 60.0
-# MLflow refuses more at once
+# MLflow refuses more in one call
 MAX_PARAM = 100
 
 
@@ -49,7 +49,7 @@ class MlflowSink(ThreadSink):
         known: dict[str, int] = {}
         for frame, row in rows:
             for name in row if is_resumed else ():
-                # rows between the checkpoint and the end of the process before are there already
+                # rows after the checkpoint were sent before the session was interrupted
                 if name not in known:
                     known[name] = max((point.step for point in client.get_metric_history(run_id, name)), default=-1)
             now = int(time.time() * 1000)
@@ -58,13 +58,13 @@ class MlflowSink(ThreadSink):
         client.set_terminated(run_id)
 
     def _start(self) -> tuple[MlflowClient, str, bool]:
-        """The client, the id of the run, and whether the run was there."""
+        """The client, the id of the run, and whether the run existed."""
         if os.environ.get("MLFLOW_TRACKING_URI"):
             return self._open(MlflowClient())
-        # Files, which MLflow 3.17 refuses unless asked: a process that ends while it makes its other kind of store, a
-        # database, leaves one behind that cannot be opened again.
+        # Files instead of MLflow's database: a process that ends while it creates one leaves a database that cannot be
+        # opened. MLflow 3.17 refuses files unless this variable is set.
         os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-        # sessions that start together would make an experiment of the same name each
+        # otherwise sessions that start together would each create an experiment of this name
         with lock_file(LOCAL / ".slm_lab.lock", LOCK_SECONDS):
             return self._open(MlflowClient(LOCAL.absolute().as_uri()))
 
@@ -75,7 +75,7 @@ class MlflowSink(ThreadSink):
             try:
                 client.create_experiment(name)
             except MlflowException:
-                # by another session, in between
+                # unless another session has created it in between
                 if client.get_experiment_by_name(name) is None:
                     raise
             experiment = client.get_experiment_by_name(name)

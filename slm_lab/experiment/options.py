@@ -1,4 +1,4 @@
-"""How to run, as the command line and Python say it: made once, handed on whole."""
+"""Options of a run, from the command line or Python."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,20 +9,20 @@ from slm_lab.results.folder import DATA_DIR
 
 @dataclass(frozen=True)
 class Options:
-    """How to run, beside what: none of it changes a result."""
+    """How to run a spec; no option affects results."""
 
     data_dir: Path = DATA_DIR
     log_level: str = "INFO"
     render: bool = False
-    # modules of the user's own, which every process imports
+    # the user's modules, which every process imports
     imports: tuple[str, ...] = ()
-    # file for the episodes that enjoy plays
+    # file for the video that enjoy writes
     video: Path | None = None
-    # of the console; log files are for people
+    # of the console; log files are always text
     log_format: LogFormat = "text"
-    # sessions run on this Ray cluster; "local": on one of their own
+    # Ray cluster for the sessions; "local" starts one on this machine
     ray_address: str | None = None
-    # a search keeps the weights of its best trials, -1: of all
+    # a search keeps the weights of this many of its best trials; -1 keeps all
     keep: int = 3
 
 

@@ -1,4 +1,4 @@
-"""Trained agents at play: which one, in which env, without exploring."""
+"""Load trained agents and play with them, without exploring."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -33,7 +33,7 @@ from slm_lab.spec.schema import Spec
 def play_episodes(
     env: VecEnv, agent: Agent, num_episode: int, should_stop: Callable[[], bool] = lambda: False
 ) -> Iterator[Episode]:
-    """`num_episode` episodes without exploring, as they end; one of each env comes first."""
+    """Play without exploring and yield episodes as they end, first one of each env, until there are `num_episode`."""
     obs, carry = env.reset(), agent.init_carry(env.num_envs)
     env.pop_finished()
     waiting = np.ones(env.num_envs, bool)
@@ -60,7 +60,7 @@ def film_episodes(
     add: Callable[[Array], None],
     is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[float]:
-    """Play without exploring in one env, with a picture of each episode's start and of every step; raw returns."""
+    """Play without exploring in one env, pass pictures to `add`, and yield the raw return of each episode."""
     obs, carry = env.reset(), agent.init_carry(1)
     env.pop_finished()
     for _ in range(num_episode):
@@ -72,7 +72,7 @@ def film_episodes(
             act = agent.act(obs, carry)
             step = env.step(act.action.numpy(force=True))
             ended = bool(step.ended[0])
-            # an env that ended shows its next episode already
+            # an env that ended was reset, so `render` would show its next episode
             add(env.render_ended() if ended else env.render())
             obs, carry = step.obs, reset_rows(act.carry, step.done)
         yield env.pop_finished()[0]
@@ -90,7 +90,7 @@ def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
         metrics = read_document(path) if path.exists() else {}
         score = metrics.get("total_reward_ma")
         if score is None and metrics.get("final_eval"):
-            # of learning from recorded steps, which plays no episodes
+            # learning from recorded steps has no training return
             score = float(np.mean(metrics["final_eval"]))
         scores[session] = float(score) if isinstance(score, (int, float)) else float("-inf")
     if not scores:
@@ -103,7 +103,7 @@ def best_session(folder: RunFolder, spec: Spec, trial: int = 0) -> int:
 
 
 def pick_model(folder: RunFolder, trial: int, session: int, at: int | None = None) -> Path:
-    """The best model of a session, or the one that was kept nearest to a frame."""
+    """The best model of a session, or the kept one nearest to frame `at`."""
     if at is None:
         return folder.find_model(trial, session, "best")
     kept = folder.find_kept_models(trial, session)
@@ -118,12 +118,18 @@ def pick_model(folder: RunFolder, trial: int, session: int, at: int | None = Non
 
 
 def read_model(path: Path) -> State:
-    """What a model file holds; an older version wrote torch's own."""
+    """Read a model file; older versions wrote `.pt` files."""
     return load_old_model(path) if path.suffix == ".pt" else load_state(path)
 
 
+def read_checkpoint_model(state: State) -> State:
+    """The model within a checkpoint, with everything else that its algorithm keeps."""
+    agent = state["agent"]
+    return {**agent["algorithm"], "obs_normalizer": agent["obs_normalizer"]}
+
+
 def to_play(spec: Spec) -> Spec:
-    """A copy for an agent that only acts: nothing of it is compiled, and a device that is not here is not asked for."""
+    """A copy for an agent that only acts: not compiled, and on the CPU unless its device is a GPU of this machine."""
     kind, _, index = spec.meta.device.partition(":")
     is_here = kind in ("auto", "cuda") and int(index or 0) < count_gpus()
     return spec.replace(meta={"compile": False, "device": spec.meta.device if is_here else "cpu"})
@@ -137,7 +143,7 @@ class Saved:
     spec: Spec
     trial: int
     session: int
-    # the model file; of the published SLM-Lab, None
+    # the model file; None for a run of the published SLM-Lab
     path: Path | None
 
     def load_into(self, agent: Agent) -> None:
@@ -145,14 +151,12 @@ class Saved:
         assert self.path is not None
         with content_errors(self.path, "does not fit the spec beside it"):
             state = read_model(self.path)
-            if "agent" in state:
-                # a checkpoint to resume from
-                state = {**state["agent"]["algorithm"], "obs_normalizer": state["agent"]["obs_normalizer"]}
-            agent.load_model_state(state)
+            is_checkpoint = "agent" in state
+            agent.load_model_state(read_checkpoint_model(state) if is_checkpoint else state)
 
 
 def find_saved(where: str, data_dir: Path = DATA_DIR, session: int | None = None, at: int | None = None) -> Saved:
-    """The best agent of a run, or that of a session, or as it was at a frame."""
+    """Find the best agent of a run or of one session, or the agent as it was near frame `at`."""
     folder, spec = open_run_folder(where, data_dir, may_be_published=True)
     trial = find_best_trial(folder.path)
     spec = read_trial_spec(folder, spec, trial)
@@ -165,7 +169,7 @@ def find_saved(where: str, data_dir: Path = DATA_DIR, session: int | None = None
 
 
 def read_trial_spec(folder: RunFolder, spec: Spec, trial: int) -> Spec:
-    """The spec that a trial was trained with: that of the run, unless a search changed it."""
+    """The spec of a trial, which a search may have changed."""
     path = folder.trial_spec_file(trial)
     if folder.is_published:
         path = path.with_suffix(".json")
@@ -182,23 +186,23 @@ def load_trained(
     session: int | None = None,
     at: int | None = None,
 ) -> tuple[Agent, VecEnv, Spec]:
-    """The best agent of a run, or as it was at a frame, with envs to play in."""
+    """Load the agent that `find_saved` finds, with envs to play in."""
     return load_saved(find_saved(where, data_dir, session, at), num_envs, render_mode)
 
 
 def load_saved(saved: Saved, num_envs: int = 1, render_mode: RenderMode | None = None) -> tuple[Agent, VecEnv, Spec]:
-    """A saved agent, with envs to play in."""
+    """Load a saved agent, with envs to play in."""
     folder, spec, session = saved.folder, saved.spec, saved.session
     published = PublishedAgent(folder, saved.trial, session) if folder.is_published else None
     if published is not None:
         spec = published.fit_spec(spec)
-    # whatever the run was trained on
+    # this machine may lack the device of the training
     spec = spec.replace(meta={"device": to_play(spec).meta.device})
     torch.set_num_threads(spec.meta.num_threads)
     with import_hint(folder):
         env = build_env(spec, ENJOY_ENV, session, num_envs, render_mode=render_mode)
     try:
-        # initial weights are drawn from torch's global generator, which belongs to the caller here
+        # initial weights come from torch's global generator; do not disturb the caller's
         with torch.random.fork_rng(devices=[]):
             agent = build_session_agent(to_play(spec), env, session, num_envs, only_acts=True)
         if published is not None:
@@ -219,7 +223,7 @@ def enjoy(
     at: int | None = None,
     session: int | None = None,
 ) -> list[float]:
-    """Play episodes with the trained, deterministic policy; nothing of the run is written to."""
+    """Play episodes with the trained, deterministic policy; the run folder is not changed."""
     if options.render and options.video is not None:
         raise LabError("--render and --video exclude each other: one opens a window, the other needs none")
     if options.video is not None:

@@ -1,4 +1,4 @@
-"""What a person sees while sessions train: a live table on a terminal, plain lines elsewhere."""
+"""The progress of sessions: a live table on a terminal, log lines elsewhere."""
 
 import math
 import time
@@ -27,18 +27,18 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 class LiveView(ABC):
-    """A table that is drawn again and again on a terminal; elsewhere the view writes lines."""
+    """A table that refreshes on a terminal; elsewhere the view writes log lines."""
 
     def __init__(self, console: Console | None, may_draw: bool) -> None:
         self.console = console or Console(stderr=True)
-        # lines for machines are not drawn over
+        # False for log lines in JSON, which a table would garble
         self.may_draw = may_draw
         self.live: Live | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         if self.may_draw and self.console.is_terminal:
-            # made again at each refresh, so that seconds count
+            # built at each refresh, so that times in it advance
             live = Live(get_renderable=self._table, console=self.console, refresh_per_second=4)
             self.live = self._stack.enter_context(live)
             # log lines go above the live table instead of through it
@@ -59,17 +59,17 @@ class ProgressView(LiveView):
         super().__init__(console, may_draw)
         self.max_frame = max_frame
         self.rows: dict[int, Progress | None] = dict.fromkeys(range(num_session))
-        # what a session does instead of training, and since when
+        # phases of sessions that are not training, such as compiling, with their start
         self.states: dict[int, tuple[str, float]] = {}
         self.begun: dict[int, tuple[float, int]] = {}
         self.last_line: dict[int, float] = {}
-        # sessions whose compiling has a line
-        self.told: set[int] = set()
+        # sessions whose compiling was logged
+        self.logged_compiling: set[int] = set()
         # scores so far, with the frame each belongs to
         self.history: dict[int, list[tuple[int, float]]] = {session: [] for session in range(num_session)}
 
     def update(self, progress: Progress) -> None:
-        """Take a session's progress."""
+        """Show the progress of a session."""
         session, what = progress.session, progress.what
         now = time.monotonic()
         if what != "row":
@@ -88,13 +88,13 @@ class ProgressView(LiveView):
 
     def _take_state(self, session: int, what: str, now: float) -> None:
         if what == "compiled":
-            # the time that is left is reckoned without it
+            # leave compiling out of the estimated time
             self.begun.pop(session, None)
             self.states.pop(session, None)
         elif self.states.get(session, ("", 0))[0] != what:
             self.states[session] = what, now
-            if self.live is None and what == "compiling" and session not in self.told:
-                self.told.add(session)
+            if self.live is None and what == "compiling" and session not in self.logged_compiling:
+                self.logged_compiling.add(session)
                 logger.info(f"Session {session} compiling")
 
     def _time_left(self, progress: Progress) -> str:
@@ -113,7 +113,7 @@ class ProgressView(LiveView):
         )
 
     def _table(self) -> Table:
-        """Numbers keep all their digits; what is left of the width goes to the bar, then to the curve."""
+        """The bar, then the curve, take the width that the numbers leave."""
         heads = ("session", "frames", "reward", "eval", "fps", "left")
         rows = {session: self._cells(session) for session in self.rows}
         widths = [max(map(len, column)) for column in zip(heads, *rows.values(), strict=True)]
@@ -148,7 +148,7 @@ class ProgressView(LiveView):
 
 
 def draw_curve(history: Sequence[tuple[int, float]], max_frame: int) -> str:
-    """Scores as a row of bars from the first frame to the last; what is still to come is empty."""
+    """Scores as a row of bars, from the first frame of the run to the last; frames to come are blank."""
     if not history:
         return ""
     cells: list[list[float]] = [[] for _ in range(CURVE_WIDTH)]
@@ -164,5 +164,5 @@ def draw_curve(history: Sequence[tuple[int, float]], max_frame: int) -> str:
 
 
 def format_score(value: float) -> str:
-    """A score for people, or that there is none."""
+    """A score with two decimals, or a dash."""
     return f"{value:.2f}" if math.isfinite(value) else "-"

@@ -1,4 +1,4 @@
-"""Sessions on a Ray cluster; its nodes share no disk, so the files of a session go there and come back."""
+"""Run sessions on a Ray cluster; nodes need no shared disk, since the files of a session are sent there and back."""
 
 import logging
 import os
@@ -33,20 +33,20 @@ from slm_lab.lib.io import lock_file
 from slm_lab.lib.runtime import num_cores
 from slm_lab.results.folder import RunFolder
 
-# a Ray of our own, and the cluster that this machine has joined
+# addresses: start Ray on this machine, or use the cluster that it has joined
 LOCAL, AUTO = "local", "auto"
 CONNECT_SECONDS = 5.0
-# a session whose node is lost starts again so often, from its last checkpoint
+# how often a session whose node is lost restarts from its last checkpoint
 MAX_RESTART = 3
-# of a Ray of our own; it only ever holds a few pieces of files
+# with LOCAL; only a few pieces of files are in it at a time
 OBJECT_STORE_BYTES = 200_000_000
-# a node answers after so long, even if nothing has happened
+# a poll of a node returns after this time, even if nothing has happened
 ANSWER_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
-# what happens to a session when the machine under it does not work any more; none of it is the session's own doing
+# errors of the machine under a session, not of the session itself
 LOST = (RayActorError, NodeDiedError, WorkerCrashedError, ObjectLostError, OutOfMemoryError)
 
-# calls of a node, one after the other, and how the session ended
+# a generator that yields calls to a node, is sent their results, and returns the end of the session
 Steps = Generator[Any, Any, SessionEnd]
 
 
@@ -54,7 +54,7 @@ Steps = Generator[Any, Any, SessionEnd]
 class _Remote:
     task: SessionTask
     actor: Any = None
-    # what is done for it, and the call that is under way
+    # and the pending call
     steps: Steps = field(init=False)
     call: Any = None
     has_begun: bool = False
@@ -63,7 +63,7 @@ class _Remote:
 
 
 class RayExecutor:
-    """Sessions as processes on the nodes of a Ray cluster, each held by an actor; Ray decides where there is room."""
+    """Sessions as processes on the nodes of a Ray cluster, one actor for each; Ray chooses the nodes."""
 
     def __init__(self, address: str, resources: Resources | None = None) -> None:
         self.resources = resources or Resources()
@@ -71,7 +71,7 @@ class RayExecutor:
         self.events: list[Event] = []
         self.has_warned = False
         self.is_own = address == LOCAL
-        # our caller may use Ray too
+        # disconnect at the end, unless the caller was connected already
         self.must_leave = not ray.is_initialized()
         if self.must_leave:
             _connect(address)
@@ -80,7 +80,7 @@ class RayExecutor:
 
     @property
     def num_slot(self) -> int:
-        """How many sessions the nodes have room for; nodes that join later count from then on."""
+        """How many sessions the nodes that are alive now have room for."""
         needs = {"CPU": self.resources.cpu or 1.0, "GPU": self.resources.gpu}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         rooms = [min(int(node.get(name, 0) / need) for name, need in needs.items() if need) for node in nodes]
@@ -95,13 +95,13 @@ class RayExecutor:
         one.call = next(one.steps)
 
     def poll(self, timeout: float) -> list[Event]:
-        """What the sessions have told, and how they ended."""
+        """Wait at most `timeout` seconds for events, and return them."""
         deadline = time.monotonic() + timeout
         while self.running:
             wait = 0.0 if self.events else max(0.0, deadline - time.monotonic())
             calls = {one.call: one for one in self.running.values()}
             if ray.wait(list(calls), timeout=wait)[0]:
-                # whichever else has answered must not wait for its turn
+                # handle all results that are there, not only the first
                 for call in ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]:
                     self._advance(calls[call])
             self._give_up_late()
@@ -111,20 +111,20 @@ class RayExecutor:
         return events
 
     def stop(self, key: Key) -> None:
-        """Ask a session to save and end; it is given up when its node is silent for too long."""
+        """Ask a session to save and end; `poll` gives up on it if its node is silent for too long."""
         one = self.running.get(key)
         if one is None or one.is_stopping:
             return
         one.is_stopping = True
         one.heard = time.monotonic()
         if one.has_begun:
-            # calls of an actor are done in order: this one comes after the one under way
+            # an actor runs its calls in order, so this one follows the pending one
             one.actor.stop.remote()
         else:
             self._end(one, SessionEnd(one.task.session, error="not started", reason="not started"))
 
     def close(self) -> None:
-        """Kill what still runs; a cluster that was there before stays."""
+        """Kill the running sessions; leave a cluster that the caller had joined as it is."""
         closing = [one.actor.close.remote() for one in self.running.values() if one.has_begun]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
@@ -138,7 +138,7 @@ class RayExecutor:
     # --- one session
 
     def _attend(self, one: _Remote) -> Steps:
-        """All that is done for a session, as calls of a node; its caller hands over the answers."""
+        """Run a session, and restart it if its node is lost."""
         task = one.task
         try:
             for restart in range(MAX_RESTART + 1):
@@ -180,7 +180,7 @@ class RayExecutor:
                     f"a Ray node cannot load this lab ({last}); install the same environment on every node"
                 ) from None
             check_same_code(self.code, code, host)
-            # as a local process would: no other one trains this session meanwhile
+            # as a local session does, so that no other process trains it meanwhile
             with lock_file(folder.lock_file(task.trial, task.session), wait=0):
                 for name, data in read_files(folder, task.trial, task.session):
                     yield actor.write.remote(name, data)
@@ -199,12 +199,12 @@ class RayExecutor:
                 yield actor.close.remote()
             return end
         except (LabError, RayTaskError, TransferError, OSError):
-            # the node is well, and should keep nothing
+            # the node works; remove the files from it
             with suppress(RayError):
                 yield actor.close.remote()
             raise
         finally:
-            # asked to do anything, a Ray that was left would start again
+            # any call would start Ray again after a shutdown
             if ray.is_initialized():
                 ray.kill(actor)
 
@@ -228,7 +228,7 @@ class RayExecutor:
         self.events.append(Event(one.task.key, end=end))
 
     def _give_up_late(self) -> None:
-        """The far end kills a session that does not stop; this is for a far end that does not answer."""
+        """Give up on stopping sessions whose nodes do not answer; nodes that do kill a session that is late."""
         for one in list(self.running.values()):
             if one.is_stopping and time.monotonic() - one.heard > STOP_SECONDS:
                 silent = f"its node was silent for {STOP_SECONDS:.0f} seconds"
@@ -236,11 +236,11 @@ class RayExecutor:
 
     def _cpu(self, task: SessionTask) -> float:
         cpu = task.num_threads if self.resources.cpu is None else self.resources.cpu
-        # more threads than cores are slow, yet allowed, as for local processes
+        # more threads than cores are allowed, as for local processes
         return min(cpu, num_cores()) if self.is_own else cpu
 
     def _check_room(self, task: SessionTask) -> None:
-        """A session that fits on no node would wait without a word."""
+        """Raise an error or warn if no node has room, since Ray would wait silently."""
         needs = {"CPU": self._cpu(task), "GPU": self.resources.gpu}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if any(all(node.get(name, 0) >= need for name, need in needs.items()) for node in nodes):
@@ -254,7 +254,7 @@ class RayExecutor:
 
 
 def check_address(address: str) -> None:
-    """Tell a wrong address at once: Ray itself would try for minutes."""
+    """Reject a wrong address at once; Ray itself would try for minutes."""
     if address in (LOCAL, AUTO):
         return
     if address.startswith("ray://"):
@@ -276,7 +276,7 @@ def check_address(address: str) -> None:
 
 def _connect(address: str) -> None:
     check_address(address)
-    # Ray counts its uses and tells its makers, unless it is asked not to
+    # opt out of Ray's usage statistics
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if address == LOCAL:
@@ -297,7 +297,7 @@ def _connect(address: str) -> None:
 
 @contextmanager
 def _kept_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; a run has to save first."""
+    """Restore the handler of SIGTERM, which Ray replaces: a run has to save first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""The far end of a session on a cluster: its process, and its files in a temporary folder."""
+"""The node's side of a session on a Ray cluster: its process, and its files in a temporary folder."""
 
 import hashlib
 import os
@@ -28,31 +28,31 @@ from slm_lab.experiment.session_files import (
 from slm_lab.lib.errors import LabError
 from slm_lab.results.folder import RunFolder, previous_file
 
-# tables and logs come back so often; a checkpoint comes at once
+# between transfers of tables and logs; checkpoints are sent at once
 SYNC_SECONDS = 2.0
 SNAPSHOT_TRIES = 20
 
 
 @dataclass(frozen=True)
 class Report:
-    """What has happened on a node since the last one."""
+    """News from a node since its last report."""
 
     progress: list[Progress]
     end: SessionEnd | None
     files: list[SentFile]
-    # every replay file there is, so that others can be deleted; None if nobody has looked
+    # all current replay files, so that others can be deleted; None if they were not listed
     replays: frozenset[str] | None
 
 
 def describe_code() -> dict[str, str]:
-    """What must be the same on every machine for results to be the same."""
+    """Versions that must be the same on all machines for the same results."""
     digest = hashlib.sha256()
     root = Path(slm_lab.__file__).parent
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return {
         "python": platform.python_version(),
-        # builds for CPUs and for GPUs have the same version, but for what follows the plus
+        # builds for CPUs and GPUs differ only after the plus
         "torch": metadata.version("torch").partition("+")[0],
         "slm_lab": f"{metadata.version('slm-lab')} with code {digest.hexdigest()[:12]}",
     }
@@ -66,7 +66,7 @@ def check_same_code(here: dict[str, str], there: dict[str, str], host: str) -> N
 
 
 class SessionHost:
-    """The far end, an actor of Ray: one session in a process of its own, and its files in a temporary folder."""
+    """A Ray actor that runs one session in a separate process, with its files in a temporary folder."""
 
     def __init__(self, task: SessionTask) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="slm_lab_"))
@@ -80,11 +80,11 @@ class SessionHost:
         self.last_sent = time.monotonic()
 
     def describe(self) -> tuple[str, dict[str, str]]:
-        """Which machine this is, and what it has installed."""
+        """The name of this machine and its versions."""
         return socket.gethostname(), describe_code()
 
     def write(self, name: str, data: bytes) -> None:
-        """Take a piece of a file, before the session begins."""
+        """Append a piece of a file, before the session begins."""
         path = self.folder.path / name
         if path != self.folder.trial_spec_file(self.task.trial) and not is_session_file(name, self.prefix):
             raise TransferError(f"not a file of session {self.task.session}: {name!r}")
@@ -94,12 +94,12 @@ class SessionHost:
 
     def begin(self) -> None:
         """Start the session."""
-        # what has come from the driver need not go back
+        # files from the driver need not be sent back
         self.sent = list_files(self.folder.path, self.prefix)
         self.executor.submit(self.task)
 
     def poll(self, seconds: float) -> Report:
-        """What has happened, and the files that are new; they can be read until the next call."""
+        """Wait at most `seconds` for news; files in the report can be read until the next call."""
         events = self.executor.poll(seconds)
         progress = [event.progress for event in events if event.progress is not None]
         end = next((event.end for event in events if event.end is not None), None)
@@ -116,24 +116,24 @@ class SessionHost:
         """A piece of a file of the last report."""
         with (self.staging / str(index)).open("rb") as file:
             file.seek(offset)
-            # tables grow while they are read: what was not there then belongs to the next report
+            # tables may have grown since the report; the new rows belong to the next one
             return file.read(min(CHUNK_BYTES, self.files[index].size - offset))
 
     def stop(self) -> None:
-        """Let the session save and end."""
+        """Ask the session to save and end."""
         self.executor.stop(self.task.key)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Kill the session if it still runs, and delete its files."""
         self.executor.close()
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _take_snapshot(self) -> frozenset[str] | None:
-        """Hold on to all files that have changed, by links; the names of all replay files, or None if it failed.
+        """Link all changed files to the staging folder; returns the names of all replay files, or None if it failed.
 
-        Files are replaced, never changed, but for tables and logs, which grow. So links are a copy. They belong
-        together if no checkpoint was written meanwhile: the session deletes no replay file that its last two
-        checkpoints need.
+        Links are as good as copies, because files are replaced, never changed, apart from tables and logs, which grow.
+        The files are consistent if no checkpoint was written meanwhile: the session deletes no replay file that its
+        last two checkpoints need.
         """
         for _ in range(SNAPSHOT_TRIES):
             shutil.rmtree(self.staging, ignore_errors=True)
@@ -147,7 +147,7 @@ class SessionHost:
                     self.sent |= marks
                     self.files = [SentFile(name, mark[2]) for name, mark in marks.items()]
                     return frozenset(name for name in found if is_replay(name, self.prefix))
-        # a checkpoint every few milliseconds; there will be a better moment
+        # checkpoints come too fast just now; the next poll tries again
         return None
 
     def _hold(self, name: str, index: int) -> Mark:

@@ -1,11 +1,11 @@
-"""Search: trials of a spec with other values, weak ones stopped early, the best kept.
+"""Search: train a spec with different values, stop weak trials early, and keep the best.
 
-The driver alone owns the study. Sessions run wherever the executor runs them; they tell how far they are and are told
-to stop. Everything it decides is in the journal before it acts on it, so a search that was killed goes on where it was.
+Only the driver reads and writes the study. An executor runs the sessions, which report their progress. The driver
+records each decision in the journal before it acts on it, so a search that was killed resumes where it was.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from slm_lab.spec.candidate import apply_values
 from slm_lab.spec.schema import Spec
 from slm_lab.spec.search_space import read_dimensions
 
-# a driver that was killed may leave sessions that need a moment to end
+# sessions of a driver that was killed may still be saving
 LOCK_SECONDS = 20.0
 ORPHAN_SECONDS = 120.0
 KEEP_ALL = -1
@@ -40,11 +40,11 @@ KEEP_ALL = -1
 
 @dataclass
 class _Session:
-    """How far a session is."""
+    """The progress of a session."""
 
     frame: int = 0
     score: float = math.nan
-    # the score when it passed each rung
+    # the score at each rung that it has passed
     rungs: dict[int, float] = field(default_factory=dict)
     is_running: bool = True
     result: SessionResult | None = None
@@ -52,24 +52,24 @@ class _Session:
 
 @dataclass
 class RunningTrial:
-    """A trial under way."""
+    """A trial whose sessions are running."""
 
     number: int
     spec: Spec
     values: dict[str, Any]
     num_rung: int = 0
     sessions: dict[int, _Session] = field(default_factory=dict)
-    # nothing that still comes of it counts
+    # stopped or failed: further reports of its sessions are ignored
     is_over: bool = False
 
     @property
     def frame(self) -> int:
-        """Where the session that is least far is."""
+        """The frame of the slowest session that has reported."""
         return min((session.frame for session in self.sessions.values() if session.frame), default=0)
 
     @property
     def score(self) -> float:
-        """The mean of its sessions by now."""
+        """The mean of the current scores of its sessions."""
         known = [session.score for session in self.sessions.values() if math.isfinite(session.score)]
         return float(np.mean(known)) if known else math.nan
 
@@ -87,7 +87,7 @@ def find_rungs(spec: Spec) -> list[int]:
 
 
 class Search:
-    """Runs the trials of a search, from its start or from where it was."""
+    """Runs the trials of a search, new or resumed."""
 
     def __init__(self, spec: Spec, folder: RunFolder, executor: Executor, options: Options) -> None:
         self.spec = spec
@@ -101,7 +101,7 @@ class Search:
         self.view = SearchView(self.max_trial, spec.env.max_frame, may_draw=options.log_format == "text")
 
     def run(self) -> SearchResult:
-        """Run trials until there are as many as asked for, or until asked to stop."""
+        """Run trials until there are `meta.max_trial`, or until asked to stop."""
         with (
             log_to(self.folder.log_file(), self.options.log_level),
             lock_file(self._lock, LOCK_SECONDS),
@@ -123,7 +123,8 @@ class Search:
                     self._loop()
             finally:
                 self.executor.close()
-            return self._conclude(stop.exit_code)
+            self._remove_models()
+            return write_result(self.spec, self.folder, self.study.read_rows(), stop.exit_code)
 
     @property
     def _lock(self) -> Path:
@@ -137,10 +138,10 @@ class Search:
             logger.info(f"Trial {number} continues")
             self._await_orphans(number)
             self._start(number, values)
-        has_told = False
+        is_stopping = False
         while True:
-            if self.should_stop() and not has_told:
-                has_told = True
+            if self.should_stop() and not is_stopping:
+                is_stopping = True
                 for trial in self.active.values():
                     self._stop_sessions(trial)
             while self._has_room():
@@ -152,7 +153,7 @@ class Search:
             self.view.update(self.active.values())
 
     def _await_orphans(self, number: int) -> None:
-        """Let sessions of a driver that was killed save and end."""
+        """Wait for sessions of a driver that was killed to save and end."""
         for session in range(self._count_sessions(len(self.rungs))):
             if (lock := self.folder.lock_file(number, session)).exists():
                 with lock_file(lock, ORPHAN_SECONDS):
@@ -178,14 +179,14 @@ class Search:
         trial = RunningTrial(number, spec, values, sum(rung <= last for rung in self.rungs))
         self.active[number] = trial
         logger.info(f"Trial {number} of {self.max_trial}: {show_values(values)}")
-        if last and not self.study.may_go_on(number, last):
-            # a kill came between its score and the verdict
+        if last and not self.study.passes_rung(number, last):
+            # a kill came after its score was recorded, before it was stopped
             self.study.stop(number)
             trial.is_over = True
             self._end_if_last(trial)
             return
         self._add_sessions(trial)
-        # what was reached before a kill is in the tables
+        # a resumed trial has already reached the rungs in its tables
         self._climb(trial)
 
     def _make_spec(self, values: dict[str, Any]) -> Spec:
@@ -196,13 +197,13 @@ class Search:
             "max_session": self._count_sessions(len(self.rungs)),
         }
         if spec.meta.compile == "auto":
-            # other values make other graphs, so that every trial would compile; few are long enough for that
+            # each trial would compile its own graph, and few are long enough for that
             meta["compile"] = False
         env = {"num_workers": 0} if spec.env.num_workers is None else {}
         return spec.replace(meta=meta, env=env)
 
     def _count_sessions(self, num_rung: int) -> int:
-        """How many sessions a trial has at a rung."""
+        """How many sessions a trial has after this many rungs."""
         scheduler = self.spec.meta.search_scheduler
         if scheduler is None:
             return self.spec.meta.max_session
@@ -224,7 +225,7 @@ class Search:
             self.executor.submit(task)
 
     def _read_rungs(self, trial: RunningTrial, index: int) -> None:
-        """Take what a session's table has of rungs."""
+        """Read the scores at rungs from the table of a session."""
         path = self.folder.table_file(trial.number, index, "train")
         if not path.exists():
             return
@@ -255,7 +256,7 @@ class Search:
             session.is_running = False
             session.result = event.end.result
             is_done = session.result is not None and session.result.is_done
-            # a stop may reach a session before it reaches this loop
+            # if the user stops the search, a session may end before this loop notices
             if not is_done and not trial.is_over and not self.should_stop():
                 self._fail(trial, event.end.error or f"session {event.key[1]} was stopped from outside")
             if is_done:
@@ -264,7 +265,7 @@ class Search:
             self._end_if_last(trial)
 
     def _climb(self, trial: RunningTrial) -> None:
-        """Compare a trial at every rung that all of its sessions have reached, unless the search is stopping."""
+        """Compare a trial with others at every rung that all its sessions have reached; not while stopping."""
         while not self.should_stop() and not trial.is_over and trial.num_rung < len(self.rungs):
             rung = self.rungs[trial.num_rung]
             scores = [session.rungs.get(rung) for session in trial.sessions.values()]
@@ -273,7 +274,7 @@ class Search:
                 return
             trial.num_rung += 1
             score = float(np.mean(known))
-            # without an episode that has ended there is nothing to compare yet
+            # until an episode has ended there is no score to compare
             if math.isfinite(score) and not self.study.report(trial.number, rung, score):
                 self.study.stop(trial.number)
                 self._abandon(trial)
@@ -294,7 +295,7 @@ class Search:
                 self.executor.stop((trial.number, index))
 
     def _end_if_last(self, trial: RunningTrial) -> None:
-        """Conclude a trial none of whose sessions runs."""
+        """Conclude a trial if none of its sessions is running."""
         if any(session.is_running for session in trial.sessions.values()):
             return
         del self.active[trial.number]
@@ -303,13 +304,13 @@ class Search:
         if not trial.is_over:
             is_cut_short = any(not result.final_eval for result in done) and trial.spec.meta.final_eval > 0
             if len(done) < len(results) or (self.should_stop() and is_cut_short):
-                return  # the search is stopping; the trial goes on with it
+                return  # the search is stopping; the trial continues when it resumes
             self._finish(trial, done)
         self.view.add_ended(self.study.read_rows()[trial.number])
         self._remove_models()
 
     def _finish(self, trial: RunningTrial, results: list[SessionResult]) -> None:
-        """Write the metrics of a trial that is done, and tell its score."""
+        """Write the metrics of a trial that is done, and report its score to the study."""
         try:
             run = read_run(self.folder.path, trial.number)
         except RunFolderError as error:
@@ -335,22 +336,12 @@ class Search:
         kept = {row.trial for row in done[: self.options.keep]}
         for row in rows:
             if row.state != "running" and row.trial not in kept:
-                _remove_files(self.folder.path.glob(f"model/{self.folder.prefix(row.trial)}_s*"))
-
-    # --- the end
-
-    def _conclude(self, stop_code: int) -> SearchResult:
-        self._remove_models()
-        return write_result(self.spec, self.folder, self.study.read_rows(), stop_code)
-
-
-def _remove_files(paths: Iterable[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
+                for path in self.folder.path.glob(f"model/{self.folder.prefix(row.trial)}_s*"):
+                    path.unlink(missing_ok=True)
 
 
 def estimate_frames(spec: Spec) -> tuple[int, int]:
-    """Frames of a whole search: if no trial is stopped early, and if the share that ASHA aims at is."""
+    """Frames of a whole search: without early stopping, and with the share of stopped trials that ASHA aims at."""
     num_trial, max_frame = spec.meta.max_trial or 1, spec.env.max_frame
     scheduler = spec.meta.search_scheduler
     if scheduler is None:
@@ -362,7 +353,7 @@ def estimate_frames(spec: Spec) -> tuple[int, int]:
     for rung, (frame, count) in enumerate(zip(rungs, counts, strict=True)):
         share = num_trial / scheduler.reduction_factor**rung
         more = count - counts[rung - 1] if rung else 0
-        # sessions that join later have the way of the others to go
+        # sessions that join at this rung start from the first frame
         expected += max(share, 1.0) * ((frame - last) * count + more * last)
         last = frame
     return num_trial * max_frame * counts[-1], round(expected)

@@ -1,4 +1,4 @@
-"""What a search came to: the table of its trials, what mattered, and the spec of the best."""
+"""The result of a search: the table of its trials, the importance of keys, and the spec of the best."""
 
 import csv
 import io
@@ -38,7 +38,7 @@ class SearchResult:
     graphs: list[Path]
     # None if it could not be written
     report: Path | None
-    # of the search; the validation needs others
+    # of the search; a validation uses another
     seed: int
     stop_code: int
 
@@ -79,7 +79,7 @@ def write_result(spec: Spec, folder: RunFolder, rows: Sequence[TrialRow], stop_c
 
 
 def _read_run(folder: RunFolder, trial: int) -> Run | None:
-    """What a trial left behind; None where it has no rows, or they cannot be read."""
+    """The run of a trial; None if it has no rows, or if they cannot be read."""
     try:
         run = read_run(folder.path, trial)
     except NoResultsError:
@@ -120,7 +120,7 @@ def _draw(
     importance: Mapping[str, float],
     best: TrialRow | None,
 ) -> list[Path]:
-    """The graphs; whatever is wrong with them, the search is not lost."""
+    """Draw the graphs; a failure is only a warning, so that the result is not lost."""
     keys = [SearchedKey(d.path, d.space == "choice", d.is_log, importance.get(d.path)) for d in dimensions]
     algorithm = name_algorithm(dump_spec(spec)[spec.name])
     trials = []
@@ -141,7 +141,7 @@ def _draw(
 
 
 def _write_report(folder: RunFolder) -> Path | None:
-    """The page about the search; whatever is wrong with it, the search is not lost."""
+    """Write the report; a failure is only a warning, so that the result is not lost."""
     try:
         write_search_report(folder.path, folder.report_file)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Start and continue searches, and validate their winner; what the command line and Python both call."""
+"""Start and resume searches, and validate their winners, for the command line and the Python API."""
 
 import math
 import tempfile
@@ -45,16 +45,16 @@ from slm_lab.spec.search_space import read_dimensions
 
 # trials per searched key that a search should have
 TRIALS_PER_KEY = 3
-# how long a session is tried to learn how fast it is, and how many seconds loading may take
+# how long a session is timed, and the longest wait for it
 PROBE_SECONDS = 4.0
 PROBE_LIMIT = 60.0
-# what loading the libraries takes each session
+# a session takes about this long to load libraries
 START_SECONDS = 4.0
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a session needs."""
+    """Speed and memory of a session."""
 
     fps: float
     megabytes: float
@@ -77,7 +77,7 @@ def start_search(spec: Spec, options: Options) -> SearchResult:
             f"{scheduler.grace_period:,}, so trials could not be compared there; scores are taken from rows"
         )
     check_known_to_processes(spec, options)
-    # mistakes that hold for every trial are told before anything is written
+    # check for mistakes that affect every trial before anything is written
     refuse_secrets(dump_spec(spec), f"spec '{spec.name}'")
     executor = _build_executor(spec, options)
     probe, notes = _probe(spec, options, executor.num_slot)
@@ -85,7 +85,7 @@ def start_search(spec: Spec, options: Options) -> SearchResult:
         logger.info(line)
     folder = RunFolder(create_run_folder(options.data_dir, spec.name), spec.name)
     write_origin(spec, folder, options)
-    # from here on it is a search, whatever happens before the first trial
+    # marks the folder as a search, whatever happens before the first trial
     folder.study_file.touch()
     for line in (f"Run folder {folder.path}", *notes[1:]):
         logger.info(line)
@@ -93,14 +93,14 @@ def start_search(spec: Spec, options: Options) -> SearchResult:
 
 
 def start_or_continue_search(spec: Spec, options: Options) -> SearchResult:
-    """Go on with the search of this spec that is in the data folder, or start one."""
+    """Resume the search of this spec in the data folder, or start one."""
     import_modules(options.imports)
     path = find_same_run(spec, options.data_dir, is_search=True)
     return start_search(spec, options) if path is None else resume_search(str(path), options)
 
 
 def resume_search(where: str, options: Options, name: str | None = None) -> SearchResult:
-    """Go on with a search, from whatever its trials came to."""
+    """Resume a search."""
     require_posix("a search")
     import_modules(options.imports)
     if where == "latest":
@@ -110,7 +110,7 @@ def resume_search(where: str, options: Options, name: str | None = None) -> Sear
         raise RunFolderError(f"{folder.path} is no search; resume it with train@{folder.path}")
     check_known_to_processes(spec, options)
     if not is_playground(spec.env.name):
-        # trials whose env is not known would fail one after the other
+        # with an unknown env every trial would fail
         with import_hint(folder):
             resolve_name(spec.env.name)
     logger.info(f"Continuing {folder.path}")
@@ -118,7 +118,7 @@ def resume_search(where: str, options: Options, name: str | None = None) -> Sear
 
 
 def _find_latest(data_dir: Path, name: str | None) -> str:
-    """The newest search, of one spec or of any; what validated it is a newer run."""
+    """The newest search, of one spec or of any; the newest run may be its validation."""
     journals = [
         path
         for path in data_dir.glob("*/info/*_study.log")
@@ -131,7 +131,7 @@ def _find_latest(data_dir: Path, name: str | None) -> str:
 
 
 def _build_executor(spec: Spec, options: Options) -> Executor:
-    """As many sessions at once as the machine, or the cluster, has room for."""
+    """An executor for as many parallel sessions as the machine or cluster has room for."""
     needs = spec.meta.search_resources
     cpu = max(needs.cpu, spec.meta.num_threads)
     limit = None
@@ -148,17 +148,17 @@ def _build_executor(spec: Spec, options: Options) -> Executor:
 
 
 def validate(result: SearchResult, num_session: int, options: Options, is_continued: bool = False) -> TrialResult:
-    """Train the winner with seeds that the search has not seen; or go on with that."""
+    """Train the winner with seeds that the search has not used, or resume that."""
     if result.best_spec is None:
         raise LabError(f"{result.folder}: no trial is done, so there is no winner to validate")
     spec = load_spec(result.best_spec).spec
-    # sessions of a seed share nothing with those of another
+    # sessions of another seed share no random numbers
     fresh = spec.replace(meta={"seed": spec.meta.seed + 1, "max_session": num_session})
     return start_or_continue(fresh, options) if is_continued else start(fresh, options)
 
 
 def advise(spec: Spec, num_slot: int, probe: Probe | None) -> list[str]:
-    """What to know before a search starts, a line each."""
+    """Notes for the user before a search starts, one line each."""
     num_key, num_trial = len(read_dimensions(spec)), spec.meta.max_trial or 1
     lines = [f"Search over {num_key} key(s) with {num_trial} trial(s), {num_slot} session(s) at once"]
     if num_trial < TRIALS_PER_KEY * num_key:
@@ -189,13 +189,13 @@ def advise(spec: Spec, num_slot: int, probe: Probe | None) -> list[str]:
 
 
 def _probe(spec: Spec, options: Options, num_slot: int) -> tuple[Probe | None, list[str]]:
-    """Run one session for a few seconds: how fast it is, None where that is not known, and what to know beforehand.
+    """Time one session for a few seconds; returns its speed, or None if it was too short, and notes for the user.
 
-    It has a process of its own, since an env can end the one it is in. Where it fails, so would every trial.
+    It runs in a separate process, since an env can end its process. If it fails, every trial would.
     """
     agent = spec.agent
     if isinstance(agent.algorithm, OffPolicySpec):
-        # acting alone is many times faster than training
+        # train from the start: acting alone is many times faster
         soon = agent.algorithm.model_copy(update={"training_start_step": spec.env.num_envs})
         agent = agent.model_copy(update={"algorithm": soon})
     row_every = 10 * spec.env.num_envs
@@ -213,7 +213,7 @@ def _probe(spec: Spec, options: Options, num_slot: int) -> tuple[Probe | None, l
         save_spec(folder.trial_spec_file(0), short)
         executor = LocalExecutor(1)
         executor.submit(SessionTask(folder.path, spec.name, 0, 0, quiet, "ERROR", spec.meta.num_threads, is_probe=True))
-        # building an env may take minutes, so that time is counted from then on
+        # building an env may take minutes, so the limit counts from the notes, which come after that
         limit = math.inf
         try:
             while end is None and time.monotonic() < limit:

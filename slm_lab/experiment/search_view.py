@@ -1,4 +1,4 @@
-"""What a person sees while a search runs: a live table on a terminal, plain lines elsewhere."""
+"""The progress of a search: a live table on a terminal, log lines elsewhere."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -20,7 +20,7 @@ LINE_SECONDS = 20.0
 
 
 class ShownTrial(Protocol):
-    """What is shown of a trial under way."""
+    """The parts of a running trial that are shown."""
 
     @property
     def number(self) -> int: ...
@@ -33,7 +33,7 @@ class ShownTrial(Protocol):
 
 
 class SearchView(LiveView):
-    """Shows how many trials have ended, the best so far, those under way, and the time left."""
+    """Shows how many trials have ended, the best so far, those that run, and the time left."""
 
     def __init__(self, max_trial: int, max_frame: int, console: Console | None = None, may_draw: bool = True) -> None:
         super().__init__(console, may_draw)
@@ -54,7 +54,7 @@ class SearchView(LiveView):
         return max((row for row in self.ended.values() if row.state == "done"), key=lambda row: row.score, default=None)
 
     def add_ended(self, row: TrialRow) -> None:
-        """A trial has ended."""
+        """Show a trial that has ended."""
         before = self.best
         self.ended[row.trial] = row
         if row.state == "failed":
@@ -66,9 +66,9 @@ class SearchView(LiveView):
             logger.info(f"Trial {row.trial} done: {row.score:.2f}{', the best so far' if is_best else ''}")
 
     def update(self, trials: Iterable[ShownTrial]) -> None:
-        """Show what is under way."""
+        """Show the running trials."""
         if self.num_before is None:
-            # what a continued search had is not what it takes time for now
+            # trials from before a resume do not count for the speed
             self.num_before = len(self.ended)
         self.running = list(trials)
         if self.live is None and time.monotonic() - self.last_line > LINE_SECONDS:
@@ -106,7 +106,7 @@ class SearchView(LiveView):
 
 
 def show_values(values: ReadOnlyDocument) -> str:
-    """Searched values by the last parts of their paths, as many as tell them apart."""
+    """Searched values by the ends of their paths, as short as possible while still unique."""
     return ", ".join(
         f"{_short_name(path, values)} {f'{value:.4g}' if isinstance(value, float) else value}"
         for path, value in values.items()

@@ -1,4 +1,4 @@
-"""The files of one session, on their way between machines that share no disk."""
+"""Transfer the files of one session between machines without a shared disk."""
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -11,38 +11,38 @@ from slm_lab.results.folder import RunFolder, previous_file
 CHUNK_BYTES = 8_000_000
 # folders of a run in which a session writes
 FOLDERS = ("info", "model", "log", "video")
-# what tells whether a file has changed: its inode, time and size
+# inode, time and size: different after a change
 Mark = tuple[int, int, int]
 
 
 class TransferError(Exception):
-    """A node has sent what is no file of its session."""
+    """A node has sent something that is not a file of its session."""
 
 
 @dataclass(frozen=True)
 class SentFile:
-    """A file that a node has ready to be read."""
+    """A file on a node that can be read now."""
 
     name: str
     size: int
 
 
 def is_session_file(name: str, prefix: str) -> bool:
-    """Whether a name, relative to the run folder, is that of a file of this session; never one outside the folder."""
+    """Whether a path relative to the run folder is a file of this session; never one outside the folder."""
     parts = name.split("/")
     if len(parts) not in (2, 3) or parts[0] not in FOLDERS:
         return False
     if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts):
         return False
     if len(parts) == 3:
-        # TensorBoard has a folder of its own
+        # TensorBoard has a folder for each session
         return parts[1] == prefix
-    # the next letter tells session 1 from session 10
+    # with the separator, because session 1 is a prefix of session 10
     return parts[1].startswith((f"{prefix}_", f"{prefix}."))
 
 
 def list_files(folder: Path, prefix: str) -> dict[str, Mark]:
-    """The files of a session in a run folder, by their names relative to it."""
+    """The files of a session by their paths relative to the run folder, with their marks."""
     found = {}
     for top in FOLDERS:
         for path in (folder / top).rglob("*"):
@@ -53,7 +53,7 @@ def list_files(folder: Path, prefix: str) -> dict[str, Mark]:
 
 
 def mark_of(path: Path) -> Mark | None:
-    """What to compare; None where there is no file."""
+    """The mark of a file; None if it does not exist."""
     try:
         stat = path.stat()
     except FileNotFoundError:
@@ -67,11 +67,12 @@ def is_replay(name: str, prefix: str) -> bool:
 
 
 def read_files(folder: RunFolder, trial: int, session: int) -> Iterator[tuple[str, bytes]]:
-    """What a session needs, in pieces."""
-    names = [path.name for path in (folder.trial_spec_file(trial),) if path.exists()]
+    """The spec and the files of a session, in pieces."""
+    spec = folder.trial_spec_file(trial)
+    names = [spec.name] if spec.exists() else []
     for name in [*names, *list_files(folder.path, folder.prefix(trial, session))]:
         with (folder.path / name).open("rb") as file:
-            # an empty file is one too
+            # at least one piece, even of an empty file
             yield name, file.read(CHUNK_BYTES)
             while data := file.read(CHUNK_BYTES):
                 yield name, data
@@ -84,9 +85,9 @@ def fetch_files(
     replays: frozenset[str],
     read: Callable[[int, int], Any],
 ) -> Generator[Any, bytes, None]:
-    """Bring files of a session back: under other names until all are there, so that a lost node leaves no half of them.
+    """Fetch files of a session: under temporary names until all are there, in case the node is lost.
 
-    `read` begins to read a file by its index from an offset on; what it returns is yielded, and the bytes are sent.
+    This generator yields what `read` returns for the index of a file and an offset, and is sent the bytes.
     """
     root, prefix = folder.path, folder.prefix(*key)
     staged: list[tuple[Path, Path]] = []
@@ -105,8 +106,8 @@ def fetch_files(
                         raise TransferError(f"{sent.name}: {len(data)} bytes came, {missing} were missing")
                     file.write(data)
         resume = folder.resume_file(*key)
-        # a checkpoint after the rows it needs, and the last one after the one before it: killed in between, this
-        # process leaves a run that continues
+        # replay rows, then the previous checkpoint, then the last one: even if this process is killed in between, the
+        # run can resume
         order = {previous_file(resume): 1, resume: 2}
         staged.sort(key=lambda pair: 0 if _is_replay_path(pair[1], prefix) else order.get(pair[1], 3))
         while staged:

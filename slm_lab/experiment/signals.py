@@ -1,6 +1,6 @@
-"""SIGTERM, SIGHUP and Ctrl-C become a wish to stop; a second one ends the process at once.
+"""Stop signals: the first SIGTERM, SIGHUP or Ctrl-C asks the session to stop, a second one ends the process at once.
 
-Here is also what ends a session that cannot see that wish, or anything else, because it waits for an env.
+`end_hangs` ends a session that cannot react, because it waits for an env.
 """
 
 import math
@@ -19,43 +19,44 @@ from slm_lab.lib.errors import EnvHangError
 from slm_lab.lib.system import NO_SIGNAL, SIGHUP, SIGVTALRM
 
 STOPS = (signal.SIGTERM, signal.SIGINT, *([SIGHUP] if SIGHUP != NO_SIGNAL else []))
-# Not used by libraries; it makes the main thread raise an error that another thread has found.
+# makes the main thread raise an error that another thread has found; libraries do not use this signal
 _INTERRUPT = SIGVTALRM
-# what a step under way may take once the session is asked to stop: in all it has ten seconds
+# longest step after a request to stop, of the ten seconds that a session has in all
 PATIENCE_SECONDS = 5.0
-# from the error within a call to the end of the process, where the call does not even end by that
+# a call that does not even end by an error ends the process after this time
 GRACE_SECONDS = 2.0
 
 
 class StopSignal:
-    """Remembers the first stop signal; the loop asks, saves and ends."""
+    """Remembers the first stop signal, so that the loop can check for it, save and end."""
 
     def __init__(self, is_patient: bool = False) -> None:
-        # whether further signals change nothing: a batch system tells a session and its parent, who passes it on
+        # whether to ignore further signals: a batch system signals a session and its parent, which passes the signal on
         self.is_patient = is_patient
         self.number: int | None = None
         # when it came, by the monotonic clock
         self.since = math.inf
         self.error: EnvHangError | None = None
-        # whether its handlers are at work
+        # whether its handlers are installed
         self.is_active = False
         self._old: dict[int, signal.Handlers] = {}
-        # standard input, output and errors, as far as they are one
+        # those of standard input, output and error that are terminals
         self._terminals = [descriptor for descriptor in range(3) if os.isatty(descriptor)]
 
     def __enter__(self) -> "StopSignal":
         # only the main thread may handle signals; elsewhere the caller stops the run
         if threading.current_thread() is threading.main_thread():
             for number in STOPS:
-                # nohup has it ignored, and so it stays
+                # nohup ignores SIGHUP; keep that
                 if signal.getsignal(number) is not signal.SIG_IGN or number != SIGHUP:
                     self._old[number] = signal.signal(number, self._handle)  # type: ignore[assignment]
             self._old[_INTERRUPT] = signal.signal(_INTERRUPT, self._raise)  # type: ignore[assignment]
-            # Handlers run in the main thread, between its instructions; the numbers of signals are written at once.
-            self._told, self._tells = socket.socketpair()
-            self._told.setblocking(False)
-            self._tells.setblocking(False)
-            self._old_wakeup = signal.set_wakeup_fd(self._tells.fileno(), warn_on_full_buffer=False)
+            # Handlers run in the main thread, between instructions of Python. The numbers of signals reach this socket
+            # at once, even while the main thread is stuck in other code.
+            self._receiver, self._sender = socket.socketpair()
+            self._receiver.setblocking(False)
+            self._sender.setblocking(False)
+            self._old_wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
             self.is_active = True
         return self
 
@@ -63,8 +64,8 @@ class StopSignal:
         if self.is_active:
             self.is_active = False
             signal.set_wakeup_fd(self._old_wakeup)
-            self._told.close()
-            self._tells.close()
+            self._receiver.close()
+            self._sender.close()
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
@@ -76,12 +77,12 @@ class StopSignal:
         self.note(number)
 
     def _leave_terminal(self) -> None:
-        """Write nowhere instead of to a terminal that is gone, where every line would be an error."""
+        """Redirect to /dev/null what would go to a terminal that is gone, where every line is an error."""
         for descriptor in self._terminals:
             if not os.isatty(descriptor):
-                nowhere = os.open(os.devnull, os.O_RDWR)
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, descriptor)
+                os.close(null)
 
     def note(self, number: int) -> None:
         """Remember a signal, unless there was one before."""
@@ -94,15 +95,15 @@ class StopSignal:
             raise error
 
     def find_unhandled(self) -> int | None:
-        """A stop signal that came although its handler did not run: the main thread is not in Python's hands."""
+        """A stop signal since the last call, even if its handler could not run because the main thread is stuck."""
         try:
-            numbers = self._told.recv(4096)
+            numbers = self._receiver.recv(4096)
         except OSError:
             return None
         return next((number for number in numbers if number in STOPS), None)
 
     def interrupt(self, error: EnvHangError) -> None:
-        """Raise an error in the main thread, wherever it is, as soon as it runs or waits in Python."""
+        """Raise an error in the main thread, as soon as it runs or waits in Python."""
         self.error = error
         ident = threading.main_thread().ident
         assert ident is not None
@@ -121,9 +122,9 @@ class StopSignal:
 def end_hangs(
     stop: StopSignal, should_stop: Callable[[], bool], tell: Callable[[EnvHangError, bool], None]
 ) -> Iterator[None]:
-    """End calls of envs that take longer than `env.step_timeout`, or that a wish to stop cannot wait for.
+    """End calls of envs that take longer than `env.step_timeout`, or too long after a request to stop.
 
-    By an error where the call is, if possible; else the rest of the report is sent and the process ends.
+    If possible by an error in the call; otherwise `tell` reports the error and the process ends.
     """
     if not stop.is_active:
         yield
@@ -140,10 +141,11 @@ class _Guard:
         self.stop = stop
         self.should_stop = should_stop
         self.tell = tell
-        # signals whose handler may be about to run are the main thread's
+        # a stop signal whose handler may not have run
         self.unhandled: int | None = None
+        # seconds since the request to stop
         self.stopping = 0.0
-        # the call that an error was raised in, and when
+        # the call in which an error was raised, and the seconds since then
         self.raised: tuple[int, int] | None = None
         self.raised_for = 0.0
 
@@ -176,11 +178,11 @@ class _Guard:
 
 @contextmanager
 def no_exit() -> Iterator[None]:
-    """Make an exception of `os._exit`, by which an env would end this process with any code it likes."""
+    """Turn `os._exit` into SystemExit, so that an env cannot end this process silently."""
     leave, process = os._exit, os.getpid()
 
     def refuse(status: int) -> NoReturn:
-        # forks end so, and other threads cannot raise anything here
+        # forked processes end this way, and an exception in another thread would not reach the main one
         if os.getpid() != process:
             leave(status)
         if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""Where the rows of a session go beside its tables: TensorBoard, Weights & Biases, MLflow and trackio."""
+"""Sinks for the rows of a session: TensorBoard, Weights & Biases, MLflow and trackio."""
 
 import hashlib
 import importlib
@@ -14,28 +14,28 @@ from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import dump_spec, flatten_spec
 from slm_lab.spec.schema import SINKS, Spec
 
-# where runs go, unless a variable of the service says otherwise
+# name of the project, unless an environment variable of the service sets another
 PROJECT = "slm-lab"
 TIME_COLUMNS = ("fps", "wall_t", "t", "epi", "opt_step")
 
 
 class Sink(Protocol):
-    """Takes rows as they come; an error it raises is the end of the sink, not of the training."""
+    """Receives rows; a sink that raises an error is dropped, and training continues."""
 
     title: str
 
     def write(self, row: Mapping[str, float], frame: int) -> None:
-        """Take a row, without making training wait."""
+        """Write a row without blocking the training."""
 
     def close(self) -> None:
-        """Hand over what is left, within seconds."""
+        """Send what is left, within seconds."""
 
 
 def build_sinks(spec: Spec, folder: RunFolder, trial: int, session: int, next_frame: int = 0) -> list[Sink]:
-    """The sinks that a spec asks for; what they know from `next_frame` on is to be replaced."""
+    """The sinks that a spec asks for; in a resumed session they replace rows from `next_frame` on."""
     sinks: list[Sink] = []
     if spec.meta.tensorboard:
-        # half a second to import, which runs without it are spared
+        # the import takes half a second
         module: Any = importlib.import_module("slm_lab.experiment.tensorboard_sink")
         path = folder.log_file(trial, session).with_suffix("")
         sinks.append(module.TensorBoardSink(path, next_frame, list_hyperparameters(spec)))
@@ -43,12 +43,12 @@ def build_sinks(spec: Spec, folder: RunFolder, trial: int, session: int, next_fr
 
 
 def check_sinks(spec: Spec) -> None:
-    """Tell of a missing package before anything is written."""
+    """Raise an error for a missing package, before anything is written."""
     _find_optional(spec)
 
 
 def list_hyperparameters(spec: Spec) -> dict[str, str | float]:
-    """The spec by dotted paths, without unset keys; what is no number or text is JSON."""
+    """The spec by dotted paths, without unset keys; values are numbers or text, others as JSON."""
     flat = flatten_spec(dump_spec(spec)[spec.name])
     return {
         key: value if isinstance(value, str | float | int) else json.dumps(value)
@@ -58,21 +58,21 @@ def list_hyperparameters(spec: Spec) -> dict[str, str | float]:
 
 
 def calc_run_id(group: str, trial: int, session: int, seed: int) -> str:
-    """The same for a continued session; the seed tells apart runs that other machines start in the same second."""
+    """An id that stays when a session resumes; the seed tells apart runs that machines start in the same second."""
     return hashlib.sha256(f"{group}/t{trial}/s{session}/{seed}".encode()).hexdigest()[:16]
 
 
 def group_row(kind: Literal["train", "eval"], row: Mapping[str, float]) -> dict[str, float]:
-    """A row as sinks get it: known values in the groups train, eval and time; frames are their axis."""
+    """A row as sinks expect it: known values in the groups train, eval and time, without the frame."""
     known = {name: value for name, value in row.items() if name != "frame" and not math.isnan(value)}
     if kind == "eval":
-        # the rest is that of the training row
+        # the others repeat those of the training row
         return {f"eval/{name}": value for name, value in known.items() if name not in (*TIME_COLUMNS, "lr")}
     return {f"{'time' if name in TIME_COLUMNS else 'train'}/{name}": value for name, value in known.items()}
 
 
 def write_row(sinks: list[Sink], row: Mapping[str, float], frame: int) -> None:
-    """Hand a row to every sink; one that fails is reported once and dropped."""
+    """Write a row to every sink; drop a sink that fails, with a warning."""
     for sink in list(sinks):
         try:
             sink.write(row, frame)
@@ -106,15 +106,17 @@ def _warn(sink: Sink, what: str, error: Exception) -> None:
 
 
 def _find_optional(spec: Spec) -> list[Any]:
-    """The classes of the sinks that a spec asks for and whose packages are optional."""
+    """The classes of the sinks with optional packages that a spec asks for."""
     asked = spec.meta.model_dump()
     kinds = []
-    # TensorBoard is among the packages that training needs
-    for name in (name for name in SINKS[1:] if asked[name]):
+    for name in SINKS:
+        # TensorBoard is always installed
+        if name == "tensorboard" or not asked[name]:
+            continue
         try:
             module: Any = importlib.import_module(f"slm_lab.experiment.{name}_sink")
         except ImportError as error:
-            # of the name alone: the folder wandb/ that W&B leaves beside scripts passes for an empty package
+            # any ImportError: the folder wandb/ that W&B leaves beside scripts can be imported as an empty package
             if error.name != name:
                 raise
             raise LabError(f"meta.{name}: {name} is not installed; get it with `uv sync --group {name}`") from None

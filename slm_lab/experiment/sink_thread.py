@@ -1,4 +1,4 @@
-"""A sink fed by a thread: neither its start nor a lost network holds training up."""
+"""A sink with its own thread, so that neither its start nor a lost network blocks training."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -7,17 +7,17 @@ from threading import Thread
 
 from slm_lab.lib.secret import redact
 
-# less than a session that is asked to stop has before it is killed
+# a session that is asked to stop has little more before it is killed
 CLOSE_SECONDS = 5.0
 # a frame and its row
 Row = tuple[int, dict[str, float]]
 
 
 class ThreadSink(ABC):
-    """Queues rows; `_send` takes them in a thread, and an error there is raised by the next call."""
+    """Queues rows for `_send`, which runs in a thread; the next call raises its error."""
 
     title: str
-    # what to do about rows that could not be sent in time
+    # advice about rows that could not be sent in time
     remedy = ""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class ThreadSink(ABC):
         """Queue a row; the first one starts the thread."""
         self._check()
         if self._thread is None:
-            # daemon: a network that hangs does not keep the process
+            # a daemon, so that a network that hangs does not keep the process alive
             self._thread = Thread(target=self._run, name=f"{self.title} sink", daemon=True)
             self._thread.start()
         self._rows.put((frame, dict(row)))
@@ -51,7 +51,7 @@ class ThreadSink(ABC):
     def _run(self) -> None:
         try:
             self._send(iter(self._rows.get, None))
-        except Exception as error:  # anything from a network; the next write tells
+        except Exception as error:  # anything from a network; raised by the next call
             # it goes into a log file
             self._error = redact(f"{type(error).__name__}: {error}")
 

@@ -1,11 +1,9 @@
-"""How long a gradient step of a spec takes on this machine, plain and compiled: a few of them are timed."""
+"""Measure how long a gradient step of a spec takes on this machine, plain and compiled."""
 
 import hashlib
 import json
 import time
-from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,14 +20,14 @@ from slm_lab.spec.algorithm import OffPolicySpec
 from slm_lab.spec.memory import ReplaySpec
 from slm_lab.spec.schema import Spec
 
-# steps that are timed after those that warm up, and seconds after which fewer are enough
+# steps to warm up, steps to time, and seconds after which fewer timed steps are enough
 NUM_WARM_UP, NUM_TIMED = 3, 40
 ENOUGH_SECONDS = 1.0
 # rows that a replay holds before the first step
 NUM_ROW = 64
-# transitions that it has room for: one of full size would fill a GPU beside that of the session
+# largest capacity of replays: the full size could fill a GPU beside the replay of the session
 MAX_SIZE = 20_000
-# env steps after which a spec that has not trained is not waited for
+# give up if a spec has not trained after this many env steps
 MAX_ROW = 100_000
 
 
@@ -37,22 +35,21 @@ class _EnoughError(Exception):
     """Enough gradient steps were timed."""
 
 
-@dataclass
 class _Timer:
-    """Notes when each gradient step begins; ends the training when it has seen enough."""
+    """Records the start of each gradient step; ends the training when there are enough."""
 
-    agent: Agent
-
-    def __post_init__(self) -> None:
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        # seconds and the algorithm's count of steps, at each start
         self.marks: list[tuple[float, int]] = []
-        # spent on filling memories, which is no part of a step
+        # spent on filling memories, which is not part of a step
         self.other_seconds = 0.0
-        self.agent.context.guard.on_step = self
+        agent.context.guard.on_step = self
 
     def __call__(self) -> None:
         if self.agent.device.type == "cuda":
             torch.cuda.synchronize(self.agent.device)
-        # the time of compiling is not that of a step
+        # compiling is not part of a step either
         other = CLOCK.seconds + self.other_seconds
         self.marks.append((time.perf_counter() - other, self.agent.algorithm.opt_step))
         num_timed = len(self.marks) - 1 - NUM_WARM_UP
@@ -69,9 +66,9 @@ class _Timer:
 
 
 def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bool) -> float | None:
-    """Seconds of a gradient step with its batch; None if none can be timed, or it should be compiled and cannot.
+    """Seconds of a gradient step with its batch; None if no step can be timed, or if compiling fails.
 
-    No env is touched: the agent learns from one made-up step, again and again.
+    No env is used: the agent learns from copies of one made-up step.
     """
     num_envs, algorithm = spec.env.num_envs, spec.agent.algorithm
     try:
@@ -96,7 +93,7 @@ def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bo
         is_plain = any(part.graph is None for part in agent.context.guard.steps)
         return None if is_compiled and is_plain else timer.seconds
     except DivergenceError:
-        # as may happen on made-up data; whether the run diverges is for the run to say
+        # made-up data may diverge; it says nothing about the run
         return None
     except RuntimeError as error:
         # the run needs room for one agent only
@@ -107,7 +104,7 @@ def time_step(spec: Spec, facts: EnvFacts, device: torch.device, is_compiled: bo
 
 
 def _shrink(spec: Spec) -> Spec:
-    """The spec with small replays: none is filled."""
+    """The spec with small replays, since few rows are needed."""
     size = max(MAX_SIZE, NUM_ROW * spec.env.num_envs)
     memory, algorithm = spec.agent.memory, spec.agent.algorithm
     if isinstance(memory, ReplaySpec):
@@ -123,7 +120,7 @@ def _cut(memory: ReplaySpec, size: int) -> ReplaySpec:
 
 
 class KnownTimes:
-    """Times of a spec's gradient steps that were measured on this machine before."""
+    """The cache of measured times of a spec's gradient steps on this machine."""
 
     def __init__(self, spec: Spec, facts: EnvFacts, device: torch.device) -> None:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -136,10 +133,10 @@ class KnownTimes:
             [torch.__version__, metadata.version("slm-lab")],
         ]
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-        self.path: Path = cache_folder() / "step_time" / f"{digest}.json"
+        self.path = cache_folder() / "step_time" / f"{digest}.json"
 
     def get(self, name: str) -> float | None:
-        """Seconds of a kind of step, if it was measured."""
+        """Seconds of a kind of step; None if it was not measured."""
         try:
             value = json.loads(self.path.read_text())[name]
         except (OSError, ValueError, KeyError, TypeError):
@@ -147,7 +144,7 @@ class KnownTimes:
         return float(value) if isinstance(value, float) and value > 0 else None
 
     def set(self, **seconds: float) -> None:
-        """Keep what was measured; a machine on which nothing can be kept measures again."""
+        """Store measured times; if the cache cannot be written, they are measured again next time."""
         known = {name: self.get(name) for name in ("plain", "compiled")} | seconds
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""When a session ends before its last frame, as `meta.stop` says."""
+"""End a session before its last frame: `meta.stop`."""
 
 from collections.abc import Iterable
 
@@ -23,7 +23,7 @@ def check_stop(spec: Spec, train_columns: Iterable[str], eval_columns: Iterable[
 
 
 class StopCondition:
-    """Looks at the last rows of a table; they are in the checkpoint, so a resumed session stops at the same frame."""
+    """Checks the last rows of a table, which are in the checkpoint, so a resumed session stops at the same frame."""
 
     def __init__(self, spec: StopSpec | None, trained: Tracker, evaluated: Tracker) -> None:
         self.spec = spec
@@ -37,10 +37,10 @@ class StopCondition:
         recent = self.tracker.rows[-self.spec.count :]
         for name, (sign, bound) in self.spec.conditions.items():
             if name not in self.tracker.columns:
-                # is_success, of which only the first episode tells
+                # is_success, which is known only after the first episode
                 return False
             column = self.tracker.columns.index(name)
-            # a value that is not known, NaN, fulfils nothing
+            # an unknown value, NaN, does not fulfil any condition
             if not all(row[column] >= bound if sign == ">=" else row[column] <= bound for row in recent):
                 return False
         return True

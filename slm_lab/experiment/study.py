@@ -1,4 +1,4 @@
-"""What a search has tried and what to try next: an Optuna study in a text file, owned by one process."""
+"""The trials of a search and the next values to try: an Optuna study in a text file, used by one process."""
 
 import json
 import math
@@ -29,16 +29,16 @@ _STATES: dict[TrialState, State] = {
     TrialState.PRUNED: "stopped",
     TrialState.FAIL: "failed",
 }
-# Part of the seed key that keeps suggestions apart from everything else that is drawn.
+# part of the seed key, so that suggestions have their own random numbers
 SEARCH_SEED = 7
-# Trials at random before the sampler follows what it has seen: a third of them, within these.
+# a third of the trials, within these bounds, are random before the sampler learns from earlier ones
 MIN_RANDOM, MAX_RANDOM = 4, 10
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 class _NoLock(JournalFileOpenLock):
-    """The driver holds a lock on the whole search, so that its journal needs none that outlives a kill."""
+    """No lock: the driver locks the whole search, and Optuna's lock file would outlive a kill."""
 
     def acquire(self) -> bool:
         return True
@@ -48,7 +48,7 @@ class _NoLock(JournalFileOpenLock):
 
 
 class Study:
-    """Suggests values, and tells which trials to stop early."""
+    """Suggests values, and decides which trials to stop early."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Study:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.trials: dict[int, Trial] = {}
-        _drop_half_a_line(path)
+        _drop_partial_line(path)
         with _journal_errors(path):
             _check_lines(path)
             storage = JournalStorage(JournalFileBackend(str(path), _NoLock(str(path))))
@@ -76,15 +76,15 @@ class Study:
             self.read_rows()
 
     def ask(self) -> tuple[int, dict[str, Any]]:
-        """The next trial: its number, and values by their paths."""
+        """The next trial: its number, and its values by path."""
         trial = self.study.ask()
         return trial.number, self._suggest(trial)
 
     def reopen(self) -> dict[int, dict[str, Any]]:
-        """Trials that were under way when the search ended, with their values."""
+        """Trials that were running when the search was interrupted, with their values."""
         found = {}
         for frozen in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            # what a kill kept from being drawn is drawn now
+            # a kill may have come before all values were drawn
             with _journal_errors(self.path):
                 found[frozen.number] = self._suggest(Trial(self.study, frozen._trial_id))
         return found
@@ -93,7 +93,7 @@ class Study:
         self.trials[trial.number] = trial
         values = {}
         for index, dimension in enumerate(self.dimensions):
-            # what is drawn depends on the trial and on what is known by then, not on what was drawn before
+            # a sampler per value: the draw depends on the trial and on known results, not on earlier draws
             seed = derive_seed(SEARCH_SEED, self.seed, trial.number, index)
             self.study.sampler = TPESampler(n_startup_trials=self.num_random, seed=seed)
             low, high = dimension.bounds
@@ -114,15 +114,15 @@ class Study:
         return self.study.get_trials(deepcopy=False)[number].intermediate_values
 
     def report(self, number: int, frame: int, score: float) -> bool:
-        """Take the score at a rung; False if the trial is to be stopped there."""
+        """Record the score at a rung; False if the trial should stop there."""
         self.trials[number].report(score, frame)
-        return self.may_go_on(number, frame)
+        return self.passes_rung(number, frame)
 
-    def may_go_on(self, number: int, frame: int) -> bool:
-        """Whether a trial is among the best of those that have reached a rung, itself included; the first always is.
+    def passes_rung(self, number: int, frame: int) -> bool:
+        """Whether a trial is among the best of those that have reached a rung so far; the first always is.
 
-        The rule of Optuna's SuccessiveHalvingPruner, whose own verdict takes three entries of the journal: a kill
-        between them would lose it.
+        This is the rule of Optuna's SuccessiveHalvingPruner, which cannot be used: it writes its verdict in three
+        entries of the journal, and a kill between them would lose it.
         """
         scores = sorted(
             trial.intermediate_values[frame]
@@ -133,15 +133,15 @@ class Study:
         return self._read_rungs(number)[frame] >= scores[-num_kept]
 
     def stop(self, number: int) -> None:
-        """A trial was stopped early."""
+        """Mark a trial as stopped early."""
         self.study.tell(number, state=TrialState.PRUNED)
 
     def finish(self, number: int, score: float) -> None:
-        """A trial is done."""
+        """Mark a trial as done."""
         self.study.tell(number, score)
 
     def fail(self, number: int, reason: str) -> None:
-        """A trial came to nothing."""
+        """Mark a trial as failed."""
         self.trials[number].set_user_attr("error", redact(reason))
         self.study.tell(number, state=TrialState.FAIL)
 
@@ -151,7 +151,7 @@ class Study:
         return len(self.study.get_trials(deepcopy=False))
 
     def read_rows(self) -> list[TrialRow]:
-        """All trials, by their number."""
+        """All trials in the order of their numbers."""
         return [self._read_row(trial) for trial in self.study.get_trials(deepcopy=False)]
 
     def _read_row(self, trial: FrozenTrial) -> TrialRow:
@@ -170,7 +170,7 @@ class Study:
 
 @contextmanager
 def _journal_errors(path: Path) -> Iterator[None]:
-    """Tell in one line that a journal is damaged; Optuna trusts what it reads, so that anything may come."""
+    """Report a damaged journal in one line; Optuna trusts what it reads, so it may raise anything."""
     try:
         yield
     except (
@@ -190,7 +190,7 @@ def _journal_errors(path: Path) -> Iterator[None]:
 
 
 def _check_lines(path: Path) -> None:
-    """Refuse what is no entry of a journal; Optuna would write behind it, and fail the next time."""
+    """Refuse lines that are not entries: Optuna would append to them, and fail the next time."""
     if not path.exists():
         return
     for number, line in enumerate(read_bytes(path).splitlines(), 1):
@@ -202,8 +202,8 @@ def _check_lines(path: Path) -> None:
             raise ValueError(f"line {number} is no entry of a search")
 
 
-def _drop_half_a_line(path: Path) -> None:
-    """Cut off what a kill has left of a line, since another would be written behind it."""
+def _drop_partial_line(path: Path) -> None:
+    """Remove an incomplete last line, which a kill may leave, so that nothing is appended to it."""
     if not path.exists():
         return
     data = read_bytes(path)

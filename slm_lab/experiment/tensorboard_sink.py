@@ -1,4 +1,4 @@
-"""Rows to TensorBoard; loaded only where a spec asks for it, because its package is slow to import."""
+"""Rows to TensorBoard; imported only if a spec asks for it, because its package is slow to import."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-# the curves beside the hyperparameters of runs
+# the metrics on the page of hyperparameters
 SCORES = ("train/total_reward", "eval/total_reward")
 
 
@@ -24,12 +24,12 @@ class TensorBoardSink:
 
     def write(self, row: Mapping[str, float], frame: int) -> None:
         """Add a point to the curve of each column."""
-        # only now, so that a run which is continued but done leaves no empty file
+        # only now, so that resuming a run that is done leaves no empty file
         if self._writer is None:
-            # hides what an earlier process drew after the checkpoint that this one continues from
+            # purge rows that the interrupted session wrote after its checkpoint
             self._writer = SummaryWriter(self.path, purge_step=self.next_frame)
             if not self.next_frame:
-                # not add_hparams, whose file of its own would be another run
+                # not add_hparams, which writes a separate file that shows up as another run
                 file: Any = self._writer.file_writer
                 for summary in hparams(dict(self.hyperparameters), dict.fromkeys(SCORES, 0.0)):
                     file.add_summary(summary)

@@ -1,4 +1,4 @@
-"""Rows of a session's table: scores, clock, and what the algorithm reports."""
+"""The table of a session: scores, times and the metrics of the algorithm."""
 
 import io
 import math
@@ -23,7 +23,7 @@ _WHOLE = ("frame", "t", "epi", "opt_step")
 
 
 def list_columns(metric_names: Iterable[str], info_keys: Iterable[str]) -> tuple[str, ...]:
-    """The columns of a session's table, but for those that only its first episode tells of."""
+    """The columns of a session's table that are known before its first episode."""
     columns = dict.fromkeys((*CORE_COLUMNS, *metric_names))
     for key in info_keys:
         if key in columns or key in EPISODE_COLUMNS:
@@ -32,10 +32,9 @@ def list_columns(metric_names: Iterable[str], info_keys: Iterable[str]) -> tuple
 
 
 class Tracker:
-    """Collects episodes and training metrics, and writes a row at each checkpoint.
+    """Collects episodes and training metrics, and writes rows of the table.
 
-    A row averages over the last `window` episodes. `episode_path` is that of a second table, with a line for each
-    episode.
+    A row averages over the last `window` episodes. `episode_path` is for a second table, with a line per episode.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Tracker:
         self.path = path
         self.columns = list_columns(metric_names, info_keys)
         self.info_keys = tuple(dict.fromkeys(info_keys))
-        # what episodes report beside return and length; known from the first one on
+        # what episodes report beside return and length; known after the first one
         self.info_names: tuple[str, ...] | None = None
         # return, length and `info_names` of the last episodes
         self.recent: deque[tuple[float, ...]] = deque(maxlen=window)
@@ -60,17 +59,17 @@ class Tracker:
         self._file: AppendFile | None = None
         self.episode_path = episode_path
         self._episode_file: AppendFile | None = None
-        # what the table of episodes holds; a resumed run cuts off the rest
+        # size of the table of episodes; a resumed run removes the rest
         self.episode_bytes = 0
 
     def record(self, finished: Sequence[Episode], metrics: Mapping[str, float] | None, frame: int = 0) -> None:
-        """Take the episodes that ended and the metrics of a training, if there was one."""
+        """Add episodes that ended, and the metrics of a training if there was one."""
         if finished:
             self._record_episodes(finished, frame)
         if metrics is not None:
             for name, value in metrics.items():
                 self._sums[name] = self._sums.get(name, 0.0) + value
-                # not every training has every metric
+                # not every training reports every metric
                 self._counts[name] = self._counts.get(name, 0) + 1
 
     def _record_episodes(self, finished: Sequence[Episode], frame: int) -> None:
@@ -86,7 +85,7 @@ class Tracker:
             self._append_episodes(self.episode_path, "".join(lines))
 
     def _set_info_names(self, names: Iterable[str]) -> None:
-        """Add the columns of a report that nobody asked for; older rows have none."""
+        """Add columns that episodes report without `env.info_keys`; they are empty in older rows."""
         self.info_names = tuple(names)
         new = [name for name in self.info_names if name not in self.columns]
         self.columns += tuple(new)
@@ -101,7 +100,7 @@ class Tracker:
             self._episode_file = AppendFile(path, keep=self.episode_bytes)
         header = "" if self._episode_file.size else ",".join((*EPISODE_COLUMNS, *(self.info_names or ()))) + "\n"
         self._episode_file.write(header + text)
-        # that of a lost file, or of a copy of a run's end, is counted already
+        # the header counts once, even if the file was lost and is written again
         self.episode_bytes += len(text.encode()) + (0 if self.episode_bytes else len(header.encode()))
 
     @property
@@ -136,9 +135,9 @@ class Tracker:
         return self.rows[-1][self.columns.index(column)]
 
     def is_best(self) -> bool:
-        """Whether no row has a better mean return; remembers it.
+        """Whether the last row has the best mean return so far; remembers that return.
 
-        Means of fewer episodes are not compared, since a lucky one at the start would stay the best; the newest counts.
+        A mean of fewer episodes counts as best, but is not remembered: a lucky one at the start would remain the best.
         """
         value = self.rows[-1][0] if self.rows else math.nan
         if math.isnan(value) or value < self.best:
@@ -155,7 +154,7 @@ class Tracker:
         return ",".join(cells) + "\n"
 
     def open(self) -> None:
-        """Write the whole table, then append to it: after a continuation rows beyond the checkpoint disappear."""
+        """Write the whole table, then append to it: in a resumed session rows after the checkpoint disappear."""
         text = io.StringIO()
         text.write(",".join(self.columns) + "\n")
         text.writelines(self._format(row) for row in self.rows)
@@ -182,7 +181,7 @@ class Tracker:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue a saved table."""
+        """Restore a saved table."""
         names = state["info_names"]
         if names is not None:
             self._set_info_names(str(name) for name in names)
@@ -193,7 +192,7 @@ class Tracker:
         self.recent = deque(map(tuple, recent.tolist()), maxlen=self.recent.maxlen)
         self.best = float(state["best"])
         self._sums = {str(name): float(value) for name, value in state["sums"].items()}
-        # one that is not there cannot be divided by
+        # every sum needs its count
         self._counts = {name: int(state["counts"][name]) for name in self._sums}
         self.episode_bytes = int(state["episode_bytes"])
         self.open()

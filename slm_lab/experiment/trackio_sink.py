@@ -1,4 +1,4 @@
-"""Rows to trackio; loaded only where a spec asks for it, because its package is optional."""
+"""Rows to trackio; imported only if a spec asks for it, because its package is optional."""
 
 import os
 from collections.abc import Iterator
@@ -21,17 +21,17 @@ class TrackioSink(ThreadSink):
     def __init__(self, spec: Spec, folder: RunFolder, trial: int, session: int) -> None:
         super().__init__()
         self.group = folder.path.resolve().name
-        # by its name a resumed session finds its run
+        # a resumed session finds its run by this name
         self.name = f"{self.group}_t{trial}_s{session}"
         self.project = os.environ.get("TRACKIO_PROJECT") or PROJECT
         self.config = list_hyperparameters(spec)
 
     def _send(self, rows: Iterator[Row]) -> None:
-        # it has no switch for its lines on stdout, which would tear the live view; redirecting stdout would take the
-        # lines of other threads too
+        # trackio prints to stdout, which would garble the live view, and has no option against it; redirecting stdout
+        # would affect other threads
         for module in (trackio, run, utils):
             vars(module)["print"] = lambda *_, **__: None
-        # rows between the checkpoint and the end of the process before are there already
+        # rows after the checkpoint were sent before the session was interrupted
         known = {(point["step"], name) for point in SQLiteStorage.get_logs(self.project, self.name) for name in point}
         started = init(
             self.project,

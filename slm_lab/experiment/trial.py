@@ -1,4 +1,4 @@
-"""Trial: several sessions of one spec, their score and its spread."""
+"""Trial: train the sessions of one spec, then compute the score and its spread."""
 
 import math
 import os
@@ -31,16 +31,16 @@ from slm_lab.results.run import NoResultsError, Run, read_run
 from slm_lab.spec.schema import Spec
 
 PLOT_SECONDS = 60.0
-# who stops a run may have told its sessions a moment before
+# whoever stops a run may have signalled its sessions a moment earlier
 STOP_GRACE_SECONDS = 2.0
-# A batch system says SIGTERM and gives a few seconds, and so does a terminal that closes: graphs and the report are
-# left to the run that goes on.
+# Exit codes for stops that leave only a few seconds, by a batch system or a terminal that closes: graphs and report are
+# left to the run when it resumes.
 HURRIED = (128 + signal.SIGTERM, 128 + SIGHUP)
 
 
 @dataclass(frozen=True)
-class Here:
-    """What keeps a trial in this process, one session after the other: objects that others do not have."""
+class InProcess:
+    """Objects that exist only in this process, so that the sessions train in it, one after the other."""
 
     callbacks: Sequence[Callback] = ()
 
@@ -55,7 +55,7 @@ class TrialResult:
     failures: dict[int, str]
     stop_code: int
     curve: Path
-    # None where no session has a result with a row
+    # None if no session has a result with a row
     conclusion: Conclusion | None = None
 
     @property
@@ -99,21 +99,22 @@ class Trial:
     """Runs the sessions of a spec, and concludes the trial once they have ended."""
 
     def __init__(
-        self, spec: Spec, folder: RunFolder, options: Options, trial: int = 0, here: Here | None = None
+        self, spec: Spec, folder: RunFolder, options: Options, trial: int = 0, in_process: InProcess | None = None
     ) -> None:
         self.spec = spec
-        # as it was named, for those who read it; an env may change the working folder
+        # the path as the user gave it, for messages; the absolute one holds if an env changes the working folder
         self.named = folder
         self.folder = RunFolder(folder.path.absolute(), folder.name)
         self.options = options
         self.trial = trial
-        self.here = here
-        # what callbacks begin every session with
-        self.initial = [copy_callback_state(callback) for callback in here.callbacks] if here is not None else []
+        self.in_process = in_process
+        self.callbacks = () if in_process is None else in_process.callbacks
+        # every session begins with this state of the callbacks
+        self.initial = [copy_callback_state(callback) for callback in self.callbacks]
         self.last_plot = time.monotonic()
 
     def run(self) -> TrialResult:
-        """Train every session; a failed one makes the result partial, it never vanishes from it."""
+        """Train every session; failed ones are listed in the result."""
         with log_to(self.folder.log_file(self.trial), self.options.log_level):
             return self._run()
 
@@ -126,7 +127,7 @@ class Trial:
             f"{self.spec.env.num_envs} env(s), seed {self.spec.meta.seed}"
         )
         with StopSignal() as stop, self._show(num_session) as view:
-            if self.here is not None or (num_session == 1 and self.options.ray_address is None):
+            if self.in_process is not None or (num_session == 1 and self.options.ray_address is None):
                 ends = []
                 for session in range(num_session):
                     if not stop():
@@ -166,8 +167,7 @@ class Trial:
         here = Path.cwd()
         try:
             with no_exit(), end_hangs(stop, stop, on_hang):
-                callbacks = () if self.here is None else self.here.callbacks
-                for callback, state in zip(callbacks, self.initial, strict=True):
+                for callback, state in zip(self.callbacks, self.initial, strict=True):
                     callback.load_state_dict(deepcopy(state))
                 session = Session(
                     self.spec,
@@ -177,7 +177,7 @@ class Trial:
                     on_progress,
                     stop,
                     self.options,
-                    callbacks=callbacks,
+                    callbacks=self.callbacks,
                 )
                 return SessionEnd(index, session.run())
         except (Exception, SystemExit) as error:
@@ -196,7 +196,7 @@ class Trial:
             self.trial,
             0,
             replace(self.options, render=False),
-            # what matters reaches the console; the rest is in the session's own log
+            # only warnings reach the console; the rest is in the log of each session
             "WARNING" if self.options.log_level == "INFO" else self.options.log_level,
             meta.num_threads,
         )
@@ -206,7 +206,7 @@ class Trial:
             view.update,
             stop,
             self._update_curve,
-            # when it happens, not when all others have ended
+            # at once, instead of when all sessions have ended
             lambda end: tell_failure(end, stop),
         )
 
@@ -218,7 +218,7 @@ class Trial:
         run = self._read_run({result.session for result in results})
         conclusion = None
         if run is not None:
-            # a run that is asked to stop has seconds for it
+            # a run that was asked to stop has no time to measure it
             random_return = find_random_return(self.spec, not stop_code, self.options.imports)
             num_session, is_drawn = self.spec.meta.max_session, stop_code not in HURRIED
             conclusion = conclude(
@@ -252,7 +252,7 @@ class Trial:
         return f"{self.spec.agent.name} on {self.spec.env.name}"
 
     def _update_curve(self) -> None:
-        """The trial's curve so far, now and then; the sessions' own are drawn at the end."""
+        """Draw the curve of the trial from time to time; those of sessions are drawn at the end."""
         if time.monotonic() - self.last_plot > PLOT_SECONDS:
             update_curve(self.folder, self.trial)
             self.last_plot = time.monotonic()
@@ -270,7 +270,7 @@ def find_done_sessions(spec: Spec, folder: RunFolder) -> dict[int, SessionResult
         if file is None or not file.is_done:
             continue
         frame, ended_early = file.frame or 0, bool(file.ended_early)
-        # one that has grown since is done no more, unless its condition had stopped it
+        # a session of a run that has grown is not done, unless meta.stop ended it
         if frame >= spec.env.max_frame or (ended_early and spec.meta.stop is not None):
             returns = list(file.final_eval or ())
             results[session] = SessionResult(session, True, frame, dict(file.phases or {}), returns, ended_early)
@@ -296,18 +296,18 @@ def read_complete(spec: Spec, folder: RunFolder) -> TrialResult | None:
 
 
 def is_failure(end: SessionEnd, stop: StopSignal) -> bool:
-    """Whether a session has no result for another reason than the wish to stop, which may come a moment after."""
+    """Whether a session has no result for another reason than a request to stop, which may come a moment later."""
     return end.result is None and not (end.is_stopped and stop.since < end.ended + STOP_GRACE_SECONDS)
 
 
 def tell_failure(end: SessionEnd, stop: StopSignal) -> None:
-    """Log why a session failed; a mistake in the input is raised, and so told anyway."""
+    """Log why a session failed, unless by a mistake in the input, which is raised as an error."""
     if is_failure(end, stop) and end.reason != "input":
         logger.error(f"Session {end.session} failed: {end.error}")
 
 
 def find_random_return(spec: Spec, may_measure: bool, imports: tuple[str, ...] = ()) -> float:
-    """The mean return of random play in a spec's env; 0 where it is not known and cannot be measured."""
+    """The mean return of random play in a spec's env; 0 if it is unknown and cannot be measured."""
     env = spec.env
     settings = build_settings(env, (0,), device=str(pick_device(spec.meta.device, 0)), imports=imports)
     key = baseline_key(env.name, settings.kwargs, env.max_t, [wrapper.model_dump() for wrapper in env.wrappers])

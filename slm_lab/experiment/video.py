@@ -1,4 +1,4 @@
-"""Videos of episodes: streamed to an encoder, checked, and whole or not there."""
+"""Videos of episodes: pictures are streamed to an encoder, and a file appears only if it is complete."""
 
 import subprocess
 import tempfile
@@ -15,7 +15,7 @@ from slm_lab.lib.array import Array
 from slm_lab.lib.errors import VideoError
 from slm_lab.lib.io import move_into_place, temporary_name
 
-# browsers play H.264 in yuv420p; with faststart they begin before the file has come whole
+# browsers play H.264 in yuv420p; with faststart they can begin before the download is complete
 MP4 = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart", "-f", "mp4")
 # a palette for each picture: one for all of them would need them all in memory
 GIF = (
@@ -25,13 +25,13 @@ GIF = (
     "gif",
 )
 ENCODERS = {".mp4": MP4, ".gif": GIF}
-# a GIF counts in hundredths of a second, and viewers slow down what is shown for less than two
+# GIFs count in hundredths of a second, and viewers slow down frames shorter than two
 MAX_GIF_FPS = 50.0
 ENCODER_SECONDS = 600.0
 
 
 def check_video_path(path: Path) -> None:
-    """Refuse a file that no encoder can write, before anything is played for it."""
+    """Refuse a file that no encoder can write, before anything is played."""
     if path.suffix.lower() not in ENCODERS:
         raise VideoError(f"video '{path}': a name ending in {' or '.join(ENCODERS)} expected")
     if path.is_dir():
@@ -40,9 +40,9 @@ def check_video_path(path: Path) -> None:
 
 @contextmanager
 def write_video(path: Path, fps: float) -> Iterator["VideoWriter"]:
-    """Takes pictures one by one; the file appears when all are in, and not at all if something fails before."""
+    """Yield a writer that takes pictures one by one; the file appears at the end, and only without errors."""
     check_video_path(path)
-    # a file and no pipe, which a talkative encoder could fill
+    # a file, because many messages could fill a pipe
     with tempfile.TemporaryFile() as messages:
         video = VideoWriter(path, fps, messages)
         try:
@@ -54,7 +54,7 @@ def write_video(path: Path, fps: float) -> Iterator["VideoWriter"]:
 
 
 class VideoWriter:
-    """The encoder of one video; `write_video` makes it."""
+    """The encoder of one video; use `write_video`."""
 
     def __init__(self, path: Path, fps: float, messages: IO[bytes]) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class VideoWriter:
         self.temporary = temporary_name(path)
         self.num_frame = 0
         self.shape: tuple[int, ...] = ()
-        # whether every picture so far has one colour all over
+        # whether every picture so far has a single colour
         self.is_blank = True
         self.is_discarded = False
         self.process: subprocess.Popen[bytes] | None = None
@@ -77,7 +77,7 @@ class VideoWriter:
             raise VideoError(f"{self.path}: the pictures change their shape from {self.shape} to {frame.shape}")
         if self.is_blank:
             self.is_blank = bool((frame == frame[0, 0]).all())
-        # yuv420p shares colours between pairs of pixels, so a row or column that has no partner is doubled
+        # yuv420p stores colours for pairs of pixels, so an odd last row or column is doubled
         height, width = frame.shape[:2]
         if height % 2 or width % 2:
             frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
@@ -89,7 +89,7 @@ class VideoWriter:
         self.num_frame += 1
 
     def discard(self) -> None:
-        """Stop the encoder and leave nothing behind; a file that is in its place stays."""
+        """Stop the encoder and delete the temporary file; a finished video stays."""
         self.is_discarded = True
         if self.process is not None:
             self.process.kill()
@@ -97,12 +97,12 @@ class VideoWriter:
             assert self.process.stdin is not None
             with suppress(BrokenPipeError):
                 self.process.stdin.close()
-        # there is none where it could not even be made
+        # it may not have been created
         with suppress(FileNotFoundError, NotADirectoryError):
             self.temporary.unlink()
 
     def finish(self) -> None:
-        """Let the encoder end, look at what came of it, and give the file its name."""
+        """Wait for the encoder, check its result, and move the file into place."""
         if self.process is None:
             raise VideoError(f"{self.path}: there is no picture to write")
         if self.is_blank:
@@ -128,7 +128,7 @@ class VideoWriter:
         encoder = ENCODERS[self.path.suffix.lower()]
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # tells a folder that cannot be written to better than the encoder would
+            # gives a better error than the encoder if the folder cannot be written to
             self.temporary.touch(exist_ok=False)
         except OSError as error:
             raise VideoError(f"{self.path} cannot be written: {error.strerror}") from None
@@ -142,7 +142,7 @@ class VideoWriter:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self.messages,
-            # a group of its own, so that Ctrl-C reaches only the lab, which ends it
+            # in its own process group: Ctrl-C reaches only the lab, which stops the encoder
             start_new_session=True,
         )
 

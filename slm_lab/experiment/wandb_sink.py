@@ -1,4 +1,4 @@
-"""Rows to Weights & Biases; loaded only where a spec asks for it, because its package is optional."""
+"""Rows to Weights & Biases; imported only if a spec asks for it, because its package is optional."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from slm_lab.results.folder import RunFolder
 from slm_lab.spec.loading import dump_spec
 from slm_lab.spec.schema import Spec
 
-# a process that ends waits for a start that hangs
+# a process that ends waits for a start that hangs, at most this long
 INIT_SECONDS = 15.0
 # W&B refuses longer ones
 MAX_TAG = 64
@@ -27,7 +27,7 @@ class WandbSink(ThreadSink):
         super().__init__()
         group = folder.path.resolve().name
         self.arguments: dict[str, Any] = {
-            # W&B reads its variables by itself; an argument would overrule them
+            # W&B reads its variables itself, but an argument would override this one
             "project": os.environ.get("WANDB_PROJECT") or PROJECT,
             "id": calc_run_id(group, trial, session, spec.meta.seed),
             "resume": "allow",
@@ -36,7 +36,7 @@ class WandbSink(ThreadSink):
             "name": f"t{trial}/s{session}",
             "tags": [tag[:MAX_TAG] for tag in (spec.env.name, spec.agent.algorithm.name)],
             "config": dump_spec(spec)[spec.name],
-            # a run of the user's own, in the same process, is left alone
+            # leaves another W&B run of the user in this process alone
             "reinit": "create_new",
         }
         self.remedy = f"; `wandb sync` sends what is in {self.arguments['dir'] / 'wandb'}"
@@ -45,7 +45,7 @@ class WandbSink(ThreadSink):
         run = self._start()
         run.define_metric("frame")
         run.define_metric("*", step_metric="frame")
-        # rows between the checkpoint and the end of the process before are there already
+        # rows after the checkpoint were sent before the session was interrupted
         known = run.summary.get("frame", -1) if run.resumed else -1
         for frame, row in rows:
             # an evaluation comes after the training row of its frame, so it may be missing there
@@ -55,10 +55,10 @@ class WandbSink(ThreadSink):
 
     def _start(self) -> Any:
         settings = Settings(
-            # lines of W&B would tear the live view, and output captured by W&B would be kept twice
+            # lines of W&B would garble the live view, and captured output would be stored twice
             silent=True,
             console="off",
-            # sessions that start together would fight for the same links
+            # sessions that start together would compete for the same links
             symlink=False,
             init_timeout=INIT_SECONDS,
             finish_timeout=CLOSE_SECONDS,

@@ -1,8 +1,7 @@
-"""Weights that the published SLM-Lab saved, put into the nets of this lab.
+"""Load weights of the published SLM-Lab into the nets of this lab.
 
-It wrote one file per net, with layers named after the parts of its nets. The layers of a body come in the same order
-there and here, so they are matched in that order, and every one is compared: its tensors, their shapes, and how many
-layers without weights lie between it and the one before.
+It wrote one file per net, with other names of layers. The layers of a body have the same order in both labs, so they
+are matched by order. Each is checked: its tensors, their shapes, and the number of layers without weights before it.
 """
 
 from collections.abc import Mapping
@@ -33,24 +32,24 @@ _TAILS = ("tails", "model_tails", "model_tail", "v", "adv")
 # the net that acts
 _POLICY = "net"
 _OUR_NAMES = {"step": "num_batches_tracked"}
-# steps over which statistics of observations are gathered, which the published lab did not save
+# steps to gather statistics of observations, which the published lab did not save
 NUM_WARMUP = 10_000
 
 
 class MismatchError(Exception):
-    """Weights that are not those of a net."""
+    """Weights that do not fit a net."""
 
 
 class PublishedAgent:
-    """The nets of one session, as they were when they scored best or as they were at the end."""
+    """The nets of one session, at their best score or at the end."""
 
     def __init__(self, folder: RunFolder, trial: int, session: int) -> None:
-        # the file of the net that acts; those of the other nets lie beside it
+        # of the net that acts; the files of other nets are beside it
         self.path = _choose_file(folder, trial, session)
         self.policy = load_weights(self.path)
 
     def fit_spec(self, spec: Spec) -> Spec:
-        """The spec as the published lab carried it out: it left out a `log_std_init` that its net had no place for."""
+        """The spec as the published lab used it: it ignored `log_std_init` for nets without a `log_std`."""
         net = spec.agent.net
         if net.log_std_init is None or "log_std" in self.policy:
             return spec
@@ -58,7 +57,7 @@ class PublishedAgent:
         return spec.model_copy(update={"agent": spec.agent.model_copy(update={"net": fitted})})
 
     def load_into(self, agent: Agent, env: VecEnv) -> None:
-        """Give an agent the weights. Only the net that acts must fit; what the others lack is not needed to play."""
+        """Load the weights into an agent. Only the net that acts must fit; the others are not needed to play."""
         for name, net in _find_nets(agent.algorithm.modules).items():
             path = self.path.with_name(self.path.name.removesuffix("_net_model.pt") + f"_{name}_model.pt")
             try:
@@ -83,17 +82,17 @@ class PublishedAgent:
 
 
 def _choose_file(folder: RunFolder, trial: int, session: int) -> Path:
-    """The better of the two that were saved, by the row of the table where each was.
+    """The file of the best or of the last weights, whichever has the higher return in the table.
 
-    The best was kept by a mean over up to 100 rows. In a short run that is the first row, of an agent that had learned
-    nothing.
+    The best weights were chosen by a mean over up to 100 rows. In a short run this can be the first row, of an
+    untrained agent.
     """
     best = folder.find_model(trial, session, "best")
     last = best.with_name(best.name.replace("_ckpt-best", ""))
     try:
         table = read_table(folder.table_file(trial, session, "train"))
         reward, mean = table["total_reward"], table["total_reward_ma"]
-        # it was kept again at every row that was at least as good
+        # saved at every row that was at least as good as all before
         row = int(np.flatnonzero(mean >= np.fmax.accumulate(mean))[-1])
     except (OSError, ValueError, LookupError):
         return best
@@ -107,7 +106,7 @@ def _choose_file(folder: RunFolder, trial: int, session: int) -> Path:
 
 
 class _RepeatedBody(RecurrentBody):
-    """A recurrent body as the published lab ran it: one observation, `seq_len` times over, and no memory of others."""
+    """A recurrent body as the published lab ran it: each observation `seq_len` times, without memory of others."""
 
     def __init__(self, inner: RecurrentBody) -> None:
         super().__init__()
@@ -125,7 +124,7 @@ class _RepeatedBody(RecurrentBody):
 
 
 def _find_nets(modules: Mapping[str, nn.Module]) -> dict[str, OutputNet | ActionValueNet]:
-    """The nets of an algorithm by the names that the published lab saved them under."""
+    """The nets of an algorithm by their names in the published lab."""
     nets: dict[str, nn.Module | None] = {_POLICY: modules.get("net", modules.get("actor"))}
     nets["target_net"] = modules.get("target_net")
     if isinstance(both := nets[_POLICY], ActorCriticNet):
@@ -143,7 +142,7 @@ def _find_shared_critic(modules: Mapping[str, nn.Module]) -> nn.Linear | None:
 
 
 def _load_net(net: OutputNet | ActionValueNet, weights: Weights, value_head: nn.Linear | None = None) -> None:
-    """Fill a net, and the head of values on the same body; nothing is changed unless all of it fits."""
+    """Load weights into a net, and into a value head on the same body; changes nothing unless all of them fit."""
     parts = {name: name.partition(".")[0] for name in weights}
     if unknown := [name for name, part in parts.items() if part not in (*_BODIES, *_TAILS, "log_std")]:
         raise MismatchError(f"'{printable(unknown[0])}' is no part of a net that is known")
@@ -154,7 +153,7 @@ def _load_net(net: OutputNet | ActionValueNet, weights: Weights, value_head: nn.
         *tails, value = tails or [{}]
         states.append((value_head, _join([value], value_head)))
     if isinstance(net.head, DuelingHead):
-        # the value, then the advantages; some versions saved them under two names each
+        # the value, then the advantages; some versions saved each under two names
         tails = sorted({layer["bias"].numel(): layer for layer in tails}.values(), key=lambda layer: len(layer["bias"]))
     head = net.linear if isinstance(net, OutputNet) else net.head
     if not isinstance(head, nn.Linear):
@@ -178,7 +177,7 @@ def _group(weights: Weights, wanted: tuple[str, ...] | None, parts: Mapping[str,
 
 
 def _match(theirs: Layers, ours: Layers) -> dict[str, Tensor]:
-    """The state of our body, made of their layers."""
+    """The state of our body from the layers of the published one."""
     if len(theirs) != len(ours):
         raise MismatchError(f"the body has {len(theirs)} layers with weights, {len(ours)} are needed")
     for (there, given), (here, needed) in zip(theirs.items(), ours.items(), strict=True):
@@ -187,7 +186,7 @@ def _match(theirs: Layers, ours: Layers) -> dict[str, Tensor]:
                 f"layer {printable(there)} has {_show(_shapes(given))}, {here} needs {_show(_shapes(needed))}"
             )
     for pair, own_pair in zip(pairwise(theirs), pairwise(ours), strict=True):
-        # between two parts, such as convolutions and what follows them, there is nothing to count
+        # between two parts, such as convolutions and dense layers, there is nothing to count
         if (step := _count_steps(*pair)) is not None and step != _count_steps(*own_pair):
             raise MismatchError(f"other layers lie between {printable(pair[0])} and {printable(pair[1])}")
     return {
@@ -198,7 +197,7 @@ def _match(theirs: Layers, ours: Layers) -> dict[str, Tensor]:
 
 
 def _count_steps(first: str, second: str) -> int | None:
-    """How many layers one is behind another of the same sequence; None where they are in two."""
+    """The distance of two layers in a sequence; None if they are in different ones."""
     (one, _, start), (two, _, end) = first.rpartition("."), second.rpartition(".")
     return int(end) - int(start) if one == two and start.isdigit() and end.isdigit() else None
 
@@ -208,7 +207,7 @@ def _show(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _join(tails: list[dict[str, Tensor]], head: nn.Linear) -> dict[str, Tensor]:
-    """The output layers side by side as one."""
+    """The output layers concatenated into one head."""
     try:
         joined = {leaf: torch.cat([tail[leaf] for tail in tails]) for leaf in ("weight", "bias")}
     except (KeyError, RuntimeError, ValueError):
@@ -224,7 +223,7 @@ def _shapes(layer: Weights) -> dict[str, tuple[int, ...]]:
 
 
 def _gather_statistics(agent: Agent, env: VecEnv) -> None:
-    """Play on, and let the normaliser see what the policy sees."""
+    """Play some steps, and update the normaliser with the observations."""
     assert agent.encode.stats is not None
     obs = env.reset()
     carry = agent.init_carry(env.num_envs)

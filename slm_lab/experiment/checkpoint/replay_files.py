@@ -1,4 +1,4 @@
-"""The rows of a replay on disk: a checkpoint writes what is new, not the whole memory again."""
+"""The rows of a replay on disk: a checkpoint writes only new rows."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,16 @@ from slm_lab.lib.data import State
 from slm_lab.lib.errors import CheckpointError
 from slm_lab.results.folder import STATE_SUFFIX, replay_file
 
-# written in one go: about a tenth of a second
+# a file takes about a tenth of a second to write
 CHUNK_BYTES = 8_000_000
 Chunk = tuple[int, int]
 
 
 class ReplayFiles:
-    """Files of consecutive rows, each whole and hashed.
+    """Files of consecutive rows, each with its hash.
 
-    Rows never change once written, so a file is written once, but for the last one, which a later checkpoint replaces
-    by a longer one under another name. Files that neither the last nor the previous checkpoint needs are deleted.
+    Rows never change, so a full file is written once. The last file is not full yet: a later checkpoint replaces it by
+    a longer one under another name. Files that neither the last nor the previous checkpoint needs are deleted.
     """
 
     def __init__(self, prefix: Path, replay: Replay) -> None:
@@ -32,7 +32,7 @@ class ReplayFiles:
         return replay_file(self.prefix, *chunk)
 
     def _write(self, end: int) -> None:
-        """One more file, up to row `end`; the last one is written again if it was not full."""
+        """Write one more file, up to row `end` at most; it includes the rows of the last file if that is not full."""
         start = self.chunks[-1][1] if self.chunks else 0
         if self.chunks and self.chunks[-1][1] - self.chunks[-1][0] < self.num_row:
             start = self.chunks.pop()[0]
@@ -43,26 +43,26 @@ class ReplayFiles:
         self.chunks.append(chunk)
 
     def _end(self) -> int:
-        """The row after the last of a full file."""
+        """The end of the last full file."""
         if not self.chunks:
             return 0
         start, end = self.chunks[-1]
         return end if end - start >= self.num_row else start
 
     def flush(self) -> None:
-        """Write a file that has become full, so that no checkpoint has many to write."""
+        """Write a file once it is full, so that checkpoints have little to write."""
         if self.replay.head - self._end() >= self.num_row:
             self._write(self.replay.head)
 
     def save(self) -> list[list[int]]:
-        """Write what is not on disk yet; which files hold the memory now."""
+        """Write rows that are not on disk yet; returns the list of files for the checkpoint."""
         self.chunks = [chunk for chunk in self.chunks if chunk[1] > self.replay.held_first]
         while self.replay.head > (self.chunks[-1][1] if self.chunks else self.replay.held_first):
             self._write(self.replay.head)
         return [list(chunk) for chunk in self.chunks]
 
     def clean(self) -> None:
-        """Delete what the last two checkpoints do not need; call when the last one is safe."""
+        """Delete files that the last two checkpoints do not need; call after the last one is written."""
         needed = {self._file(chunk) for chunk in (*self.chunks, *self.previous)}
         for path in self.prefix.parent.glob(f"{self.prefix.name}_*-*{STATE_SUFFIX}"):
             if path not in needed:
@@ -70,7 +70,7 @@ class ReplayFiles:
         self.previous = list(self.chunks)
 
     def load(self, chunks: Any) -> None:
-        """Read the memory back."""
+        """Read the rows into the memory."""
         self.chunks = parse_chunks(chunks)
         for chunk in self.chunks:
             rows = load_rows(self._file(chunk))
@@ -80,7 +80,7 @@ class ReplayFiles:
 
 
 def parse_chunks(value: Any) -> list[Chunk]:
-    """The files of a replay that a checkpoint lists; what it lists may be anyone's."""
+    """The files of a replay that a checkpoint lists; the checkpoint may be forged, so check them."""
     chunks = [(int(start), int(end)) for start, end in value]
     if not all(0 <= start < end for start, end in chunks):
         raise ValueError("rows of a replay that end before they begin")

@@ -1,4 +1,4 @@
-"""States on disk: tensors as safetensors and all else as JSON beside them, hashed; reading one runs nothing in it."""
+"""States on disk: safetensors with JSON for everything else, and a hash; reading one executes nothing in it."""
 
 import hashlib
 import json
@@ -24,11 +24,11 @@ from slm_lab.lib.unit import format_size
 from slm_lab.results.folder import previous_file
 from slm_lab.spec.reader import printable
 
-# where a file has its hash and its JSON, under one key: safetensors writes several in no fixed order
+# a single key for hash and JSON, because safetensors writes several in no fixed order
 KEY = "slm_lab"
-# what stands in the JSON for what JSON has not: a tensor or an array by name, a dict by its items
+# marks in the JSON for types that JSON lacks: tensors and arrays by name, dicts with other keys by their items
 _TENSOR, _ARRAY, _ITEMS = "$tensor", "$array", "$items"
-# of the JSON: a text takes many times its size once it is read
+# longest JSON: parsed, it takes many times its size in memory
 MAX_TEXT = 10_000_000
 DTYPES = frozenset(
     {
@@ -54,10 +54,10 @@ DTYPES = frozenset(
 
 
 def save_state(path: Path, state: State, keep_previous: bool = False) -> None:
-    """Write a state; the one before stays under another name until the next call, if asked."""
+    """Write a state; with `keep_previous` the old file is kept under another name until the next call."""
     data = encode_state(state)
     if not path.parent.is_dir():
-        # making it again would leave a folder that is no run
+        # creating it would leave a folder that is not a run
         raise StorageError(f"{path.parent}: is gone; was the run removed or moved while it trained?")
     write_bytes(path, data, previous_file(path) if keep_previous else None)
 
@@ -70,7 +70,7 @@ def encode_state(state: State) -> bytes:
     except RecursionError:
         raise TypeError("a state is nested too deep, or contains itself") from None
     except ValueError as error:
-        # a whole number of thousands of digits
+        # an integer with thousands of digits
         raise TypeError(f"a state cannot be written: {error}") from None
     if len(text) > MAX_TEXT:
         raise TypeError(f"a state cannot hold {len(text):,} bytes beside its tensors; the most is {MAX_TEXT:,}")
@@ -87,7 +87,7 @@ def encode_state(state: State) -> bytes:
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON; its tensors are put aside, under names that say where they were."""
+    """A value as JSON; its tensors are collected in `tensors`, under names that say where they belong."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray):
@@ -110,7 +110,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 def _put(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
     name = path.encode("ascii", "backslashreplace").decode()
-    # keys may hold dots, so that two places read the same
+    # keys may contain dots, so two paths can have the same name
     while name in tensors or name == "__metadata__":
         name += "'"
     tensors[name] = tensor
@@ -122,7 +122,7 @@ def _to_tensor(array: np.ndarray[Any, Any], path: str) -> Tensor:
         raise TypeError(f"a state cannot hold a masked array ({path})")
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     try:
-        # numpy gives a single number a dimension here, which would not come back as it was
+        # ascontiguousarray gives a scalar a dimension; reshape removes it
         tensor = torch.from_numpy(np.ascontiguousarray(native).reshape(array.shape))
     except TypeError:
         raise TypeError(f"a state cannot hold an array of {array.dtype} ({path})") from None
@@ -130,7 +130,7 @@ def _to_tensor(array: np.ndarray[Any, Any], path: str) -> Tensor:
 
 
 def _to_plain(tensor: Tensor, path: str) -> Tensor:
-    """A tensor whose memory holds what is written; it is the one given wherever that can be."""
+    """A plain, contiguous tensor on the CPU; the given one itself if possible."""
     is_plain = tensor.layout is torch.strided and not (tensor.is_meta or is_lazy(tensor) or tensor.is_nested)
     if not is_plain or tensor.dtype not in DTYPES:
         raise TypeError(f"a state cannot hold a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout} ({path})")
@@ -146,7 +146,7 @@ def _to_plain(tensor: Tensor, path: str) -> Tensor:
 
 
 def hash_content(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """The hash of a state: every bit of its JSON and of its tensors counts, with their names, types and shapes."""
+    """The hash of a state, over its JSON and the names, types, shapes and bits of its tensors."""
     digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
@@ -169,7 +169,7 @@ def load_state(path: Path) -> State:
             )
         with safe_open(path, framework="pt") as archive:
             expected, _, text = (archive.metadata() or {}).get(KEY, "").partition(" ")
-            # not in memory yet: pages of the file
+            # mapped, not read into memory yet
             tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
             if not text or expected != hash_content(text, tensors):
                 raise CheckpointError(f"{path}: damaged or not a checkpoint of this lab (its hash does not match)")
@@ -185,7 +185,7 @@ def load_state(path: Path) -> State:
 
 
 def _read(path: Path, text: str, tensors: Mapping[str, Tensor]) -> State:
-    """The state of a file whose hash matches, which anyone can write."""
+    """The state of a file whose hash matches, which does not mean that it can be trusted."""
     if len(text) > MAX_TEXT:
         raise CheckpointError(f"{path}: refused (it has {len(text):,} bytes beside its tensors)")
     try:
@@ -213,23 +213,22 @@ def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 @contextmanager
 def content_errors(path: Path, problem: str = "what it holds does not fit together") -> Iterator[None]:
-    """Turn what the contents of a state make fail into one line: a hash is no signature, they may be anyone's."""
+    """Report errors that the contents of a state cause in one line: a hash is no signature, they may be forged."""
     try:
         yield
     except (LabError, torch.OutOfMemoryError):
         raise
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        # an own env or algorithm may have failed, whose place is of interest
-        # as text: the logger itself would show the values of variables
+        # The user's env or algorithm may have failed, so log where. As text: the logger would show values of variables.
         logger.debug(f"{path} could not be taken\n{traceback.format_exc()}")
         reason = (str(error).splitlines() or [""])[0]
         raise CheckpointError(f"{path}: {problem} ({type(error).__name__}: {printable(reason, limit=1000)})") from None
 
 
 def load_latest(path: Path, finish: Callable[[State], None] = lambda _: None) -> tuple[State | None, list[str]]:
-    """The last good state, or None if there is none yet, and what was wrong with those passed over.
+    """The last good state, or None if there is none yet, and the problems of damaged ones.
 
-    `finish` reads what belongs to a state and lies in other files; it may find that they are damaged.
+    `finish` reads other files that belong to a state, and may find that they are damaged.
     """
     problems: list[str] = []
     for candidate in (path, previous_file(path)):
@@ -242,7 +241,7 @@ def load_latest(path: Path, finish: Callable[[State], None] = lambda _: None) ->
                 problems.append(str(error))
                 continue
             if candidate != path and path.exists():
-                # the next save would put it in the place of the good one
+                # otherwise the next save would replace the good state by this one
                 os.replace(path, path.with_name(f"{path.name}.damaged"))
             return state, problems
     if problems:
@@ -253,7 +252,7 @@ def load_latest(path: Path, finish: Callable[[State], None] = lambda _: None) ->
 
 
 def copy_state(value: Any, old: Any = None) -> Any:
-    """A copy that training does not change; tensors of an older copy are written over."""
+    """A copy that training does not change; reuses the tensors of an older copy."""
     if isinstance(value, torch.Tensor):
         return value.clone() if old is None else old.copy_(value)
     if isinstance(value, dict):
@@ -262,7 +261,7 @@ def copy_state(value: Any, old: Any = None) -> Any:
 
 
 def check_form(value: Any, like: Any, name: str) -> None:
-    """Refuse saved tensors that have not the names, shapes and types of others; what else a net keeps is its own."""
+    """Refuse saved tensors whose names, shapes or types differ from those of `like`; other values may differ."""
     if isinstance(like, dict):
         if not isinstance(value, dict) or value.keys() != like.keys():
             raise ValueError(f"{name} has other parts than that of this run")

@@ -16,10 +16,10 @@ from slm_lab.lib.errors import CheckpointError, UnreadableError
 from slm_lab.lib.io import read_bytes
 from slm_lab.spec.reader import printable
 
-# Of all that torch's loader would call, what weights are made of: others take memory without holding any.
+# functions and classes of weights; others that torch's loader allows can take memory that the file does not fill
 _KNOWN = re.compile(r"torch\._utils _rebuild_tensor_v2|collections OrderedDict|torch \w+Storage")
 _NAMES = ("GLOBAL", "STACK_GLOBAL", "INST")
-# of the largest net there are a few thousand; tuples in tuples would end the process
+# The largest net has a few thousand; too many nested tuples would crash the process.
 MAX_OPCODES = 20_000
 
 
@@ -42,7 +42,7 @@ def load_old_model(path: Path) -> State:
 
 
 def _load(path: Path) -> Any:
-    """What torch's safe loader makes of a file that asks for no more memory than it has bytes; nothing in it is run."""
+    """Load with torch's safe loader, after a check that the file asks for no more memory than it has bytes."""
     try:
         data = read_bytes(path)
         _check(data)
@@ -52,7 +52,7 @@ def _load(path: Path) -> Any:
     except UnreadableError as error:
         raise CheckpointError(str(error)) from None
     except pickle.UnpicklingError as error:
-        # torch goes on to say how to trust the file
+        # only the first line: the others say how to trust the file
         raise CheckpointError(f"{path}: refused ({printable(str(error).splitlines()[0], limit=100)})") from None
     except (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError) as error:
         raise CheckpointError(f"{path}: refused (it does not fit together: {type(error).__name__})") from None
@@ -80,7 +80,7 @@ def _check_document(document: bytes) -> None:
 
 
 def _decode(value: Any) -> Any:
-    """Arrays were kept as tensors, under a name of their own."""
+    """Restore arrays, which were saved as tensors under a special key."""
     if not isinstance(value, dict):
         return value
     if isinstance(array := value.get("__array__"), Tensor):
