@@ -1,9 +1,9 @@
 """`slm-lab run FILE train` for an experiment file: what it prints at the end."""
 
-import shlex
 import sys
 
 from slm_lab.cli.columns import write_columns
+from slm_lab.cli.options import write_command
 from slm_lab.experiment.grid_run import GridResult
 from slm_lab.results import aggregate
 from slm_lab.results.comparison import HEAD, NUM_NAME
@@ -12,15 +12,14 @@ from slm_lab.results.comparison import HEAD, NUM_NAME
 def conclude(result: GridResult, source: str, imports: tuple[str, ...]) -> int:
     """Print the tables, the files and the next commands; returns the exit code."""
     out = sys.stdout
-    needed = [word for name in imports for word in ("--import", name)]
-    again = shlex.join(["slm-lab", "run", source, "train", *needed])
+    again = write_command("run", source, "train", imports=imports)
     out.write(f"\nTrained  {result.num_trained} sessions now, {result.num_before} before\n")
     if result.stop_code:
         out.write(f"Stopped and saved. Resume with:\n  {again}\n")
         return result.stop_code
     if result.files is not None:
         out.write("\n")
-        # the folder's name says no more than the label and the env
+        # without the name of the folder, which repeats label and env
         write_columns([HEAD[1:], *(row.cells[1:] for row in result.files.rows)], NUM_NAME - 1)
         aggregates = result.files.aggregates
         if aggregates is not None:

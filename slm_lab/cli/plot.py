@@ -75,13 +75,14 @@ def plot(
             sys.stderr.write(f"Note: {problem}\n")
         drawing = Drawing(column, x, band, smooth, legend, algorithms=tuple(run.label for run in found.values()))
         stems = name_figures(envs)
+        shown: dict[str, list[Run]] = {}
+        labels: dict[str, list[str]] = {}
+        for env in envs:
+            chosen = {place: run for place, run in found.items() if run.env_name == env}
+            shown[env] = list(chosen.values())
+            labels[env] = [names[places.index(place)] for place in chosen] if names else _name_apart(shown[env])
         for part in [envs] if grid else [[env] for env in envs]:
-            figures = {}
-            for env in part:
-                chosen = {place: run for place, run in found.items() if run.env_name == env}
-                shown = list(chosen.values())
-                labels = [names[places.index(place)] for place in chosen] if names else _name_apart(shown)
-                figures[env] = [to_drawn(run, label) for run, label in zip(shown, labels, strict=True)]
+            figures = {env: list(map(to_drawn, shown[env], labels[env])) for env in part}
             stem = stems[part[0]] if len(part) == 1 else "envs"
             prefix = output / (name_figure(title) if title else stem)
             pictures = [known for known in IMAGE_FORMATS if known in forms]
@@ -92,7 +93,9 @@ def plot(
                 raise LabError(f"{', '.join(part)}: none of the runs has a {what} to plot over {x}")
             if "html" in forms:
                 paths.append(prefix.with_name(f"{prefix.name}_multi_trial_graph_mean_returns_vs_frames.html"))
-                write_graph(shown, labels, title or env, paths[-1], legend)
+                # a page has one env: html and --grid exclude each other
+                (env,) = part
+                write_graph(shown[env], labels[env], title or env, paths[-1], legend)
             sys.stdout.writelines(f"{path}\n" for path in paths)
 
 
@@ -132,7 +135,7 @@ def _split(text: str) -> list[str]:
 
 
 def _name_apart(runs: list[Run]) -> list[str]:
-    """Distinct labels: the algorithms, or the names of the specs, or those of the folders."""
+    """Distinct labels: the algorithms, else the names of the specs, else those of the folders."""
     for names in ([run.label for run in runs], [run.name for run in runs]):
         if len(set(names)) == len(names):
             return names
