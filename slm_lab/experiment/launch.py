@@ -213,7 +213,7 @@ def resume(
     folder, saved = open_run_folder(where, options.data_dir, name)
     if folder.study_file.exists():
         raise RunFolderError(f"{folder.path} is a search; resume it with search@{folder.path}")
-    if not changes and here is None and (complete := read_complete(saved, folder)) is not None:
+    if not changes and in_process is None and (complete := read_complete(saved, folder)) is not None:
         longer = shlex.join(["slm-lab", "resume", str(folder.path), "-s", "env.max_frame=N"])
         logger.info(f"{folder.path} is complete, nothing is left to train; {longer} makes it longer")
         return complete
