@@ -29,6 +29,7 @@ from slm_lab.env.mask import MASK, count_choices, read_mask, sample_by_info
 from slm_lab.env.vec_env import ActionMap
 from slm_lab.env.watch import close_envs
 from slm_lab.lib.errors import EnvError, LabError
+from slm_lab.lib.secret import redact
 
 # where installed packages and Python's own modules are
 INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -171,7 +172,8 @@ def _call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except LabError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
+        # the env's own text may hold a token
+        reason = redact((str(error).splitlines() or [""])[0])
         text = f"raises {type(error).__name__}{f': {reason}' if reason else ''}{_find_line(error)}"
         if isinstance(error, TypeError) and "reset() got an unexpected keyword argument" in reason:
             text += "; gymnasium calls reset(self, *, seed=None, options=None)"

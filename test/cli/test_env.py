@@ -64,7 +64,7 @@ def test_mistakes_are_told_in_one_line(words: tuple[str, ...], message: str) -> 
         ("space = gym.spaces.Box(-1, 1, (0,))", 2, "has empty observations"),
         ("actions = gym.spaces.Box(-1, 1, (0,))", 2, "have no number to choose"),
         ("raise ValueError(token)", 1, "ValueError: [secret]"),
-        ("self.step = lambda action: open(token)", 1, "No such file or directory: '[secret]'"),
+        ("self.step = lambda action: open(token)", 2, "No such file or directory: '[secret]'"),
         ("import sys; sys.exit(0)", 2, "exits the process when it is made"),
         ("import sys; self.step = lambda action: sys.exit(0)", 2, "exits the process: SystemExit(0)"),
         ("import os; self.step = lambda action: os._exit(0)", 2, "exits the process: SystemExit(0)"),

@@ -66,7 +66,10 @@ def test_an_experiment_is_checked_run_by_run(call: Call) -> None:
     code, out, err = call("check", "grid.yaml")
     assert (code, out) == (2, "ppo_acrobot: valid\n")
     assert "grid.yaml: ppo_cartpol: no file and no shipped spec is called 'ppo_cartpol'; did you mean" in err
-    assert "grid.yaml: ppo_cartpole: -s agent.algorithm.gama=1: unknown key; did you mean 'gamma'?" in err
+    assert (
+        "grid.yaml: ppo_cartpole: experiment.specs[1].set.agent.algorithm.gama=1: unknown key; did you mean 'gamma'?"
+        in err
+    )
 
 
 def test_an_experiment_is_no_spec_to_show(call: Call) -> None:
