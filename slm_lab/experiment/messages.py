@@ -11,7 +11,7 @@ from slm_lab.results.metrics import SessionResult
 
 # a new row of the table, or a phase that takes long
 What = Literal["row", "starting", "compiling", "compiled"]
-# Why a session has no result. killed: the session or one of its env workers, perhaps by whoever stops the run; input: a
+# Why a session has no result. killed: the session or one of its env workers, perhaps by a stop of the run; input: a
 # mistake of the user; diverged: numbers were not finite, which may not happen with other values of the spec.
 Reason = Literal["failed", "killed", "not started", "input", "diverged"]
 

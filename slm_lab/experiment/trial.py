@@ -31,7 +31,7 @@ from slm_lab.results.run import NoResultsError, Run, read_run
 from slm_lab.spec.schema import Spec
 
 PLOT_SECONDS = 60.0
-# whoever stops a run may have signalled its sessions a moment earlier
+# when a run is stopped, its sessions may have got the signal a moment earlier
 STOP_GRACE_SECONDS = 2.0
 # Exit codes for stops that leave only a few seconds, by a batch system or a terminal that closes: graphs and report are
 # left to the run when it resumes.
